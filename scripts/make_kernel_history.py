@@ -1,15 +1,17 @@
 """Write onnxamp/_data/kernels/history.json: how ONNX Runtime's kernels differ from those of the newest release.
 
-    python scripts/make_kernel_history.py --dump DIR   add the registry of the installed onnxruntime to DIR
-    python scripts/make_kernel_history.py DIR          write the history of all releases in DIR
+    python scripts/make_kernel_history.py --unpack DIR   write the registries of all releases that are known into DIR
+    python scripts/make_kernel_history.py --dump DIR     add the registry of the installed onnxruntime to DIR
+    python scripts/make_kernel_history.py DIR            write the history of all releases in DIR
 
-Run the first once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the
-last patch of each release. DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads,
-with the newest IR version and opset that the release loads.
+Run the second once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the
+last patch of each release; or with the wheel onnxruntime, which has the same kernels for the CPU and none for CUDA.
+DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the newest IR version and
+opset that the release loads.
 
 The history goes backwards: under each provider, a release maps the ops that differ from the release after it to their
 rows at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the
-hash of the table that results (:func:`fingerprint`), by provider.
+hash of the table that results (:func:`fingerprint`), by provider; a release knows the providers that it names there.
 """
 
 import argparse
@@ -20,8 +22,12 @@ import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from make_kernel_tables import PROVIDERS, TABLES, UnreadableError, read_dumps, read_runtime, table
+from make_kernel_tables import PROVIDERS, ROOT, TABLES, UnreadableError, read_dumps, read_runtime, table
+
+if TYPE_CHECKING:
+    from onnxamp._target.kernels import Kernel
 
 # since, until, type parameter -> names of types
 Rows = list[tuple[int, int | None, Mapping[str, list[str]]]]
@@ -83,7 +89,7 @@ def history(releases: Mapping[str, Mapping[str, Mapping]]) -> str:
     ]  # fmt: skip
     parts = [f'{{"types":{_json(types)},\n"versions":{{\n', ",\n".join(versions), "}"]
     for name in sorted(PROVIDERS):
-        steps = pairwise(newest_first)
+        steps = pairwise(release for release in newest_first if name in tables[release])
         lines = [f"{_json(minor(old))}:{{\n" + ",\n".join(_changes(tables[new][name], tables[old][name], index)) + "}"
                  for new, old in steps]  # fmt: skip
         parts += [f',\n"{name}":{{\n', ",\n".join(lines), "}"]
@@ -111,9 +117,32 @@ def dump_installed(folder: Path) -> None:
     """Add the registry of the installed onnxruntime to a folder."""
     limits = json.loads(subprocess.run([sys.executable, "-c", ASK], capture_output=True, check=True).stdout)
     for name, dump in read_runtime().items():
-        path = folder / dump["onnxruntime"] / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**dump, **limits}), encoding="utf-8")
+        _write(folder, name, {**dump, **limits})
+
+
+def unpack(folder: Path) -> None:
+    """Write the registries of all known releases into a folder, with rows merged as in the tables."""
+    sys.path.insert(0, str(ROOT))
+    from onnxamp._target.kernels import kernel_table  # noqa: PLC0415
+    from onnxamp._target.versions import history as known  # noqa: PLC0415
+
+    for version, facts in known()["versions"].items():
+        for name in facts["sha256"]:
+            kernels = [_raw(op, row) for op, rows in kernel_table(f"{name}@{version}").items() for row in rows]
+            dump = {"onnxruntime": facts["release"], "provider": PROVIDERS[name], "kernels": kernels}
+            _write(folder, name, {**dump, "ir": facts["ir"], "opset": facts["opset"]})
+
+
+def _raw(op: str, row: "Kernel") -> dict:
+    domain, _, op_type = op.rpartition("::")
+    types = {param: sorted(names) for param, names in row.types.items()}
+    return {"domain": domain, "op": op_type, "since": row.since, "until": row.until, "types": types}
+
+
+def _write(folder: Path, name: str, dump: Mapping) -> None:
+    path = folder / dump["onnxruntime"] / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dump), encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -122,8 +151,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of dumps")
     parser.add_argument("--dump", action="store_true", help="add the registry of the installed onnxruntime to DIR")
     parser.add_argument("--to", type=Path, metavar="FILE", default=TABLES / "history.json", help="write FILE")
+    parser.add_argument("--unpack", action="store_true", help="write the registries of all known releases into DIR")
     options = parser.parse_args(argv)
     try:
+        if options.unpack:
+            unpack(options.folder)
+            return 0
         if options.dump:
             dump_installed(options.folder)
             return 0

@@ -1,7 +1,7 @@
 """Write onnxamp/_data/kernels/{cuda,cpu,webgpu}.json: the kernels of ONNX Runtime, with their opsets and types.
 
     python scripts/make_kernel_tables.py               read the registry of the installed onnxruntime
-    python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json
+    python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json, if there
     python scripts/make_kernel_tables.py --plugin webgpu    read that of a plugin provider, and write its table alone
 
 A raw dump holds one row per registration: {"domain", "op", "since", "until", "types"}. A table holds one
@@ -15,7 +15,8 @@ is not restricted. Rows are merged only where that changes nothing in what they 
 com.ms.internal.nhwc and com.microsoft.nchwc are dropped: ONNX Runtime's own optimizer writes them, so no
 model holds them.
 
-Nothing is written unless all of these tables could be made.
+The wheel onnxruntime registers no kernels for CUDA, and gives the table of the CPU alone. Nothing is written unless all
+tables of what was read could be made.
 """
 
 import argparse
@@ -110,10 +111,12 @@ def _json(value: object) -> str:
 
 
 def read_dumps(folder: Path) -> dict[str, dict]:
-    """Read the raw dumps of a folder."""
+    """Read the raw dumps of a folder: of the CPU, and of CUDA if there is one."""
     dumps = {}
     for name, provider in PROVIDERS.items():
         path = folder / f"{name}.json"
+        if name != "cpu" and not path.exists():
+            continue
         try:
             dumps[name] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -126,7 +129,7 @@ def read_dumps(folder: Path) -> dict[str, dict]:
 
 
 def read_runtime() -> dict[str, dict]:
-    """Read the registry of the installed onnxruntime.
+    """Read the registry of the installed onnxruntime: of the CPU, and of CUDA if it was built with that.
 
     In a child process, since the call brings the interpreter down where the library of a provider cannot be
     loaded.
@@ -140,10 +143,11 @@ def read_runtime() -> dict[str, dict]:
     dumps = {}
     for name, provider in PROVIDERS.items():
         kernels = [row for row in registry["kernels"] if row["provider"] == provider]
-        if not kernels:
-            message = f"The installed onnxruntime registers no kernels for {provider}: install onnxruntime-gpu."
-            raise UnreadableError(message)
-        dumps[name] = {"onnxruntime": registry["onnxruntime"], "provider": provider, "kernels": kernels}
+        if kernels:
+            dumps[name] = {"onnxruntime": registry["onnxruntime"], "provider": provider, "kernels": kernels}
+    if "cpu" not in dumps:
+        message = f"The installed onnxruntime registers no kernels for {PROVIDERS['cpu']}."
+        raise UnreadableError(message)
     return dumps
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from judge import cast_waste, check_metadata, check_signature, checker_error, inference_error, scoped_casts
 from judge_kernels import Typed, is_low, subgraphs, type_name, typed_nodes
-from judge_numbers import LOW_ELEMS, emulated, low_feeds, run_original, session
+from judge_numbers import HERE, LOW_ELEMS, emulated, low_feeds, run_original, session
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto, helper, numpy_helper
 from strategies.noise import LARGEST, beyond_noise, noise_outputs, peak
 
@@ -45,7 +45,7 @@ WAYS = tuple(
     for level in ("O1", "O2", "O3")
     for dtype in ("float16", "bfloat16")
     for keep_io in (True, False)
-    for target in ("cuda", "cpu", "any")
+    for target in ("cuda", HERE, "any")
 )
 
 
@@ -174,7 +174,7 @@ def check_runs(
     except Exception:  # noqa: BLE001 - ONNX Runtime raises untyped errors; there is nothing to compare with
         return
     try:
-        session(result if way.target == "cpu" else loadable(result))
+        session(result if way.target == HERE else loadable(result))
     except Exception as error:  # noqa: BLE001 - any error is a complaint
         yield f"load: {error}"
         return

@@ -93,7 +93,7 @@ def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None
     if device not in VERSIONED:
         return None
     _keys, examples = distinct_typings(graph, device)
-    for version in reversed(known_versions()):
+    for version in reversed(known_versions(device)):
         older = f"{device}@{version}"
         reason = next(_unloadable(graph, model, older), "")
         for example in () if reason else examples.values():

@@ -33,7 +33,7 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loading import Loaded, load_file
 from onnxamp._runtime.session import Provider, is_plugin, make_session, run
 from onnxamp._state.state import Part
-from onnxamp._target.versions import BUILDERS, device_of
+from onnxamp._target.versions import BUILDERS, device_of, older_installed, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is left to inputs that were not seen, where errors are draws."""
@@ -152,6 +152,12 @@ class Validator:
 
     def _unloadable(self, options: Options, loaded: Loaded) -> DiffReport:
         samples = self.comparison.samples
+        failure = f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
+        here = older_installed(options.target)
+        if here:
+            failure += (
+                f" It was converted for ONNX Runtime {version_meant(options.target)} (--target {here} is this one)."
+            )
         return DiffReport(
             self.comparison.reference.model.label,
             str(self.sink.target),
@@ -159,7 +165,7 @@ class Validator:
             samples.description,
             len(samples),
             options.dtype,
-            failure=f"{loaded.by} does not {loaded.does} the result: {loaded.fault}.",
+            failure=failure,
         )
 
 

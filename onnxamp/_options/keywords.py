@@ -16,6 +16,7 @@ TargetName = Literal[
     "cuda@1.26", "cuda@1.27", "cuda@1.28", "cuda@1.29", "cuda@1.30", "cuda@1.31",
     "cpu@1.20", "cpu@1.21", "cpu@1.22", "cpu@1.23", "cpu@1.24", "cpu@1.25",
     "cpu@1.26", "cpu@1.27", "cpu@1.28", "cpu@1.29", "cpu@1.30", "cpu@1.31",
+    "cpu@1.32",
 ]  # fmt: skip
 """Where a result can run."""
 

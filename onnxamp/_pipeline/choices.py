@@ -23,7 +23,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._target.roofline import Device
-from onnxamp._tuning.worth import is_worth
+from onnxamp._tuning.worth import is_slower
 
 _ORDER: Final = (Level.O2, Level.O3, Level.O1)
 """Levels that decide alike go by the first of these names."""
@@ -110,7 +110,7 @@ def choices_of(
 ) -> tuple[Choice, list[Choice]]:
     """A model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
 
-    What is slower than float32 is left out unless its smaller weights are worth that, or it is allowed.
+    What is slower than float32 is left out unless it is allowed.
     """
     model = member.model
     float32 = clock.choice(analyse_model(model, Options(Level.O0))[1])
@@ -120,7 +120,7 @@ def choices_of(
         decided = (choice.plan.dtype, choice.plan.opset, choice.exponents, tuple(choice.plan.decisions().items()))
         if choice.nodes:
             found.setdefault(decided, choice)
-    able = [one for one in found.values() if allow_slower or is_worth(one, float32)]
+    able = [one for one in found.values() if allow_slower or not is_slower(one, float32)]
     return float32, sorted(able, key=rank)
 
 

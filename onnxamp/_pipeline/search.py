@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from onnxamp._pipeline.choices import Choice, rank
 from onnxamp._pipeline.results import Trial
 from onnxamp._pipeline.state import Measured
-from onnxamp._tuning.worth import is_worth
+from onnxamp._tuning.worth import is_slower
 
 SECONDS: Final = 600.0
 """Time for a search, by default: a run of a pipeline may take many seconds."""
@@ -169,7 +169,7 @@ class PipelineSearch:
             scaled = own * _AIM * self.tolerance / error if own is not None and is_known else _FIRST
             last = min(scaled, _STEP * last)
             choice = self.refine(name, nearest, last) if last > 0 else None
-            if choice is None or not (self.allow_slower or is_worth(choice, self.float32[name])):
+            if choice is None or not (self.allow_slower or not is_slower(choice, self.float32[name])):
                 return held
             if held is not None and rank(choice) >= rank(held[0]):
                 return held

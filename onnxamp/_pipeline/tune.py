@@ -140,7 +140,7 @@ def tune_pipeline(
         state: a file that keeps measurements, so that an interrupted tuning resumes. The function needs a name then.
         progress: called with the current activity, the runs done, and their number.
         budget: bytes of values and weights that a run on the CPU holds at a time, besides the models themselves.
-        allow_slower: also take what is slower than float32 by the estimate, and saves fewer bytes than time.
+        allow_slower: also take what is slower than float32 by the estimate, as for smaller weights.
         options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which are found.
 
     Returns:

@@ -64,7 +64,7 @@ def _verdict(tuned: TunedPipeline) -> parts.Verdict:
         return parts.Verdict(status, "The pipeline does not meet the tolerance.", (text,))
     if not low:
         nearest = _nearest(tuned.trials)
-        why = "No model has a choice in low precision that is faster than float32 or worth more (--allow-slower)."
+        why = "No model has a choice in low precision that is no slower than float32: --allow-slower takes slower ones."
         if nearest is not None:
             why = (
                 f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"

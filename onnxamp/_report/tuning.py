@@ -179,14 +179,15 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
     status = tuning_status(tuned)
     if not tuned.held:
         return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
-    if not written.nodes and (lost := tuned.rejected) is not None:
-        return parts.Verdict(
-            status, "Nothing was gained by the estimate: the model stays as it is.", (_slower(tuned, lost), text)
-        )
     if not written.nodes and (timed := dict(tuned.timed)).get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         return parts.Verdict(
             status, "Nothing was gained: the model stays as it is.", (f"Timed whole, the candidate takes {lead}.", text)
+        )
+    lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
+    if not written.nodes and lost is not None:
+        return parts.Verdict(
+            status, "Nothing was gained by the estimate: the model stays as it is.", (_slower(tuned, lost), text)
         )
     if not written.nodes:
         others = any(one.nodes and one.best_known_error <= tuned.tolerance for one in tuned.candidates)
@@ -211,7 +212,19 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
     )
     if candidate not in tuned.candidates:
         return f"{text}. --allow-slower converts them anyway."
+    number = tuned.candidates.index(candidate)
+    if number != tuned.chosen:
+        return f"{text}. --pick {number} writes them, and --allow-slower as much low precision as the tolerance allows."
     return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
+
+
+def _smaller(tuned: Tuned) -> str:
+    """That a candidate is smaller than the one that was written, and slower than float32."""
+    number = min(tuned.smaller, key=lambda number: tuned.candidates[number].weights)
+    share = 1 - tuned.candidates[number].weights / tuned.candidates[tuned.chosen].weights
+    return (
+        f"Candidate {number} is slower than float32, and its weights are {percent(share, 1)} smaller: --pick {number}."
+    )
 
 
 def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
@@ -231,6 +244,8 @@ def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
         told.append(parts.Item(f"Timed whole on {tuned.ran_on}: {each}.", parts.Level.NONE))
     if any(candidate.nodes and not candidate.verified for candidate in tuned.candidates):
         told.append(parts.Item(_EXPECTED, parts.Level.NONE))
+    if tuned.smaller:
+        told.append(parts.Item(_smaller(tuned), parts.Level.NONE))
     told += (
         [parts.Item(f"--pick K writes candidate K instead{free}.", parts.Level.NONE)]
         if len(tuned.candidates) > 1

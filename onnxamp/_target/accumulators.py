@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from onnxamp._ops.tables import read_table
-from onnxamp._target.versions import device_of, is_older, known_versions, version_of
+from onnxamp._target.versions import device_of, is_older, version_meant
 
 
 @cache
@@ -19,7 +19,7 @@ def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
         target: the target, possibly with a version of ONNX Runtime ("cuda@1.24"); the newest known one without it.
         dtype: "float16" or "bfloat16".
     """
-    version = version_of(target) or known_versions()[-1]
+    version = version_meant(target)
     return frozenset(
         row["op"]
         for row in read_table("accumulate").get(device_of(target), ())

@@ -92,7 +92,7 @@ def check_target(target: object) -> str:
 def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
     """Op key -> kernels of a provider ("cuda") or builder ("tensorrt"), as of now or of a version ("cuda@1.24")."""
     device, at, version = provider.partition("@")
-    if at and version != known_versions()[-1]:
+    if at and version != known_versions(device)[-1]:
         return _older_table(device, version)
     text = resources.files("onnxamp").joinpath(f"_data/kernels/{device}.json").read_text(encoding="utf-8")
     data = json.loads(text)
@@ -101,7 +101,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
     """The table of the version after this one, with the ops that differ; what is the same is shared."""
-    known = known_versions()
+    known = known_versions(device)
     table = dict(kernel_table(f"{device}@{known[known.index(version) + 1]}"))
     for op, rows in history()[device][version].items():
         if rows is None:

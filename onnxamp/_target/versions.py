@@ -46,14 +46,27 @@ def history() -> Mapping[str, Any]:
     return data
 
 
-def known_versions() -> tuple[str, ...]:
-    """The versions of ONNX Runtime whose kernels are known, the oldest first."""
-    return tuple(reversed(history()["versions"]))
+@cache
+def known_versions(device: str) -> tuple[str, ...]:
+    """Return the versions of ONNX Runtime whose kernels are known for a device, the oldest first.
+
+    They differ, since wheels for the CPU appear before those for CUDA. For a device without versions of its own,
+    they are those that are known for every device that has them.
+    """
+    wanted = {device} if device in VERSIONED else {*VERSIONED}
+    return tuple(
+        version for version, facts in reversed(history()["versions"].items()) if wanted <= facts["sha256"].keys()
+    )
+
+
+def version_meant(target: str) -> str:
+    """Return the version of ONNX Runtime that a target names, or else the newest that is known for its device."""
+    return version_of(target) or known_versions(device_of(target))[-1]
 
 
 def release(target: str) -> Release:
     """What the ONNX Runtime of a target loads; the newest one if the target names none."""
-    facts = history()["versions"][version_of(target) or known_versions()[-1]]
+    facts = history()["versions"][version_meant(target)]
     return Release(facts["ir"], facts["opset"])
 
 
@@ -73,29 +86,32 @@ def is_older(version: str, other: str) -> bool:
 
 
 def cpu_of(target: str) -> str:
-    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a builder."""
-    if target in BUILDERS:
+    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a builder.
+
+    It is of the same version as the target's provider, named or not.
+    """
+    if target in BUILDERS or device_of(target) == "cpu":
         return target
-    return "cpu" + "".join(target.partition("@")[1:])
+    return f"cpu@{version_meant(target)}"
 
 
 def versioned(device: str, version: str) -> str:
     """The target of a device and a version of ONNX Runtime, which may name a patch release.
 
-    A version newer than all that are known gets the kernels of the newest, with a warning.
+    A version newer than all that are known for the device gets the kernels of the newest, with a warning.
 
     Raises:
         ArgumentError: the device has no versions, or the version is unknown.
     """
     if device not in VERSIONED:
         raise ArgumentError(f"The target {device!r} has no versions: only {' and '.join(VERSIONED)} have.")
-    known = known_versions()
+    known = known_versions(device)
     parts = version.split(".")
     wanted = ".".join(parts[:2])
     if wanted in known:
         return f"{device}@{wanted}"
     if len(parts) > 1 and all(part.isdecimal() for part in parts[:2]) and _ordinal(wanted) > _ordinal(known[-1]):
-        warn([f"The kernels of ONNX Runtime {version} are not known yet: those of {known[-1]} are taken for them."])
+        warn([f"The kernels of ONNX Runtime {version} are not known yet for {device}: those of {known[-1]} are taken."])
         return f"{device}@{known[-1]}"
     raise ArgumentError(
         f"Kernels of ONNX Runtime {version!r} are not known for the target {device!r}: choose a version from"
@@ -116,6 +132,15 @@ def installed_target() -> str:
         raise ArgumentError(message) from error
     device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
     return versioned(device, ort.__version__)
+
+
+def older_installed(target: str) -> str:
+    """Return the target in the version of the installed ONNX Runtime, if that is older than the one meant, or ""."""
+    import onnxruntime as ort  # noqa: PLC0415 - only this needs it
+
+    device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])
+    known = device in VERSIONED and installed in known_versions(device)
+    return f"{device}@{installed}" if known and is_older(installed, version_meant(target)) else ""
 
 
 def _ordinal(version: str) -> tuple[int, ...]:

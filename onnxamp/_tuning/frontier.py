@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import CASTS
-from onnxamp._tuning.worth import is_worth, standing
+from onnxamp._tuning.worth import is_slower, is_worth, standing
 
 Choice: TypeAlias = frozenset[str]
 
@@ -72,8 +72,12 @@ class Aim:
         return a == b and abs(x - y) < _NEAR * unit
 
     def admits(self, one: Candidate) -> bool:
-        """Whether a candidate is worth writing at all, whatever its error."""
+        """Whether a candidate is worth offering at all, whatever its error."""
         return bool(one.low) and (self.allow_slower or is_worth(one, self.nothing))
+
+    def writes(self, one: Candidate) -> bool:
+        """Return whether a candidate may be written unasked: what is slower than float32 has to be picked."""
+        return self.allow_slower or not is_slower(one, self.nothing)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from onnxamp._tuning.results import Candidate, Tuned
 from onnxamp._tuning.search import TIME, CandidateSearch
 from onnxamp._tuning.space import CASTS
 from onnxamp._tuning.timed import NOTHING, WholeTimes
-from onnxamp._tuning.worth import standing
+from onnxamp._tuning.worth import is_slower, standing
 
 _LOG: Final = logging.getLogger("onnxamp")
 _FINALISTS: Final = 3
@@ -56,8 +56,7 @@ class Race:
     def confirmed(self, tuned: Tuned, *, allow_slower: bool) -> Tuned:
         """The best of what was chosen, of level O2, of what corrected times suggest, and of float32, all timed whole.
 
-        As with estimates, that is the fastest within the tolerance, or what saves more of the bytes of weights than it
-        takes more of float32's time.
+        As with estimates, that is the fastest within the tolerance.
         """
         own, times = tuned.candidates[tuned.chosen].low, self.times
         everything, usual, products = self._probes()
@@ -157,9 +156,11 @@ class Race:
 
     def _best(self, own: frozenset[str], *, allow_slower: bool) -> frozenset[str]:
         """The best choice that holds the tolerance, ``own`` if it is about as good."""
-        able = self._held()
+        able, float32 = self._held(), self._candidate(NOTHING)
         if allow_slower:
             able = [low for low in able if low] or able
+        else:
+            able = [low for low in able if not is_slower(self._candidate(low), float32)]
         best, seconds = min(able, key=self._rank), self.times.seconds
         return own if own and own in able and seconds[own] < _CLOSE * seconds[best] else best
 

@@ -151,9 +151,17 @@ class Tuned(Shown):
         return self.candidates[self.chosen].time > self.candidates[-1].time
 
     @property
-    def leaves_room(self) -> bool:
-        """Whether a smaller error at the same time could bring a faster candidate."""
-        return self.chosen > 0 or not self.held
+    def smaller(self) -> tuple[int, ...]:
+        """Positions of candidates within the tolerance that are slower than float32 and smaller than what was written.
+
+        ``pick`` writes one of them.
+        """
+        written, float32 = self.candidates[self.chosen], self.candidates[-1]
+        return tuple(
+            number
+            for number, one in enumerate(self.candidates)
+            if one.time > float32.time and one.weights < written.weights and one.best_known_error <= self.tolerance
+        )
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:

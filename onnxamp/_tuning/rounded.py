@@ -12,6 +12,7 @@ from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.exponents import rank, seconds_left
 from onnxamp._tuning.results import Compensation, Tuned
 from onnxamp._tuning.verified import Outcome
+from onnxamp._tuning.worth import is_slower
 
 _LOG: Final = logging.getLogger("onnxamp")
 _FEWEST: Final = 4
@@ -59,10 +60,16 @@ def tune_rounded(
     return replace(best, tuned=replace(best.tuned, exponents=nearest.exponents, compensation=facts))
 
 
+def _leaves_room(tuned: Tuned, search: Search) -> bool:
+    """Return whether a smaller error at the same time could bring a candidate that is better and may be written."""
+    better, float32 = tuned.candidates[: tuned.chosen], tuned.candidates[-1]
+    return not tuned.held or any(search.allow_slower or not is_slower(one, float32) for one in better)
+
+
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
     """What is known before compensation is tried, and what speaks against it; None if nothing is to be gained."""
     known = tuned.compensation
-    if known is None or not known.seconds or not tuned.leaves_room:
+    if known is None or not known.seconds or not _leaves_room(tuned, search):
         return None
     if known.share < _SHARE:
         return replace(known, why=f"the nodes that read weights cause only {known.share:.0%} of the squared error")

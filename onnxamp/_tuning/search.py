@@ -329,6 +329,6 @@ def front_of(candidates: Sequence[Candidate], nothing: Candidate, *, allow_slowe
 
 
 def rejected(candidates: Sequence[Candidate], front: Sequence[Candidate], target: float) -> Candidate | None:
-    """The fastest candidate within the tolerance that is not offered because float32 is faster, and worth more."""
+    """Return the fastest candidate within the tolerance that is not offered: float32 is faster, and worth more."""
     lost = [item for item in candidates if item.low and item.time > front[-1].time and item not in front]
     return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)

@@ -59,9 +59,14 @@ class Outcome:
 
 
 def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
-    """Choose the best candidate whose converted model meets the tolerance on all samples."""
+    """Choose the best candidate whose converted model meets the tolerance on all samples.
+
+    One that is slower than float32 is offered, and float32 is chosen, unless slower ones are allowed: so a wider
+    tolerance never takes longer.
+    """
     judge, nothing = job.metric, search.aim.nothing
     best = _best(job, search)
+    best = best if best is not None and search.aim.writes(best) else None
     low = nothing.low if best is None else best.low
     kept = job.kept(low, search.latest)
     plan = job.plan(low, kept)

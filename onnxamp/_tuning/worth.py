@@ -1,4 +1,4 @@
-"""What is worth writing: what is faster than float32, or saves more of its bytes than it takes of its time."""
+"""What is worth offering: what is no slower than float32, which may be written, or what saves more bytes than time."""
 
 from typing import Protocol
 
@@ -15,9 +15,14 @@ class Costs(Protocol):
         """Bytes of weights."""
 
 
+def is_slower(choice: Costs, float32: Costs) -> bool:
+    """Return whether a choice is slower than float32: it is then written only if that is allowed."""
+    return choice.time > float32.time
+
+
 def is_worth(choice: Costs, float32: Costs) -> bool:
     """Whether a choice is no slower than float32, or saves a larger share of the bytes than it loses of the time."""
-    return choice.time <= float32.time or balance(choice, float32) < 0
+    return not is_slower(choice, float32) or balance(choice, float32) < 0
 
 
 def balance(choice: Costs, float32: Costs) -> float:
@@ -36,5 +41,5 @@ def standing(choice: Costs, float32: Costs) -> tuple[bool, float]:
 
     Float32 itself, whose balance is 0, comes behind all that is worth it.
     """
-    is_slow = choice == float32 or choice.time > float32.time
+    is_slow = choice == float32 or is_slower(choice, float32)
     return is_slow, balance(choice, float32) if is_slow else choice.time

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from judge import check_metadata, check_signature, checker_error
 from judge_kernels import by_content
-from judge_numbers import LOW_DTYPES, compare, emulated, session
+from judge_numbers import HERE, LOW_DTYPES, compare, emulated, session
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
@@ -150,7 +150,7 @@ def complaints(case: NodeCase) -> Iterator[str]:
     """What is wrong with the conversions for each target; equal ones are looked at once."""
     seen: list[Model] = []
     source = Model.of(case.model)
-    for target in ("cpu", "any"):
+    for target in (HERE, "any"):
         yield from (f"for {target}: {complaint}" for complaint in of_target(case, source, target, seen))
 
 

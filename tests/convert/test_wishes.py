@@ -14,6 +14,7 @@ from graphs.case import parse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judge import check_signature
+from judge_numbers import HERE
 from properties import Way, check_onnx, check_runs, graphs, op_key
 from strategies import random_model
 
@@ -69,7 +70,7 @@ def test_random_wishes_of_random_models(seed: int, size: int) -> None:
     rng = Random(seed)
     generated = random_model(rng, size=size)
     model = generated.model
-    way = Way(rng.choice(("O1", "O2", "O3")), "float16", rng.random() < 0.5, rng.choice(("cuda", "cpu", "any")))
+    way = Way(rng.choice(("O1", "O2", "O3")), "float16", rng.random() < 0.5, rng.choice(("cuda", HERE, "any")))
     with suppress(OpsetError), warnings.catch_warnings(action="ignore", category=onnxamp.OptionWarning):
         result = onnxamp.convert_model(model, **way.options, **wishes(model, rng))
         assert list(check_onnx(model, result)) == []

@@ -44,7 +44,7 @@ OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(("options", "arguments"), OPTIONS, ids=["default", "bfloat16", "ranges", "rounding"])
 def test_function_command_and_folder_write_the_same(options: dict[str, Any], arguments: list[str]) -> None:
     wanted = written_by_command(*arguments)
-    onnxamp.convert_file(ENCODER, "function.onnx", **options, validate=False)
+    onnxamp.convert_file(ENCODER, "function.onnx", **options)
     assert Path("function.onnx").read_bytes() == wanted
     Path("models").mkdir()
     Path("models/encoder.onnx").write_bytes(ENCODER.read_bytes())
@@ -54,7 +54,7 @@ def test_function_command_and_folder_write_the_same(options: dict[str, Any], arg
 
 
 def test_a_file_is_validated_by_default() -> None:
-    conversion = onnxamp.convert_file(ENCODER, "low.onnx", validate=False)
+    conversion = onnxamp.convert_file(ENCODER, "low.onnx")
     assert conversion.validation is not None
     assert conversion.validation.passed
     assert "match the original" in repr(conversion)
@@ -63,7 +63,7 @@ def test_a_file_is_validated_by_default() -> None:
 
 
 def test_a_file_whose_result_fails_is_healed() -> None:
-    conversion = onnxamp.convert_file(saved(SQUARES), "low.onnx", "O3", samples=LARGE, validate=False)
+    conversion = onnxamp.convert_file(saved(SQUARES), "low.onnx", "O3", samples=LARGE)
     validation = conversion.validation
     assert validation is not None
     assert validation.passed
@@ -76,7 +76,7 @@ def test_a_file_whose_result_fails_is_healed() -> None:
 
 
 def test_the_tolerance_of_a_file_is_the_limit_of_its_validation() -> None:
-    strict = onnxamp.convert_file(ENCODER, "strict.onnx", tolerance=1e-7, validate=False)
+    strict = onnxamp.convert_file(ENCODER, "strict.onnx", tolerance=1e-7)
     assert strict.validation is not None
     assert strict.validation.passed
     assert strict.validation.cure is not None
@@ -87,7 +87,7 @@ def test_the_tolerance_of_a_file_is_the_limit_of_its_validation() -> None:
 def test_a_file_that_does_not_run_is_written_unseen() -> None:
     model = parse("(float[4,4] X) => (float[4,4] Y) { a = MatMul (X, X) Y = com.example.Unknown (a) }")
     saved(model)
-    conversion = onnxamp.convert_file("model.onnx", "low.onnx", validate=False)
+    conversion = onnxamp.convert_file("model.onnx", "low.onnx")
     assert conversion.validation is not None
     assert conversion.validation.skipped
     assert Path("low.onnx").exists()
@@ -95,20 +95,20 @@ def test_a_file_that_does_not_run_is_written_unseen() -> None:
 
 def test_the_provider_of_a_file_is_checked_before_anything_is_written() -> None:
     with pytest.raises(onnxamp.OnnxAmpError, match="onnxruntime-ep-nowhere"):
-        onnxamp.convert_file(ENCODER, "low.onnx", provider="onnxruntime-ep-nowhere", validate=False)
+        onnxamp.convert_file(ENCODER, "low.onnx", provider="onnxruntime-ep-nowhere")
     assert not list(Path().iterdir())
 
 
 def test_level_auto_is_the_same_by_function_and_command() -> None:
     wanted = written_by_command("--level", "auto", "--tolerance", "3e-3", "--format", "json")
-    conversion = onnxamp.convert_file(ENCODER, "function.onnx", "auto", tolerance=3e-3, validate=False)
+    conversion = onnxamp.convert_file(ENCODER, "function.onnx", "auto", tolerance=3e-3)
     assert Path("function.onnx").read_bytes() == wanted
     assert conversion.plan.level == "auto"
 
 
 def test_a_plan_is_repeated_and_validated() -> None:
-    onnxamp.convert_file(ENCODER, "first.onnx", "O1", validate=False).plan.save("plan.json")
-    again = onnxamp.convert_file(ENCODER, "again.onnx", plan=onnxamp.load_plan("plan.json"), validate=False)
+    onnxamp.convert_file(ENCODER, "first.onnx", "O1").plan.save("plan.json")
+    again = onnxamp.convert_file(ENCODER, "again.onnx", plan=onnxamp.load_plan("plan.json"))
     assert Path("first.onnx").read_bytes() == Path("again.onnx").read_bytes()
     assert again.validation is not None
     assert again.validation.passed

@@ -354,7 +354,7 @@ for _ in sys.stdin:
     while child == 0:
         for dtype in ("float16", "bfloat16"):
             options = {"external_data": "always", "shard_bytes": 1 << 20, "validate": False}
-            convert_file(sys.argv[1], sys.argv[2], dtype=dtype, **options, validate=False)
+            convert_file(sys.argv[1], sys.argv[2], dtype=dtype, **options)
             print("done", flush=True)
     print(child, flush=True)
     os.waitpid(child, 0)

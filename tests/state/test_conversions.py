@@ -35,7 +35,7 @@ def hear(*_):
 if __name__ == "__main__":
     jobs = int(sys.argv[3]) or None
     options = {"shard_bytes": 1 << 20, "state": "s", "jobs": jobs, "progress": hear, "validate": False}
-    onnxamp.convert_file("big.onnx", sys.argv[1], **options, validate=False)
+    onnxamp.convert_file("big.onnx", sys.argv[1], **options)
 """
 
 

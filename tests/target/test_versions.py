@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import re
 import sys
 from typing import get_args
 
 import onnx
+import onnxruntime
 import pytest
 from commands import run
 from graphs.case import parse
@@ -15,7 +17,16 @@ import onnxamp
 from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
 from onnxamp._options.keywords import TargetName
 from onnxamp._target.kernels import TARGETS, check_target, kernel_table
-from onnxamp._target.versions import AUTO, VERSIONED, history, installed_target, is_older, known_versions, release
+from onnxamp._target.versions import (
+    AUTO,
+    VERSIONED,
+    cpu_of,
+    history,
+    installed_target,
+    known_versions,
+    older_installed,
+    release,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +53,9 @@ def names(kernels):
 # The tables
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("version", known_versions())
+@pytest.mark.parametrize(
+    ("device", "version"), [(device, version) for device in VERSIONED for version in known_versions(device)]
+)
 def test_tables_are_reconstructed_exactly(script, device, version):
     wanted = history()["versions"][version]["sha256"][device]
     assert script.fingerprint(names(kernel_table(f"{device}@{version}"))) == wanted
@@ -51,14 +63,15 @@ def test_tables_are_reconstructed_exactly(script, device, version):
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_newest_version_is_the_table_of_the_target_itself(device):
-    assert kernel_table(device) == kernel_table(f"{device}@{known_versions()[-1]}")
+    assert kernel_table(device) == kernel_table(f"{device}@{known_versions(device)[-1]}")
     newest = json.loads((ROOT / f"onnxamp/_data/kernels/{device}.json").read_text(encoding="utf-8"))["onnxruntime"]
-    assert newest == history()["versions"][known_versions()[-1]]["release"]
+    assert newest == history()["versions"][known_versions(device)[-1]]["release"]
 
 
 def test_versions_are_all_releases_in_order():
-    assert known_versions() == tuple(f"1.{minor}" for minor in range(20, 32))
-    loaded = [release(f"cpu@{version}") for version in known_versions()]
+    assert known_versions("cpu") == tuple(f"1.{minor}" for minor in range(20, 33))
+    assert known_versions("cuda") == known_versions("webgpu") == known_versions("cpu")[:-1]
+    loaded = [release(f"cpu@{version}") for version in known_versions("cpu")]
     assert [item.opset for item in loaded] == sorted(item.opset for item in loaded)
     assert [item.ir_version for item in loaded] == sorted(item.ir_version for item in loaded)
 
@@ -71,11 +84,22 @@ def test_the_history_of_small_dumps(script):
 
     old = dump("1.9.1", ("A", ["a"]), ("B", ["a"]), ("D", ["b"]))
     new = dump("1.10.0", ("A", ["a", "c"]), ("B", ["a"]), ("C", ["a"]))
-    made = json.loads(script.history({"1.9.1": old, "1.10.0": new}))
-    assert list(made["versions"]) == ["1.10", "1.9"]
+    wheel = {"cpu": dump("1.11.0", ("B", ["a"]))["cpu"]}
+    made = json.loads(script.history({"1.9.1": old, "1.10.0": new, "1.11.0": wheel}))
+    assert list(made["versions"]) == ["1.11", "1.10", "1.9"]
+    assert [list(facts["sha256"]) for facts in made["versions"].values()] == [["cpu"], ["cpu", "cuda"], ["cpu", "cuda"]]
     types = made["types"]
+    assert list(made["cpu"]) == ["1.10", "1.9"]
+    assert made["cpu"]["1.10"].keys() == {"A", "C"}
     assert made["cuda"] == {"1.9": {"A": [[1, None, {"T": [types.index("a")]}]], "C": None,
                                     "D": [[1, None, {"T": [types.index("b")]}]]}}  # fmt: skip
+
+
+def test_the_history_is_rewritten_byte_by_byte_from_what_it_holds(script, tmp_path):
+    assert script.main([str(tmp_path / "dumps"), "--unpack"]) == 0
+    assert script.main([str(tmp_path / "dumps"), "--to", str(tmp_path / "history.json")]) == 0
+    known = ROOT / "onnxamp" / "_data" / "kernels" / "history.json"
+    assert (tmp_path / "history.json").read_bytes() == known.read_bytes()
 
 
 # Their names
@@ -89,6 +113,7 @@ def test_the_history_of_small_dumps(script):
         ("cuda@1.24", "cuda@1.24"),
         ("cpu@1.24.3", "cpu@1.24"),
         ("cuda@1.31", "cuda@1.31"),
+        ("cpu@1.32", "cpu@1.32"),
     ],
 )
 def test_a_target_may_name_a_version(given, meant):
@@ -102,6 +127,7 @@ def test_a_target_may_name_a_version(given, meant):
         ("cuda@1.19", "'1.19' are not known for the target 'cuda': choose a version from 1.20 to 1.31"),
         ("cuda@", "choose a version"),
         ("cuda@newest", "choose a version"),
+        ("cpu@1.19", "'1.19' are not known for the target 'cpu': choose a version from 1.20 to 1.32, as in 'cpu@1.32'"),
         ("any@1.24", "'any' has no versions: only cuda and cpu have"),
         ("tpu@1.24", "Unknown target 'tpu@1.24': choose one of"),
     ],
@@ -111,19 +137,46 @@ def test_unknown_versions_are_refused(target, message):
         Options(target=target)
 
 
-def test_a_newer_version_gets_the_kernels_of_the_newest():
-    with pytest.warns(OptionWarning, match=r"ONNX Runtime 1\.99\.1 are not known yet: those of 1\.31 are taken"):
-        options = Options(target="cuda@1.99.1")
-    assert options.target == "cuda@1.31"
+@pytest.mark.parametrize(
+    ("target", "newest"), [("cuda@1.99.1", "cuda@1.31"), ("cuda@1.32", "cuda@1.31"), ("cpu@1.33", "cpu@1.32")]
+)
+def test_a_newer_version_gets_the_kernels_of_the_newest_that_is_known_for_the_device(target, newest):
+    (device, version), taken = target.split("@"), newest.partition("@")[2]
+    told = f"ONNX Runtime {version} are not known yet for {device}: those of {taken} are taken"
+    with pytest.warns(OptionWarning, match=re.escape(told)):
+        options = Options(target=target)
+    assert options.target == newest
 
 
-def test_auto_is_what_is_installed():
-    import onnxruntime as ort
+@pytest.mark.parametrize(
+    ("installed", "providers", "target"),
+    [
+        ("1.32.0", ["CPUExecutionProvider"], "cpu@1.32"),
+        ("1.31.1", ["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda@1.31"),
+        ("1.24.4", ["CPUExecutionProvider"], "cpu@1.24"),
+    ],
+)
+def test_auto_is_what_is_installed(monkeypatch, installed, providers, target):
+    monkeypatch.setattr(onnxruntime, "__version__", installed)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    assert check_target("auto") == installed_target() == target
 
-    device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
-    installed = ".".join(ort.__version__.split(".")[:2])
-    version = known_versions()[-1] if is_older(known_versions()[-1], installed) else installed
-    assert check_target("auto") == installed_target() == f"{device}@{version}"
+
+def test_an_installed_version_that_is_not_known_for_cuda_gets_the_newest_of_cuda(monkeypatch):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.32.0")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    with pytest.warns(OptionWarning, match="1.32.0 are not known yet for cuda: those of 1.31 are taken"):
+        assert check_target("auto") == "cuda@1.31"
+
+
+@pytest.mark.parametrize(
+    ("target", "beside"),
+    [("cuda", "cpu@1.31"), ("cuda@1.24", "cpu@1.24"), ("cpu", "cpu"), ("cpu@1.32", "cpu@1.32"), ("webgpu", "cpu@1.31"),
+     ("tensorrt", "tensorrt")],
+)  # fmt: skip
+def test_the_cpu_beside_a_device_is_of_the_same_version(target, beside):
+    assert cpu_of(target) == beside
+    assert kernel_table(beside)
 
 
 # What they decide
@@ -139,6 +192,42 @@ def test_a_conversion_keeps_to_the_kernels_of_its_version():
         assert not [item for item in audit.findings if item.severity == "error"]
     plan = onnxamp.plan_model(model, level="O3", dtype="bfloat16", target="cuda@1.23")
     assert plan.target == onnxamp.Options.from_json(plan.options.as_json()).target == "cuda@1.23"
+
+
+PAD = """(float[2,8] x, float[8,8] w) => (float[4,8] y) <int64[4] p = {1, 0, 1, 0}> {
+    h = MatMul (x, w) g = Pad (h, p) y = MatMul (g, w)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("target", "padded", "first", "because"),
+    [
+        (
+            "cpu",
+            "bfloat16",
+            "1.32",
+            "1.31: Pad: no kernel (op version 21, bfloat16 with int64, ONNX Runtime 1.31) on CPU",
+        ),
+        ("cpu@1.32", "bfloat16", "1.32", None),
+        ("cpu@1.31", "float32", "1.20", ""),
+    ],
+)
+def test_the_cpu_has_had_bfloat16_kernels_of_pad_since_1_32(target, padded, first, because):
+    low = convert_model(parse(PAD, 21), "O3", dtype="bfloat16", target=target)
+    assert {node.op: node.precision for node in audit_model(low, target).nodes}["Pad"] == padded
+    found = audit_model(low, "cpu").loads_from
+    assert found.version == first
+    assert because is None or found.because == because
+
+
+@pytest.mark.skipif(not older_installed("cpu"), reason="the newest version whose kernels are known is installed")
+def test_a_result_that_is_too_new_for_the_installed_version_says_for_which_it_was_converted(tmp_path):
+    onnx.save(parse(PAD, 21), tmp_path / "m.onnx")
+    done = run("convert", tmp_path / "m.onnx", "-o", tmp_path / "low.onnx", "--target", "cpu", "--dtype", "bfloat16",
+               "--level", "O3", "--no-cure")  # fmt: skip
+    assert done.exit_code == 1
+    told = " ".join(done.output.split())
+    assert f"It was converted for ONNX Runtime 1.32 (--target {older_installed('cpu')} is this one)." in told
 
 
 def test_check_says_from_which_version_on_a_model_loads(tmp_path):
@@ -193,5 +282,5 @@ def test_the_command_line_takes_versions(tmp_path):
 
 
 def test_every_target_can_be_written_down_with_its_type() -> None:
-    versions = {f"{device}@{version}" for device in VERSIONED for version in known_versions()}
+    versions = {f"{device}@{version}" for device in VERSIONED for version in known_versions(device)}
     assert {*get_args(TargetName)} == {*TARGETS, AUTO, *versions}

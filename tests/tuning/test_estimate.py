@@ -11,7 +11,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto, TensorProto
 from repository import ROOT
 
-from onnxamp import Samples, tune_model
+from onnxamp import Samples, Tuned, tune_model
 from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
@@ -106,17 +106,29 @@ X = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32)
 HOW: dict[str, Any] = {"samples": given(x=X), "keep_high": ["float32"]}
 
 
-def test_smaller_weights_are_worth_less_time() -> None:
+def test_what_is_slower_and_smaller_is_offered_and_written_only_if_it_is_picked_or_allowed() -> None:
     """Eight products between two Casts lose a fifth of the time, and save a third of the bytes; and that is said."""
-    result, tuned = tune_model(chain(8, kept=4), **HOW)
-    chosen, float32 = tuned.candidates[tuned.chosen], tuned.candidates[-1]
+    model = chain(8, kept=4)
+    result, tuned = tune_model(model, **HOW)
+    assert result == model
+    assert (tuned.chosen, tuned.is_slower, tuned.error, tuned.smaller) == (1, False, 0.0, (0,))
+    smaller, float32 = tuned.candidates
+    assert (smaller.weights, float32.weights) == (2**13 * 8 + 2**14 * 4, 2**14 * 12)
+    assert 1 < smaller.time / float32.time < 4 / 3
+    told = " ".join(str(tuned).split())
+    assert "Nothing was gained by the estimate: the model stays as it is." in told
+    assert f"{smaller.time / float32.time - 1:.0%}".replace("%", " %") + " longer than float32" in told
+    assert "for weights that are 33 % smaller. --pick 0 writes them, and --allow-slower as much low precision" in told
+    assert "Candidate 0 is slower than float32, and its weights are 33 % smaller: --pick 0." in told
+    for asked in ({"pick": 0}, {"allow_slower": True}):
+        check_smaller(*tune_model(model, **HOW, **asked))
+
+
+def check_smaller(result: ModelProto, tuned: Tuned) -> None:
     low = {tensor.name for tensor in result.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
     assert low == {f"w{number}" for number in range(8)}
-    assert (chosen.weights, float32.weights) == (2**13 * 8 + 2**14 * 4, 2**14 * 12)
     assert tuned.is_slower
-    assert 1 < chosen.time / float32.time < 4 / 3
     told = " ".join(str(tuned).split())
-    assert f"{chosen.time / float32.time - 1:.0%}".replace("%", " %") + " longer than float32" in told
     assert "for weights that are 33 % smaller. --pick 1 keeps everything float32." in told
 
 
@@ -160,7 +172,7 @@ def test_what_is_worth_it_is_offered_and_the_best_of_it_first() -> None:
 
 def test_what_the_clock_says_is_told() -> None:
     """A candidate that is worth it by the estimate, and slower than float32 when both are timed whole."""
-    _, tuned = tune_model(chain(8, kept=4), **HOW)
+    _, tuned = tune_model(chain(8, kept=4), **HOW, pick=0)
     timed = (("float32", 1e-3), ("result", 1.25e-3))
     kept = replace(tuned, chosen=len(tuned.candidates) - 1, timed=timed)
     told = " ".join(str(kept).split())

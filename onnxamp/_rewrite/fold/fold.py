@@ -16,7 +16,7 @@ from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._target.kernels import float_types
-from onnxamp._target.versions import UNLIMITED, known_versions, release, version_of
+from onnxamp._target.versions import UNLIMITED, release, version_meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | No
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
     if opset > _newest(target):
-        version = version_of(target) or known_versions()[-1]
+        version = version_meant(target)
         return f"{text}, and ONNX Runtime {version} loads none beyond {_newest(target)}."
     losers = _losers(graph, late, target, opset)
     return f"{text}, where {', '.join(losers)} would lose kernels on {target}." if losers else f"{text}."
