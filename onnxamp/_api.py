@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 from onnx import ModelProto
 
 from onnxamp._convert.convert import CONVERSION, Conversion, Converted, Sink, begun, convert, convert_to_file
-from onnxamp._convert.deciding import analyse_model, in_float32
+from onnxamp._convert.deciding import analyse_safely
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._errors import ArgumentTypeError, InternalError
+from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
@@ -123,6 +123,7 @@ def convert_model(
         rounding: how weights become low precision: "nearest", or "compensated", so that the products of matrices,
             convolutions and recurrent ops on ``samples`` stay near; "auto" is the former, and at level "auto" what
             pays. See :doc:`/how-to/rounding`.
+        unsound: outputs of nodes that stay float32 since a bug of onnxamp shows there otherwise, as plans hold them.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         strict_options: raise an ArgumentError for a name or a pattern that matches nothing in the model, as the command
             line does, instead of a warning.
@@ -267,10 +268,7 @@ def plan_model(
         if is_auto(level, tolerance, samples, metric, measures=settings.takes_samples):
             return tune_warned(source, settings, Search(tolerance, metric, samples)).plan
         settings, _ = _measured(source, settings, samples)
-        try:
-            return make_plan(analyse_model(source, settings)[1])
-        except InternalError as error:
-            return make_plan(in_float32(source, settings, error)[1])
+        return make_plan(analyse_safely(source, settings)[1])
 
 
 @overload

@@ -3,7 +3,7 @@
     Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy -> Sink
 
 :func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model;
-:func:`onnxamp._convert.deciding.analyse_model` runs it at the opset, and with the folds, that pay.
+:func:`onnxamp._convert.deciding.carried_out` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it; :func:`convert_to_file` writes that copy to a file.
 """
 
@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.causes import Cause, find_causes
-from onnxamp._convert.deciding import analyse_model, in_float32
+from onnxamp._convert.deciding import carried_out
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.plan import Plan, make_plan, plan_json
@@ -26,7 +27,7 @@ from onnxamp._convert.raising import low_note
 from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof
-from onnxamp._errors import ArgumentError, InternalError
+from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.converter import WeightConverter
@@ -99,22 +100,24 @@ def convert(
     Raises:
         ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
 
-    A result that would be wrong is a bug; then the model stays float32, and a warning says so.
+    A result that would be wrong is a bug; then the nodes around the fault stay float32, or else the whole model, and a
+    warning says so.
     """
     if options.level == Level.AUTO and plan is None:
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-    try:
-        return _converted(model, options, *analyse_model(model, options, plan, proof), rounder, deferred=deferred)
-    except InternalError as error:
-        safe, (ready, analysis) = replace(options, level=Level.O0), in_float32(model, options, error)
-        return _converted(model, safe, ready, analysis, None, deferred=deferred)
+    return carried_out(model, options, plan, proof, partial(_converted, model, rounder, deferred))
 
 
 def _converted(
-    model: Model, options: Options, ready: Prepared, analysis: Analysis, rounder: Rounder | None, *, deferred: bool
+    model: Model,
+    rounder: Rounder | None,
+    deferred: bool,
+    ready: Prepared,
+    analysis: Analysis,
 ) -> Converted:
     """The conversion that an analysis decides."""
     analysis, rounded = with_rounding(analysis, rounder)
+    options = analysis.options
     _LOG.info(
         "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),
         len(analysis.decision.low), options.dtype, len(analysis.edits.casts),
@@ -135,7 +138,7 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
     result = copied(graph.model)
     if analysis.edits:
         apply_edits(graph, analysis.edits, result, weights or WeightConverter(analysis.options.low, graph.folder))
-        verify(graph, result, analysis.options)
+        verify(graph, analysis.edits, result, analysis.options)
     return result
 
 

@@ -82,6 +82,7 @@ def find_pins(
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
             collector.kernels(graph.nodes[index], layout)
     collector.straight()
+    collector.unsound()
     collector.user_overrides()
     if replay is not None:
         collector.replay(replay)
@@ -116,6 +117,10 @@ _MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than 
 _NOT_HONOURED = (
     "{target} computes float32 nodes in float16, too, so that no type protects a value: onnxamp check --target {target}"
     " tells what does not fit."
+)
+
+_UNSOUND = (
+    "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report the model."
 )
 
 _IO = "keep_io_types is off for it"
@@ -244,6 +249,16 @@ class _Collector:
             else:
                 self.claims.implies.append((made, reader))
 
+    def unsound(self) -> None:
+        """Keep the nodes in float32 around which a result was wrong, with a warning."""
+        wrong = frozenset(self.options.unsound)
+        nodes = [node for node in self.graph.nodes if not wrong.isdisjoint(node.proto.output)] if wrong else []
+        for node in nodes:
+            self.keep(node.index, Reason.UNSOUND, "", hard=True)
+        if nodes:
+            more = f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
+            self.claims.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
+
     def user_overrides(self) -> None:
         """Pins from overrides of single nodes."""
         self.claims.warnings += self.problem.overrides.warnings
@@ -271,7 +286,7 @@ class _Collector:
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
-                if node.key in by_user:
+                if node.key in by_user and not (node.key == "Cast" and len(variables) > 1):  # which changes no type
                     self.claims.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
                 elif pin is not None and not pin[0] and node.key not in options.user_black:
                     self.claims.default.setdefault(root, Verdict(variable, *pin))

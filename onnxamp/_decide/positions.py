@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
-_FLOATS = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS = frozenset({FLOAT, *LOW_TENSORS})
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
 
@@ -107,8 +107,14 @@ def _counting(graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]) -> 
 
 
 def _counts(graph: Graph, value: int) -> bool:
-    """Whether a value may count as it is: an input, a constant, integers as floats, or what is computed from such."""
+    """Whether a value may count as it is: an input, a constant, integers as floats, or what is computed from such.
+
+    Casts from low precision change no number, and a conversion may have put them there.
+    """
     producer = graph.producer(value)
+    while producer is not None and producer.key == "Cast" and graph.types[producer.input(0)] in LOW_TENSORS:
+        value = producer.input(0)
+        producer = graph.producer(value)
     if producer is None or producer.key == "Constant":
         return graph.constants.is_constant(value) or graph.values[value].scope == 0
     if producer.key == "Cast":

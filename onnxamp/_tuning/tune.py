@@ -20,12 +20,12 @@ from typing import Final, Unpack
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.convert import convert
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.misspelt import early_warnings
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
-from onnxamp._errors import RuntimeFailure
+from onnxamp._errors import InternalError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.accept import Accept, AcceptLike
@@ -208,11 +208,18 @@ def tune(model: Model, options: Options, search: Search, rounder: WeightRounder 
         shared = Shared(workers, judge, samples, rounder)
         ranges = RangeRun(samples, search.provider, None, workers, state)
         measured = partial(with_ranges, model, run=ranges)
-        once = partial(_tune_once, model, backend, shared, state, given, folder)
-        both = partial(tune_both, once=once, measured=measured)
-        found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
-        if search.pick is not None:
-            found = found.picked(search.pick)
+
+        def attempt(options: Options) -> Outcome:
+            kept = None if options.unsound else state  # which holds what was measured with more nodes to lower
+            once = partial(_tune_once, model, backend, shared, kept, given, folder)
+            both = partial(tune_both, once=once, measured=measured)
+            found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
+            return found if search.pick is None else found.picked(search.pick)
+
+        try:
+            found = soundly(options, attempt)
+        except InternalError:
+            found = attempt(all_unsound(model, options))
         if table is not None:
             table.keep(found)
         return found.tuned
