@@ -8,7 +8,7 @@ from onnx import NodeProto
 
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
-from onnxamp._decide.overrides import forced_hazards
+from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.precedence import Claims
 from onnxamp._decide.problem import Problem
@@ -101,7 +101,8 @@ def find_pins(
     warned = (_MADE_UP,) if made_up else ()
     if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
         warned = (*warned, _NOT_HONOURED.format(target=options.target))
-    return replace(pins, warnings=(*pins.warnings, *forced, *unmet_lists(problem, pins.verdicts), *warned))
+    lost = lost_weights(graph, problem.overrides, heeded, options.low)
+    return replace(pins, warnings=(*pins.warnings, *forced, *lost, *unmet_lists(problem, pins.verdicts), *warned))
 
 
 def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, LOW_TYPES
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
@@ -12,7 +14,12 @@ from onnxamp._ops.facts import op_facts
 
 _FLOATS = frozenset({FLOAT, *LOW_TENSORS})
 _WIDE = frozenset({FLOAT, "tensor(double)"})
-_INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
+_INTEGERS = frozenset(
+    f"tensor({name})"
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    if np.iinfo(name).max > min(low.exact_integers for low in LOW_TYPES.values())
+)
+"""Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +114,8 @@ def _counting(graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]) -> 
 
 
 def _counts(graph: Graph, value: int) -> bool:
-    """Whether a value may count as it is: an input, a constant, integers as floats, or what is computed from such.
-
-    Casts from low precision change no number, and a conversion may have put them there.
-    """
+    """Whether a value may count as it is: an input, a constant, integers as floats, or what is computed from such."""
     producer = graph.producer(value)
-    while producer is not None and producer.key == "Cast" and graph.types[producer.input(0)] in LOW_TENSORS:
-        value = producer.input(0)
-        producer = graph.producer(value)
     if producer is None or producer.key == "Constant":
         return graph.constants.is_constant(value) or graph.values[value].scope == 0
     if producer.key == "Cast":

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, LowType
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.shards import known_stats
@@ -127,6 +127,16 @@ class Constants:
         """The number that all elements of the constant equal; None if they differ, or the value is not constant."""
         stats = self.stats(value)
         return None if stats is None else stats.uniform
+
+    def fits(self, value: int, low: LowType) -> bool:
+        """Whether low precision holds every number of a small float32 constant exactly; False of large ones."""
+        source = self.source(value)
+        tensor = self.tensors.get(source)
+        array = self._array(source) if tensor is None else self._few(tensor)
+        if array is None:
+            return False
+        rounded = array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)
+        return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
     def scalar(self, value: int) -> float | None:
         """The number that a constant of one element is, None where the value is anything else.
