@@ -129,6 +129,7 @@ def convert_model(
         rounding: how weights become low precision: "nearest", or "compensated", so that the products of matrices,
             convolutions and recurrent ops on ``samples`` stay near; "auto" is the former, and at level "auto" what
             pays. See :doc:`/how-to/rounding`.
+        unsound: outputs of nodes that stay float32 since a bug of onnxamp shows there otherwise, as plans hold them.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         strict_options: raise an ArgumentError for a name or a pattern that matches nothing in the model, as the command
             line does, instead of a warning.

@@ -119,8 +119,15 @@ class NumericsError(OnnxAmpError, RuntimeError):
 class InternalError(OnnxAmpError):
     """onnxamp found a bug of its own before it could do harm; please report the model.
 
-    Conversions catch it: the model stays float32, and a warning says why.
+    Conversions catch it: the nodes around the fault stay float32, or else the whole model, and a warning says why.
+
+    Attributes:
+        nodes: outputs of the nodes around the fault, as far as it has a place.
     """
+
+    def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.nodes = nodes
 
 
 for _error in [value for value in list(globals().values()) if isinstance(value, type)]:

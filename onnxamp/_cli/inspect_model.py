@@ -11,7 +11,7 @@ from onnxamp._cli.common import new_command, show, tell
 from onnxamp._cli.options import conversion_options, format_option, library_option, model_argument, options_of
 from onnxamp._cli.types import LevelChoice
 from onnxamp._convert.causes import cost_sentences
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import analyse_safely
 from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
@@ -50,7 +50,7 @@ def command(model: Path, **options: Any) -> None:
             asked = options_of(options, level)
             try:
                 refuse_misspelt(opened, asked)
-                ready, analysis = analyse_model(opened, asked)
+                ready, analysis = analyse_safely(opened, asked)
             except OpsetError:
                 if level == "O0":
                     raise

@@ -3,23 +3,24 @@
     Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy
 
 :func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model;
-:func:`onnxamp._convert.deciding.analyse_model` runs it at the opset, and with the folds, that pay.
+:func:`onnxamp._convert.deciding.carried_out` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it. Nothing here runs a model or writes a file: the whole job
 is in :mod:`onnxamp._job.pipeline`.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.deciding import analyse_model, in_float32
+from onnxamp._convert.deciding import carried_out
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.upgrades import Proof
-from onnxamp._errors import ArgumentError, InternalError
+from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._model.converter import WeightConverter
 from onnxamp._model.copying import copied
@@ -78,22 +79,24 @@ def convert(
     Raises:
         ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
 
-    A result that would be wrong is a bug; then the model stays float32, and a warning says so.
+    A result that would be wrong is a bug; then the nodes around the fault stay float32, or else the whole model, and a
+    warning says so.
     """
     if options.level == Level.AUTO and plan is None:
         raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
-    try:
-        return _converted(model, options, *analyse_model(model, options, plan, proof), rounder, deferred=deferred)
-    except InternalError as error:
-        safe, (ready, analysis) = replace(options, level=Level.O0), in_float32(model, options, error)
-        return _converted(model, safe, ready, analysis, None, deferred=deferred)
+    return carried_out(model, options, plan, proof, partial(_converted, model, rounder, deferred))
 
 
 def _converted(
-    model: Model, options: Options, ready: Prepared, analysis: Analysis, rounder: Rounder | None, *, deferred: bool
+    model: Model,
+    rounder: Rounder | None,
+    deferred: bool,
+    ready: Prepared,
+    analysis: Analysis,
 ) -> Converted:
     """The conversion that an analysis decides."""
     analysis, rounded = with_rounding(analysis, rounder)
+    options = analysis.options
     _LOG.info(
         "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),
         len(analysis.decision.low), options.dtype, len(analysis.edits.casts),
@@ -114,5 +117,5 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
     result = copied(graph.model)
     if analysis.edits:
         apply_edits(graph, analysis.edits, result, weights or WeightConverter(analysis.options.low, graph.folder))
-        verify(graph, result, analysis.options)
+        verify(graph, analysis.edits, result, analysis.options)
     return result

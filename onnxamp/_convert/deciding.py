@@ -4,7 +4,10 @@ A decomposed pattern becomes the single op that it is where this makes the resul
 precision although the pattern cannot. Whoever can run both models proves that the folded one computes the same.
 """
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Final, TypeVar
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.estimate import time_on_target
@@ -12,13 +15,19 @@ from onnxamp._convert.plan import Plan
 from onnxamp._convert.upgrades import Proof, at_best_opset
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._errors import InternalError
-from onnxamp._graph.graph import Graph
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.fold.fold import output_of
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.prepare import Prepared
+
+_LOG: Final = logging.getLogger("onnxamp")
+_ROUNDS: Final = 8
+"""Results that may be wrong before no more nodes are kept in float32 for that."""
+
+T = TypeVar("T")
 
 
 def analyse_model(
@@ -57,7 +66,64 @@ def analyse_model(
     return replace(unfolded[0], refused=(*unfolded[0].refused, refused)), unfolded[1]
 
 
-def in_float32(model: Model, options: Options, error: InternalError) -> tuple[Prepared, Analysis]:
+def soundly(options: Options, attempt: Callable[[Options], T]) -> T:
+    """Return what an attempt makes of options.
+
+    Where its result is wrong, which is a bug, the nodes around the fault stay float32 (:attr:`Options.unsound`), and
+    another attempt follows.
+
+    Raises:
+        InternalError: the fault has no place, or stays. Others as the attempt.
+    """
+    for _ in range(_ROUNDS):
+        try:
+            return attempt(options)
+        except InternalError as error:
+            unsound = tuple(dict.fromkeys((*options.unsound, *error.nodes)))
+            if len(unsound) == len(options.unsound):
+                raise
+            _LOG.info("%d nodes stay float32: %s", len(unsound), error)
+            options = replace(options, unsound=unsound)
+    return attempt(options)
+
+
+def carried_out(
+    model: Model, options: Options, plan: Plan | None, proof: Proof | None, carry_out: Callable[[Prepared, Analysis], T]
+) -> T:
+    """Return what becomes of a model by what is decided about it: nothing wrong, whatever bugs there are.
+
+    The nodes around a fault stay float32, or else the whole model, and a warning says so.
+
+    Args:
+        model, options, plan, proof: as for :func:`analyse_model`.
+        carry_out: makes the result, and verifies it.
+
+    Raises:
+        As :func:`analyse_model` and ``carry_out``.
+    """
+    try:
+        return soundly(options, lambda asked: carry_out(*analyse_model(model, asked, plan, proof)))
+    except InternalError as error:
+        return carry_out(*_in_float32(model, options, error))
+
+
+def all_unsound(model: Model, options: Options) -> Options:
+    """Return the options with which the whole model stays as it is, whatever bugs there are."""
+    unsound = (name for node in model.ask(graph_of).nodes for name in node.proto.output if name)
+    return replace(
+        options, unsound=tuple(unsound), keep_io_types=True, low_weights=(), keep_functions=True, fold=False, folded=(),
+        rescale=False, rescaling=None, split_k=False,
+    )  # fmt: skip
+
+
+def analyse_safely(
+    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None
+) -> tuple[Prepared, Analysis]:
+    """Return what :func:`analyse_model` does; where a bug shows in it, the model in float32."""
+    return carried_out(model, options, plan, proof, lambda ready, analysis: (ready, analysis))
+
+
+def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[Prepared, Analysis]:
     """Return the model as level O0 leaves it, with a warning that a bug is why.
 
     Raises:

@@ -233,8 +233,10 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     """A node that is low precision already, and that the target runs only as long as the opset stays."""
     current = graph.book.opsets[""]
     for key, indices in graph.by_key.items():
-        steps = steps_of(key, current, opset)
-        newer = lookup("", steps[-1].op, opset) if steps else None
+        steps, signature = steps_of(key, current, opset), graph.nodes[indices[0]].signature
+        op = steps[-1].op if steps else key
+        is_new = bool(steps) or (signature is not None and signature.has_function)  # whose body is of the new opset
+        newer = lookup("", op, opset) if is_new else None
         if newer is None:
             continue
         for node in (graph.nodes[index] for index in indices):
@@ -243,6 +245,6 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
                 continue
             bound = bind(node.signature, kinds[: len(node.inputs)])
             is_run = runs_on(target, key, node.signature, bound, node.proto)
-            if is_run and not runs_on(target, steps[-1].op, newer, bound, node.proto):
+            if is_run and not runs_on(target, op, newer, bound, node.proto):
                 return Obstacle(opset, node.label, key, f"{target} has no kernel for its types there")
     return None

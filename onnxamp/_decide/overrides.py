@@ -8,7 +8,7 @@ from onnx import NodeProto
 from onnxamp._decide.list_names import absent_names, taken_off
 from onnxamp._decide.unmatched import unmatched_names
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, LowType
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -28,11 +28,11 @@ class Override:
 class Overrides:
     """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
 
-    ``low_weights`` are the constants that the user wants in low precision, by value.
+    ``low_weights`` are the constants that the user wants in low precision, by value, with what says so.
     """
 
     of_node: Mapping[int, Override]
-    low_weights: frozenset[int]
+    low_weights: Mapping[int, str]
     warnings: Sequence[str]
     notes: Sequence[str]
 
@@ -56,23 +56,53 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
             second = next((override for override in matching if override.low != first.low), None)
             if second is not None:
                 raise ContradictionError(f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one.")
-    weights = _weights(graph, options) if options.weight_patterns else frozenset[int]()
+    weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
     warnings = [*(one.text for one in unmatched_names(graph, options)), *taken_off(options)]
     return Overrides(overrides, weights, warnings, [*absent_names(graph, options).known.values()])
 
 
 def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]) -> Iterator[str]:
     """Sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
-    found: dict[tuple[str, Reason], dict[int, Hazard]] = {}
+    found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     for hazard in hazards:
         override = overrides.of_node.get(hazard.node)
         if override is not None and override.low and hazard.reason is not Reason.FUSION:  # whose Casts are shielded
-            found.setdefault((override.detail, hazard.reason), {}).setdefault(hazard.node, hazard)
+            rows = found.setdefault((override.detail, hazard.reason), {})
+            rows.setdefault(graph.nodes[hazard.node].label, hazard)
+    return _told(found, "lowers {}")
+
+
+def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: LowType) -> Iterator[str]:
+    """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
+    found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
+    weights = overrides.low_weights
+    for hazard in hazards if weights else ():
+        for value in graph.nodes[hazard.node].inputs if hazard.value == ABSENT else (hazard.value,):
+            source = graph.constants.source(value) if value != ABSENT else value
+            if source in weights and _is_lost(graph, source, hazard.reason, low):
+                found.setdefault((weights[source], hazard.reason), {}).setdefault(graph.values[source].name, hazard)
+    return _told(found, "stores {} in low precision")
+
+
+def _is_lost(graph: Graph, value: int, reason: Reason, low: LowType) -> bool:
+    """Whether a weight in low precision loses the numbers that a hazard is about."""
+    stats = graph.constants.stats(value)
+    if stats is None:
+        return False
+    if reason in (Reason.RANGE, Reason.MASK):
+        return stats.out_of_range(low) is not None
+    if reason is Reason.EPSILON:
+        return stats.uniform is not None and 0 < abs(stats.uniform) < low.smallest_normal
+    return reason is Reason.INDEX and not graph.constants.fits(value, low)
+
+
+def _told(found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str) -> Iterator[str]:
+    """A sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
-        first = next(iter(rows.values()))
+        label, first = next(iter(rows.items()))
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        label = graph.nodes[first.node].label
-        yield f"{detail} lowers {label!r}{more} although that is known to break: {reason.value}: {first.detail}."
+        what = does.format(f"{label!r}{more}")
+        yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
 
 
 def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
@@ -100,17 +130,16 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
     return overrides
 
 
-def _weights(graph: Graph, options: Options) -> frozenset[int]:
+def _weights(graph: Graph, options: Options) -> dict[int, str]:
     """Float32 constants whose name matches a pattern, or that of a node that reads them. Nodes times patterns."""
-    found = set()
+    found: dict[int, str] = {}
     for value in graph.constants.tensors:
         readers = (node.proto.name for node, _ in graph.consumers(value))
         names = {graph.values[value].name, *readers} - {""}
-        if graph.types[value] == FLOAT and any(
-            pattern.fullmatch(name) for pattern in options.weight_patterns for name in names
-        ):
-            found.add(value)
-    return frozenset(found)
+        matching = (one.pattern for one in options.weight_patterns if any(map(one.fullmatch, names)))
+        if graph.types[value] == FLOAT and (text := next(matching, None)) is not None:
+            found[value] = f"low_weights (--low-weight) {text!r}"
+    return found
 
 
 def _from_rule(node: Node, options: Options) -> list[Override]:

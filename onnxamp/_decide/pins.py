@@ -8,7 +8,7 @@ from onnx import NodeProto
 
 from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
-from onnxamp._decide.overrides import forced_hazards
+from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.ports import HIGH, Layout, PortVariables
 from onnxamp._decide.precedence import Claims
 from onnxamp._decide.problem import Problem
@@ -82,6 +82,7 @@ def find_pins(
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
             collector.kernels(graph.nodes[index], layout)
     collector.straight()
+    collector.unsound()
     collector.user_overrides()
     if replay is not None:
         collector.replay(replay)
@@ -100,7 +101,8 @@ def find_pins(
     warned = (_MADE_UP,) if made_up else ()
     if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
         warned = (*warned, _NOT_HONOURED.format(target=options.target))
-    return replace(pins, warnings=(*pins.warnings, *forced, *unmet_lists(problem, pins.verdicts), *warned))
+    lost = lost_weights(graph, problem.overrides, heeded, options.low)
+    return replace(pins, warnings=(*pins.warnings, *forced, *lost, *unmet_lists(problem, pins.verdicts), *warned))
 
 
 def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
@@ -116,6 +118,10 @@ _MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than 
 _NOT_HONOURED = (
     "{target} computes float32 nodes in float16, too, so that no type protects a value: onnxamp check --target {target}"
     " tells what does not fit."
+)
+
+_UNSOUND = (
+    "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report the model."
 )
 
 _IO = "keep_io_types is off for it"
@@ -244,6 +250,16 @@ class _Collector:
             else:
                 self.claims.implies.append((made, reader))
 
+    def unsound(self) -> None:
+        """Keep the nodes in float32 around which a result was wrong, with a warning."""
+        wrong = frozenset(self.options.unsound)
+        nodes = [node for node in self.graph.nodes if not wrong.isdisjoint(node.proto.output)] if wrong else []
+        for node in nodes:
+            self.keep(node.index, Reason.UNSOUND, "", hard=True)
+        if nodes:
+            more = f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
+            self.claims.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
+
     def user_overrides(self) -> None:
         """Pins from overrides of single nodes."""
         self.claims.warnings += self.problem.overrides.warnings
@@ -271,7 +287,7 @@ class _Collector:
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
-                if node.key in by_user:
+                if node.key in by_user and not (node.key == "Cast" and len(variables) > 1):  # which changes no type
                     self.claims.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
                 elif pin is not None and not pin[0] and node.key not in options.user_black:
                     self.claims.default.setdefault(root, Verdict(variable, *pin))

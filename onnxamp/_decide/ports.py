@@ -82,10 +82,13 @@ class PortVariables:
         return self.roots[variable] if variable >= 0 else variable
 
     def at(self, node: Node, value: int = ABSENT) -> set[int]:
-        """Variables of a node: all of them, or those of the ports that carry a value that does not come in as LOW."""
+        """Variables of a node: all of them, or those of the ports that carry a value.
+
+        None carry one that comes in low, as is or because the user asks for it: no reader can spare it the rounding.
+        """
         if value == ABSENT:
             return {*self.of_node.get(node.index, {}).values()}
-        if self.produced[value] == LOW:
+        if self.produced[value] == LOW or self.produced[value] in self.requested_low:
             return set()
         found = {self.consumed[node.index][port] for port, read in enumerate(node.inputs) if read == value}
         if value in node.outputs:

@@ -3,16 +3,23 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, LOW_TYPES
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
-_FLOATS = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS = frozenset({FLOAT, *LOW_TENSORS})
 _WIDE = frozenset({FLOAT, "tensor(double)"})
-_INTEGERS = frozenset({"tensor(int32)", "tensor(int64)", "tensor(uint32)", "tensor(uint64)"})
+_INTEGERS = frozenset(
+    f"tensor({name})"
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    if np.iinfo(name).max > min(low.exact_integers for low in LOW_TYPES.values())
+)
+"""Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,8 @@ class CutProblem:
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
         shielded = {self.graph.nodes[index].outputs[0] for index in self.graph.shields}  # an up-cast of a low value
         computed = {value for value, root in enumerate(made) if root in high} - self.ports.free - shielded
-        stored = {*self.ports.free, *self.graph.ask(low_constants, self.problem.options.low)}
+        weights = self.graph.ask(low_constants, self.problem.options.low)
+        stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
         heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
         for index in self.graph.order:
@@ -294,7 +295,7 @@ class CutProblem:
             sources = [source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)]
             for source in sources:
                 source.update(found)
-            reached.update(found if sources else ())
+            reached.update(found if sources and not self.is_raised(node, weights) else ())
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
     def is_moved(self, node: Node, value: int, made: Sequence[int]) -> bool:
@@ -307,6 +308,10 @@ class CutProblem:
         if node.key == "Cast":
             return node.input(0) != ABSENT and {self.graph.types[value], self.graph.types[node.inputs[0]]} == {*kinds}
         return index in self.graph.exact and self.graph.types[value] == kinds[1]
+
+    def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
+        """Whether a Cast raises a low weight: what it reads is stored, and not rounded on its way."""
+        return node.key == "Cast" and node.input(0) in weights and self.graph.types[node.outputs[0]] == FLOAT
 
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""

@@ -91,7 +91,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
         fused = [nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)]  # a list splits a fusion
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
-    ports = find_variables(graph, options, groups, overrides.low_weights if judged else frozenset())
+    ports = find_variables(graph, options, groups, frozenset(overrides.low_weights) if judged else frozenset())
     hazards: list[Hazard] = []
     if judged:
         fitting, found = fitting_sums(graph, options), graph.ask(accumulator_hazards, low, options.target)

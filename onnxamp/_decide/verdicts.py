@@ -25,6 +25,7 @@ class Reason(Enum):
     PRODUCT = "long float16 product"
     ACCUMULATION = "float16 accumulator"
     WRONG_KERNEL = "wrong kernel"
+    UNSOUND = "unsound result"
     FUSION = "runtime fusion"
     QDQ = "quantized unit"
     MEASURED = "measured"

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, LowType
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.shards import known_stats
@@ -62,7 +62,7 @@ class Constants:
     _makers: Mapping[int, Node] = field(init=False)
     """Value -> the node that makes it, if its elements are constant."""
     _sources: dict[int, int] = field(default_factory=dict)
-    _stats: dict[int, ConstantStats | None] = field(default_factory=lambda: {ABSENT: None})
+    _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _floats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _scalars: dict[int, float | None] = field(default_factory=dict)
 
@@ -72,22 +72,30 @@ class Constants:
         self._makers = {value: node for node in makers for value in node.outputs if value != ABSENT}
         carriers, nodes = op_facts().carriers, view.nodes
         for index in view.order:
-            if nodes[index].key not in carriers:
+            node, source = nodes[index], nodes[index].input(0)
+            if source == ABSENT or self.types[source] not in _FLOATS:
                 continue
-            source = nodes[index].input(0)
-            if source != ABSENT and self.types[source] in _FLOATS:
-                self._sources |= dict.fromkeys(nodes[index].outputs, self.source(source))
+            if node.key in carriers or (node.key == "Cast" and self._is_raised(node)):
+                self._sources |= dict.fromkeys(node.outputs, self.source(source))
         self._sources.pop(ABSENT, None)
 
+    def _is_raised(self, cast: Node) -> bool:
+        """Whether a Cast gives a float32 constant the numbers of a low one, as it stands before stored weights."""
+        source, result = cast.input(0), cast.outputs[0]
+        is_up = result != ABSENT and self.types[source] in LOW_TENSORS and self.types[result] == FLOAT
+        return is_up and self.is_constant(source)
+
     def source(self, value: int) -> int:
-        """The value that this one's elements are moved from; the value itself if they are not moved."""
+        """The value that this one's elements are moved or raised from; the value itself if there is none."""
         return self._sources.get(value, value)
 
     def stats(self, value: int) -> ConstantStats | None:
-        """Statistics of the float32 constant that the value is, or is moved from; None if it is not constant."""
+        """Statistics of the float32 constant that the value is, or comes from; None if it is not constant."""
+        if value == ABSENT or self.types[value] != FLOAT:
+            return None
         source = self._sources.get(value, value)
         if source not in self._stats:
-            self._stats[source] = self._measured(source) if self.types[source] == FLOAT else None
+            self._stats[source] = self._measured(source)
         return self._stats[source]
 
     def _measured(self, value: int) -> ConstantStats | None:
@@ -119,6 +127,16 @@ class Constants:
         """The number that all elements of the constant equal; None if they differ, or the value is not constant."""
         stats = self.stats(value)
         return None if stats is None else stats.uniform
+
+    def fits(self, value: int, low: LowType) -> bool:
+        """Whether low precision holds every number of a small float32 constant exactly; False of large ones."""
+        source = self.source(value)
+        tensor = self.tensors.get(source)
+        array = self._array(source) if tensor is None else self._few(tensor)
+        if array is None:
+            return False
+        rounded = array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)
+        return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
     def scalar(self, value: int) -> float | None:
         """The number that a constant of one element is, None where the value is anything else.

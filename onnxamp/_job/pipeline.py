@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._convert.convert import Converted, convert
-from onnxamp._convert.deciding import analyse_model, in_float32
+from onnxamp._convert.deciding import analyse_safely
 from onnxamp._convert.misspelt import early_warnings, refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._errors import InternalError
 from onnxamp._job.job import Job
 from onnxamp._job.request import Request
 from onnxamp._model.sources import release_sources
@@ -113,10 +112,7 @@ def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
             return job.tuned.plan, job.tuned
-        try:
-            return make_plan(analyse_model(job.model, job.options)[1]), None
-        except InternalError as error:
-            return make_plan(in_float32(job.model, job.options, error)[1]), None
+        return make_plan(analyse_safely(job.model, job.options)[1]), None
 
 
 @contextmanager

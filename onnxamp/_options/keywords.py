@@ -49,5 +49,6 @@ class OptionKeywords(TypedDict, total=False):
     rescaling: Rescaling | None
     split_k: bool
     rounding: Rounding
+    unsound: Iterable[str]
     rule: Rule | None
     strict_options: bool

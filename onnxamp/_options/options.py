@@ -132,6 +132,7 @@ class Options:
         "auto", "--rounding", "How weights are rounded: each to the nearest number, or so that their products on the"
         " inputs stay near; auto is to nearest, and at level auto what pays.", get_args(Rounding),
     )  # fmt: skip
+    unsound: tuple[str, ...] = ()
     rule: Rule | None = None
     strict_options: bool = field(default=False, compare=False)
 
@@ -147,6 +148,7 @@ class Options:
             "keep_nodes": checked_names("keep_nodes", self.keep_nodes),
             "custom_ops": custom_ops_of(self.custom_ops),
             "folded": checked_names("folded", self.folded),
+            "unsound": checked_names("unsound", self.unsound),
             "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
             "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,

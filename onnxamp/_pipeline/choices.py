@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import analyse_safely
 from onnxamp._convert.estimate import Estimate, low_nodes, shapes_at, time_of
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import Proof
@@ -113,10 +113,10 @@ def choices_of(
     What is slower than float32 is left out unless it is allowed.
     """
     model = member.model
-    float32 = clock.choice(analyse_model(model, Options(Level.O0))[1])
+    float32 = clock.choice(analyse_safely(model, Options(Level.O0))[1])
     found: dict[tuple[object, ...], Choice] = {}
     for options in _asked(member, model, samples, provider):
-        choice = clock.choice(analyse_model(model, options, proof=proof)[1])
+        choice = clock.choice(analyse_safely(model, options, proof=proof)[1])
         decided = (choice.plan.dtype, choice.plan.opset, choice.exponents, tuple(choice.plan.decisions().items()))
         if choice.nodes:
             found.setdefault(decided, choice)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import carried_out
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
@@ -142,10 +142,12 @@ class PipelineRuns:
             return self._float32[name]
         if self._converted.get(name, ("",))[0] != choice.key:
             member = next(one for one in self.pipeline.members if one.name == name)
-            _, analysis = analyse_model(member.model, choice.plan.options, choice.plan)
+            model, plan, size = member.model, choice.plan, member.model.stock.size
             path = self.folder / str([one.name for one in self.pipeline.members].index(name))
             path.mkdir(exist_ok=True)
-            made = converted_model(analysis, member.model.stock.size, path / "converted.onnx")
+            made = carried_out(
+                model, plan.options, plan, None, lambda _, found: converted_model(found, size, path / "converted.onnx")
+            )
             backend = self.backends[name]
             ready = Executable(
                 made, backend.provider, backend.emulated, whole=not backend.emulated, budget=self.budget,

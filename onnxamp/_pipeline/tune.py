@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, Unpack
 
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import analyse_safely
 from onnxamp._convert.misspelt import among, misspelt, refuse
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.unmatched import Unmatched
@@ -290,7 +290,7 @@ class _Job:
 
         words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
         plan, error = self.state.plan(words, find)
-        _, analysis = analyse_model(member.model, plan.options, plan)
+        _, analysis = analyse_safely(member.model, plan.options, plan)
         choice = clock.choice(analysis, tolerance=tolerance, error=error, plan=plan)
         return choice if choice.nodes else None
 

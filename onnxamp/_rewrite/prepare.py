@@ -10,6 +10,7 @@ from typing import Final
 
 from onnx import ModelProto, TensorProto
 
+from onnxamp._decide.hazards import beyond_init_max
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.reads import own_casts
 from onnxamp._decide.straight import casts_of_constants
@@ -85,10 +86,12 @@ def prepare(model: Model, options: Options) -> Prepared:
 
 def _kept(graph: Graph, options: Options) -> set[int]:
     """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
+    large = () if options.init_max is None else beyond_init_max(graph, options)
     listed = (node.index for node in graph.nodes if node.key in options.black)
     profile = profile_of(options.target)
     casts = [*casts_of_constants(graph, profile), *own_casts(graph, profile)] if profile is not None else []
-    return {*find_overrides(graph, options).of_node, *listed, *(cast.index for _, cast in casts)}
+    named = find_overrides(graph, options).of_node
+    return {*named, *listed, *(hazard.node for hazard in large), *(cast.index for _, cast in casts)}
 
 
 def with_casts(model: Model, options: Options) -> Prepared:

@@ -20,29 +20,38 @@ from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
+from onnxamp._rewrite.blame import nodes_around
+from onnxamp._rewrite.edits import Edits
 from onnxamp._target.kernels import is_consistent
 
 
-def verify(original: Graph, result: ModelProto, options: Options) -> None:
+def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) -> None:
     """Check that a converted model is well typed and keeps its signature. Complexity: linear in nodes.
 
     Raises:
-        InternalError: it is not, or does not.
+        InternalError: it is not, or does not; the error names the nodes of the original around what is wrong.
         ModelError: it is not, because the original is not either.
     """
-    faults = list(_all_conflicts(Graph.of(result)))
+    graph = Graph.of(result)
+    faults = list(_all_conflicts(graph))
     known = {fault.where for fault in _all_conflicts(original)} if faults else set()
-    new = [f"{fault.where} {fault.text}" for fault in faults if fault.where not in known]
-    before, after = original.model.graph, result.graph
+    new = [fault for fault in faults if fault.where not in known]
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
-    inputs = (original.values[original.scopes[0].names[entry.name]] for entry in before.input)
+    inputs = (original.values[original.scopes[0].names[entry.name]] for entry in original.model.graph.input)
     weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
-    new += _changed("input", before.input, after.input, options, weights)
-    new += _changed("output", before.output, after.output, options, set())
+    for kind, free in (("input", weights), ("output", set[str]())):
+        before, after = (getattr(model.graph, kind) for model in (original.model, result))
+        new += _changed(graph, kind, before, after, options, free)
     if new and (fault := next(_all_conflicts(original), None)):
         raise ModelError(f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}.")
     if new:
-        raise InternalError(f"The converted model would be wrong: {new[0]}. This is a bug: please report the model.")
+        first = f"{new[0].where} {new[0].text}"
+        text = f"The converted model would be wrong: {first}. This is a bug: please report the model."
+        named = {fault.node for fault in new} | {fault.branches for fault in new}
+        values = {fault.output for fault in new} | {fault.value for fault in new}
+        suspected = frozenset(options.unsound)
+        around = nodes_around(original, edits, graph, named - {ABSENT}, values - {ABSENT}, suspected)
+        raise InternalError(text, around)
 
 
 def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
@@ -51,17 +60,19 @@ def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
 
 
 def _changed(
-    kind: str, before: Sequence[ValueInfoProto], after: Sequence[ValueInfoProto], options: Options, free: set[str]
-) -> list[str]:
+    graph: Graph, kind: str, before: Sequence[ValueInfoProto], after: Sequence[ValueInfoProto], options: Options,
+    free: set[str],
+) -> Iterator["Conflict"]:  # fmt: skip
+    """Inputs or outputs of the result that are not what those of the original were."""
     if [entry.name for entry in before] != [entry.name for entry in after]:
-        return [f"the graph's {kind}s changed their names or order"]
-    wrong = []
+        yield Conflict(f"the graph's {kind}s", "changed their names or order")
+        return
     for entry, new in zip(before, after, strict=True):
         was, now = declared_type(entry.type), declared_type(new.type)
         may_be_low = was is not None and (not options.keeps_io(entry.name) or entry.name in free)
         if was != now and not (may_be_low and now == retyped(str(was), options.low)):
-            wrong.append(f"{kind} {entry.name!r} changed from {was} to {now}")
-    return wrong
+            value = graph.scopes[0].names.get(entry.name, ABSENT)
+            yield Conflict(f"{kind} {entry.name!r}", f"changed from {was} to {now}", value=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,8 @@ class Conflict:
         text: what is wrong there.
         node: the node whose types contradict its schema, or what onnx infers.
         branches: the If whose branches differ.
-        output: the value of a graph's output that contradicts its declaration. ABSENT where it is another conflict.
+        output: the value of a graph's output that contradicts its declaration.
+        value: the value that contradicts another declaration. ABSENT, as the others, where it is another conflict.
     """
 
     where: str
@@ -81,6 +93,7 @@ class Conflict:
     node: int = ABSENT
     branches: int = ABSENT
     output: int = ABSENT
+    value: int = ABSENT
 
 
 def type_conflicts(graph: Graph) -> Iterator[Conflict]:
@@ -130,7 +143,7 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
         for entry, source in zip(scope.proto.input, body_sources(node, len(scope.inputs)), strict=True):
             outer = node.input(source) if source >= 0 else ABSENT
             if outer != ABSENT and (text := _mismatch(entry, graph.types[outer])):
-                yield Conflict(f"input {entry.name!r}{suffix}", text)
+                yield Conflict(f"input {entry.name!r}{suffix}", text, value=outer)
     if node.key == "If":
         branches = [[graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
@@ -144,7 +157,8 @@ def _declarations(graph: Graph) -> Iterator[Conflict]:
             value = graph.visible(entry.name, scope.index)
             if value != ABSENT and (text := _mismatch(entry, graph.types[value])):
                 owner = graph.nodes[scope.owner].label if scope.index else ""
-                yield Conflict(f"the value {entry.name!r}" + (f" in a body of {owner!r}" if owner else ""), text)
+                where = f"the value {entry.name!r}" + (f" in a body of {owner!r}" if owner else "")
+                yield Conflict(where, text, value=value)
 
 
 def _outputs(graph: Graph, scope: int, suffix: str) -> Iterator[Conflict]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._convert.analysis import analyse
-from onnxamp._convert.deciding import analyse_model
+from onnxamp._convert.deciding import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.raising import reference_of
 from onnxamp._convert.rounding import MADE_UP
-from onnxamp._errors import RuntimeFailure
+from onnxamp._errors import InternalError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
@@ -102,11 +102,18 @@ def tune(model: Model, options: Options, search: Search, run: Run, rounder: Weig
     with temporary_folder() as folder:
         shared = Shared(run.sample_workers, judge, samples, rounder)
         measured = partial(with_ranges, model, run=run)
-        once = partial(_tune_once, model, backend, shared, run, given, folder)
-        both = partial(tune_both, once=once, measured=measured)
-        found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
-        if search.pick is not None:
-            found = found.picked(search.pick)
+
+        def attempt(options: Options) -> Outcome:
+            kept = replace(run, state=None) if options.unsound else run  # measured with more nodes to lower
+            once = partial(_tune_once, model, backend, shared, kept, given, folder)
+            both = partial(tune_both, once=once, measured=measured)
+            found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
+            return found if search.pick is None else found.picked(search.pick)
+
+        try:
+            found = soundly(options, attempt)
+        except InternalError:
+            found = attempt(all_unsound(model, options))
         if table is not None:
             table.keep(found)
         return found.tuned

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from random import Random
 from typing import Any
 
@@ -29,7 +30,9 @@ FOCUS = (
 )  # fmt: skip
 """Ops of which a random model surely has one; none for the first."""
 
-TARGETS = ("cuda", "cpu", "any", "webgpu", "openvino", "float16-only", "cuda@1.20", "cuda@1.22", "cpu@1.24")
+TARGETS = (
+    "cuda", "cpu", "any", "webgpu", "openvino", "tensorrt", "float16-only", "cuda@1.20", "cuda@1.22", "cpu@1.24",
+)  # fmt: skip
 
 
 def examples(count: int) -> settings:
@@ -64,6 +67,7 @@ def random_options(rng: Random, model: ModelProto) -> dict[str, Any]:
         "freeze_defaults": rng.random() < 0.5,
         "keep_functions": True,
         "init_max": 1.5,
+        "low_weights": [rng.choice((".*", *map(re.escape, names)))],
     }
     return options | {name: value for name, value in extra.items() if rng.random() < 0.2}
 

@@ -197,3 +197,39 @@ def test_a_node_without_its_inputs_or_outputs_is_refused(op):
         del model.graph.node[0].output[:]
     with pytest.raises(ModelError, match="its schema wants at least"):
         onnxamp.convert_model(model)
+
+
+@pytest.mark.parametrize(("kind", "is_index"), [
+    ("int8", False), ("uint8", False), ("int16", True), ("uint16", True), ("int32", True), ("uint32", True),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_casts_to_integers_that_low_precision_cannot_hold_are_index_paths(kind, is_index, dtype):
+    """float16 holds integers up to 2,048 and bfloat16 up to 256: those of 8 bits are exact in both."""
+    to = onnx.TensorProto.DataType.Value(kind.upper())
+    model = parse(
+        f"""(float[2,8] x, float[2,8] step) => ({kind}[2,8] y) {{
+            m = MatMul (x, w) s = Mul (m, step) y = Cast <to = {to}> (s) }}""",
+        w=random(8, 8),
+    )
+    plan = onnxamp.plan_model(model, "O3", target="any", dtype=dtype, keep_io_types=False)
+    assert {row.node for row in plan.rows if not row.low} == ({"s", "y"} if is_index else set())
+    assert {row.reason for row in plan.hazards} == ({"index path"} if is_index else set())
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16"])
+def test_short_integers_that_are_moved_into_floats_count(kind):
+    model = parse(f"""({kind}[2,8] i, float[2,8] w) => (float[2,8] y) {{
+        p = Cast <to = 1> (i) a = Mul (p, w) b = Mul (p, p) s = Sin (b) y = Add (a, s) }}""")
+    found = precisions(model, "O3")
+    assert found["b"] == found["s"] == {False}
+    assert found["a"] == {True}
+
+
+def test_an_image_that_becomes_bytes_lowers_all_that_computes_it():
+    """The postprocessing of a super-resolution network: scaling, clipping and rounding before a Cast to uint8."""
+    model = parse(
+        """(float[1,3,8,8] x) => (uint8[1,3,6,6] y) <float full = {255}, float zero = {0}> {
+            c = Conv (x, w) s = Mul (c, full) l = Clip (s, zero, full) r = Round (l) y = Cast <to = 2> (r) }""",
+        w=random(3, 3, 3, 3),
+    )  # fmt: skip
+    assert {row.low for row in onnxamp.plan_model(model, "O2").rows} == {True}
