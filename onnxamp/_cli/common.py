@@ -20,8 +20,6 @@ from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._printable import printable
-from onnxamp._report.parts import Report
-from onnxamp._report.terminal import fitted, print_report
 from onnxamp._runtime.custom_ops import custom_ops
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from onnxamp._model.model import Model
     from onnxamp._numerics.results import LayerDiff
     from onnxamp._report.html.page import Page
+    from onnxamp._report.parts import Report
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
 
@@ -55,10 +54,12 @@ def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
 def tell(warnings: Iterable[str]) -> None:
     """Print warnings on standard error, -q or not: a mistake in an option must not stay unseen."""
     for text in warnings:
+        from onnxamp._report.terminal import fitted  # noqa: PLC0415 - quiet commands print nothing
+
         click.echo(f"Warning: {fitted(printable(text), 'Warning: ')}", err=True)
 
 
-def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callable[[], str]) -> None:
+def show(options: dict[str, Any], report: Callable[[], "Report"], as_json: Callable[[], str]) -> None:
     """Print what the options ask for: nothing, JSON, or the report.
 
     Raises:
@@ -66,6 +67,8 @@ def show(options: dict[str, Any], report: Callable[[], Report], as_json: Callabl
     """
     if options.get("quiet"):
         return
+    from onnxamp._report.terminal import print_report  # noqa: PLC0415 - quiet commands print nothing
+
     try:
         if options["format"] == "json":
             text = as_json()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -34,16 +34,16 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
-from onnxamp._numerics.results import DiffReport
 from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._printable import printable
-from onnxamp._report.conversion import conversion_json, conversion_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.session import choose_provider
 from onnxamp._tuning.arguments import Search
+
+if TYPE_CHECKING:
+    from onnxamp._numerics.results import DiffReport
 
 
 @new_command("convert")
@@ -104,6 +104,8 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         is_auto(given["level"], given["tolerance"], None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
     if validates:
+        from onnxamp._runtime.session import choose_provider  # noqa: PLC0415 - loads ONNX Runtime
+
         choose_provider(provider_of(given))  # fails before anything is read
     model = Model.of(path)
     check_dims(model, given)
@@ -130,7 +132,10 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     if given["html"]:
         result = Model.read(conversion.target, model)
         write_conversion_page(conversion, result, outcome.tuned, given["html"], samples=outcome.samples)
-    show(given, partial(conversion_report, conversion), partial(conversion_json, conversion))
+    if not given["quiet"]:
+        from onnxamp._report.conversion import conversion_json, conversion_report  # noqa: PLC0415
+
+        show(given, partial(conversion_report, conversion), partial(conversion_json, conversion))
     _finish(validation, conversion.target, quiet=given["quiet"])
 
 
@@ -172,7 +177,7 @@ def _overridden() -> list[str]:
     return [f"The plan replaces {', '.join(given)}: it repeats its decisions."] if given else []
 
 
-def _finish(validation: DiffReport | None, target: Path, *, quiet: bool) -> None:
+def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:
     if validation is not None and not validation.passed and not validation.skipped:
         why = printable(validation.failure or next(iter(validation.warnings), ""))
         raise click.ClickException(f"The result failed its validation, and is in {printable(str(target))}: {why}")

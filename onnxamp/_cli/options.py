@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import click
 from click.core import ParameterSource
@@ -11,21 +11,19 @@ from click.core import ParameterSource
 from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
-from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, Options, default_of
-from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.draws import LEAST, MOST
-from onnxamp._runtime.engines import Executable
-from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples, load_samples
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import BROWSER, Provider, is_plugin
-from onnxamp._runtime.sizes import Sizes
+from onnxamp._runtime.defaults import CURE_SECONDS, LEAST, MOST
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
+
+if TYPE_CHECKING:
+    from onnxamp._numerics.accept import Accept
+    from onnxamp._runtime.engines import Executable
+    from onnxamp._runtime.samples import Samples
+    from onnxamp._runtime.session import Provider
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -84,7 +82,7 @@ def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) 
 # --- where and on what models run ---------------------------------------------------------------------------------
 
 
-def provider_of(options: dict[str, Any]) -> Provider | None:
+def provider_of(options: dict[str, Any]) -> "Provider | None":
     """The provider that was asked for, None for "auto"."""
     provider: Provider = options["provider"].lower()
     return None if provider == "auto" else provider
@@ -92,6 +90,8 @@ def provider_of(options: dict[str, Any]) -> Provider | None:
 
 def target_of_engine(options: dict[str, Any], target: str) -> str:
     """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
+    from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
+
     engine = (provider_of(options) or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
     asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
@@ -186,7 +186,7 @@ def custom_arguments(options: dict[str, Any]) -> tuple[str, ...]:
     return *declared, *(text for path in options.get("libraries", ()) for text in ("--custom-ops-library", str(path)))
 
 
-def given_samples(options: dict[str, Any]) -> Samples | None:
+def given_samples(options: dict[str, Any]) -> "Samples | None":
     """The samples in the file or folder that ``--inputs`` names; None without it.
 
     Raises:
@@ -196,12 +196,14 @@ def given_samples(options: dict[str, Any]) -> Samples | None:
         return None
     if options["dims"] or _changed(options):
         raise ArgumentError("--inputs replaces random inputs: --samples, --dim and --seed have no effect with it.")
+    from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
+
     return load_samples(options["inputs"])
 
 
 def samples_of(
-    model: Model, options: dict[str, Any], target: str | None = None, reference: Executable | None = None
-) -> Samples:
+    model: Model, options: dict[str, Any], target: str | None = None, reference: "Executable | None" = None
+) -> "Samples":
     """The samples that :func:`run_options` ask for, checked before anything runs.
 
     Args:
@@ -213,6 +215,9 @@ def samples_of(
     Raises:
         ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
     """
+    from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs it
+    from onnxamp._runtime.sampling import as_samples  # noqa: PLC0415
+
     given = given_samples(options)
     samples = as_samples(
         given, model, count=options["samples"], seed=options["seed"], dims=options["dims"], reference=reference,
@@ -232,6 +237,8 @@ def check_dims(model: Model, options: dict[str, Any]) -> None:
         ArgumentError: the model has no such dimension.
     """
     if options["dims"]:
+        from onnxamp._runtime.sizes import Sizes  # noqa: PLC0415 - few commands are given sizes
+
         Sizes.of(model.proto.graph.input).resolve(options["dims"])
 
 
@@ -246,12 +253,14 @@ metric_option: Final = click.option(
 """The option that says how outputs are compared."""
 
 
-def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> Accept | None:
+def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> "Accept | None":
     """The function of a name, imported before anything runs."""
     if name is None:
         return None
     if ":" not in name:
         raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.", param=parameter)
+    from onnxamp._numerics.accept import Accept  # noqa: PLC0415 - few commands are given a judge
+
     try:
         return Accept.of(name)
     except ArgumentError as error:

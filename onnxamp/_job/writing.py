@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
@@ -28,13 +28,14 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import Saved, copy_file, save_model
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, unwritable, weight_bytes
-from onnxamp._numerics.results import DiffReport
 from onnxamp._ops.tables import read_table
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import is_remote
 from onnxamp._public import Shown
-from onnxamp._runtime.fingerprints import file_print, versions
 from onnxamp._state.state import Part, fingerprint
+
+if TYPE_CHECKING:
+    from onnxamp._numerics.results import DiffReport
 
 _LOG: Final = logging.getLogger("onnxamp")
 EXTERNAL_DATA: Final = ("auto", "always", "never")
@@ -77,7 +78,7 @@ class Conversion(Shown):
     bytes_after: int
     causes: tuple[Cause, ...] = ()
     speed_up: SpeedUp | None = None
-    validation: DiffReport | None = None
+    validation: "DiffReport | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,8 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     depends_on_samples = job.options.compensates
     if state is None or job.run.renews or depends_on_samples:
         return None
+    from onnxamp._runtime.fingerprints import file_print, versions  # noqa: PLC0415 - few conversions keep a state
+
     model = job.model
     assert model.path is not None
     files = sorted({model.path.resolve(), *model.stock.files})

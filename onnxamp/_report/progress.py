@@ -1,16 +1,13 @@
 """The progress of every command: a bar on a terminal, or in a notebook, and elsewhere a line now and then."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from importlib import import_module
 from time import monotonic
 from typing import Any, Final, TypeAlias
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
 from onnxamp._printable import printable
-from onnxamp._report.terminal import make_console
 from onnxamp._report.text import percent
 
 Told: TypeAlias = Callable[..., None]
@@ -61,9 +58,7 @@ def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Tol
         >>> tuned.held
         True
     """
-    console = make_console(stderr=True)
-    shown = _notebook if console.is_jupyter else _terminal if console.is_terminal else _lines
-    with (_nothing if quiet else shown)() as bar:
+    with (_nothing if quiet else _shown())() as bar:
 
         def told(*step: Any) -> None:
             if len(step) == 1:  # a FolderProgress
@@ -73,6 +68,16 @@ def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Tol
             bar(printable(text), done, total)
 
         yield told
+
+
+def _shown() -> Callable[[], AbstractContextManager[_Bar]]:
+    """Return how progress is shown here."""
+    from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
+
+    console = make_console(stderr=True)
+    if console.is_jupyter:
+        return _notebook
+    return _terminal if console.is_terminal else _lines
 
 
 def _folder_text(running: Sequence[str]) -> str:
@@ -89,12 +94,18 @@ def _nothing() -> Iterator[_Bar]:
 
 @contextmanager
 def _lines() -> Iterator[_Bar]:
+    from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
+
     yield progress_lines(make_console(stderr=True).file.write)
 
 
 @contextmanager
 def _terminal() -> Iterator[_Bar]:
     """What changes before a colon starts anew, with a time left of its own."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
+
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task, current = bar.add_task("starting", total=None), ""

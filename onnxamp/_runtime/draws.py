@@ -16,6 +16,7 @@ import numpy as np
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._graph.determined import is_consistent
 from onnxamp._ops.profiles import sums_low
+from onnxamp._runtime.defaults import LEAST, MOST
 from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.footprint import free_bytes, peak_bytes
 from onnxamp._runtime.inputs import check_inputs
@@ -25,9 +26,6 @@ NUMBERS: Final = 64
 """Numbers that show what the error of an output is. The root mean square of fewer, n, is less than about the cube root
 of n / 64 of that in one case of twenty, as chi-square says for n from 3 on.
 """
-
-LEAST, MOST = 4, 16
-"""Samples where float16 is summed up in float16: the error that one of them shows is a draw."""
 
 _PATIENCE: Final = 20.0
 """Seconds in which other sizes are tried."""
@@ -85,7 +83,7 @@ def usual_count(reference: Executable, draw: Draw, *engines: str | None) -> int:
     """How many made-up samples a verdict takes where nobody says.
 
     One; where an engine (a target or provider) sums up float16 in float16, as many as hold :data:`NUMBERS` numbers of
-    each float output, from :data:`LEAST` to :data:`MOST`. Of an output *y*, (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the
+    each float output, from ``LEAST`` to ``MOST``. Of an output *y*, (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the
     probabilities of a classifier that is sure, a third of all if they are normally distributed. The first sample tells.
 
     Args:
