@@ -13,6 +13,7 @@ import click
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp._paths.reading import reason_of
 from onnxamp._printable import printable
+from onnxamp._workers.signals import is_ended
 
 _INTERRUPTED: Final = 130
 """Exit code of a process that Ctrl-C ends: 128 and the number of the signal."""
@@ -57,7 +58,7 @@ def door() -> Iterator[None]:
         click.echo("Aborted!", err=True)
         raise click.exceptions.Exit(_INTERRUPTED) from None
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.EPIPE:  # nobody reads what is printed
+        if is_ended(error) or (isinstance(error, OSError) and error.errno == errno.EPIPE):  # or nobody reads this
             raise
         raise click.exceptions.Exit(_shown(error)) from None
 

@@ -80,6 +80,13 @@ class Ended(SystemExit):
     """A signal is to end this process; raised in the main thread, which unwinds the stack."""
 
 
+def is_ended(error: BaseException | None) -> bool:
+    """Return whether a signal led to an error: Python and libraries raise others where they meet :class:`Ended`."""
+    while error is not None and not isinstance(error, Ended):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 class Watch:
     """Ends this process on signals. Signals that are ignored when it begins stay so, as ``nohup`` wants it.
 

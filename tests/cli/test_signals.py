@@ -169,6 +169,26 @@ def test_native_libraries_are_not_torn_down(place: Path, number: signal.Signals)
     assert left(place) == []
 
 
+NAMES = """
+from onnxamp._runtime import pieces
+class Field:
+    def __set_name__(self, owner, name):  # of which Python makes a RuntimeError, before 3.12
+        signal.raise_signal(signal.SIGHUP)
+def make_session(*_, **__):
+    try:
+        type("Owner", (), {{"name": Field()}})
+    except BaseException as error:
+        raise ValueError("What a library makes of it.") from error
+pieces.make_session = make_session
+"""
+
+
+def test_what_follows_from_a_signal_is_no_error(place: Path) -> None:
+    with started(place, *COMMANDS["convert"], before=NAMES.format()) as process:
+        output, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGHUP, "", "Aborted!\n")
+
+
 LOADS = """
 from importlib.machinery import ExtensionFileLoader
 load = ExtensionFileLoader.exec_module
