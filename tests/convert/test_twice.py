@@ -133,8 +133,8 @@ MODELS = {
         c = Identity (small)  h = MatMul (x, w)  y = Add (h, c) }""",
     "a function whose body depends on the opset": """(int64 n) => (float[2,3] y, float z, float[k] b)
         <float[2,3] small = {1.125, 1.625, 0.875, 0.875, 2, 2}> {
-        s = Softsign (small)  y = Trilu (small)  r = ReduceMax <keepdims = 0> (s)  z = ThresholdedRelu <alpha = 0.25> (r)
-        b = BlackmanWindow (n) }""",
+        s = Softsign (small)  y = Trilu (small)  r = ReduceMax <keepdims = 0> (s)
+        z = ThresholdedRelu <alpha = 0.25> (r)  b = BlackmanWindow (n) }""",
     "an idle Cast of an input": """(float[2,8] x) => (float[2,8] y) { y = Cast <to = 1> (x) }""",
     "an idle Cast": """(float[2,8] x) => (float[2,8] y, float[2,8] z) {
         y = Cast <to = 1> (x)  h = MatMul (y, w)  z = Softmax (h) }""",
