@@ -122,6 +122,20 @@ MODELS = {
         h = Conv (x, kernel)  y = Relu (h)  z = Dropout (x, ratio) }""",
     "an output by name": """(float[2,8] x) => (float[2,8] y, float[2,8] z) {
         y = MatMul (x, w)  z = MatMul (y, w) }""",
+    "low weights": """(float[2,8] x) => (float[2,8] y, float z) <float[8] small = {1.125, 1.5, 2, 3, 4, 5, 6, 7}> {
+        h = MatMul (x, w)  c = Concat <axis = 0> (small)  z = ReduceMax <keepdims = 0> (c)
+        y = Add (h, c) }""",
+    "a low constant that becomes integers": """(float[2,8] x) => (float[2,8] y, int64[2] z)
+        <float[2] small = {1.125, 1.5}> { y = MatMul (x, w)  z = Cast <to = 7> (small) }""",
+    "an input that becomes integers": """(float[2,8] x) => (float[2,8] y, int32[2,8] z) {
+        y = MatMul (x, w)  z = Cast <to = 6> (x) }""",
+    "large weights that are moved": """(float[2,8] x) => (float[2,8] y) <float[8] small = {9, 1.5, 2, 3, 4, 5, 6, 7}> {
+        c = Identity (small)  h = MatMul (x, w)  y = Add (h, c) }""",
+    "a function whose body depends on the opset": """(int64 n) => (float[2,3] y, float z, float[k] b)
+        <float[2,3] small = {1.125, 1.625, 0.875, 0.875, 2, 2}> {
+        s = Softsign (small)  y = Trilu (small)  r = ReduceMax <keepdims = 0> (s)
+        z = ThresholdedRelu <alpha = 0.25> (r)  b = BlackmanWindow (n) }""",
+    "an idle Cast of an input": """(float[2,8] x) => (float[2,8] y) { y = Cast <to = 1> (x) }""",
     "an idle Cast": """(float[2,8] x) => (float[2,8] y, float[2,8] z) {
         y = Cast <to = 1> (x)  h = MatMul (y, w)  z = Softmax (h) }""",
 }
@@ -130,6 +144,10 @@ WEIGHTS = {"w": (8, 8), "kernel": (3, 2, 2, 2)}
 WISHES: dict[str, dict[str, Any]] = {
     "an output by name": {"keep_nodes": ["y"]},
     "dropout": {"white_list": ["Constant", "Cast"]},
+    "an idle Cast of an input": {"white_list": ["Cast"]},
+    "low weights": {"low_weights": ".*", "init_max": 1.5},
+    "a low constant that becomes integers": {"low_weights": "small"},
+    "large weights that are moved": {"low_weights": ".*", "init_max": 1.5},
 }
 """Options besides the level, the types and the target."""
 
