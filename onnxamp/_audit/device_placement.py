@@ -22,7 +22,7 @@ from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
-from onnxamp._target.kernels import carries, fails, kernel_table, runs_on
+from onnxamp._target.kernels import carries, fails, has_kernel, kernel_table, runs_on
 from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
 
 NONE: Final = "none"
@@ -183,17 +183,17 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         None if fails(target, key, signature, bound, node.proto) else kernel_limit(device_of(target), node.proto, bound)
     )
     for provider in providers if refused is None else (cpu_of(target),):
-        if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-            failing = fails(provider, key, signature, bound, node.proto)
-            if failing is not None:
-                text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
-                return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
+        failing = fails(provider, key, signature, bound, node.proto)
+        if failing is not None:
+            text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
+            return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
+        if has_kernel(provider, key, signature, bound):
             return _runs(provider, target, node, bound, at, refused)
     has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
     if has_body or signature.declared:
         return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
-    if example.wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table(cpu_of(target)).get(key, ())):
+    if example.wrapped and has_kernel(cpu_of(target), key, signature, raised):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"

@@ -3,6 +3,7 @@
 ``_data/kernels/placement.toml`` lists them, each with its source.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -13,18 +14,20 @@ from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.tables import read_table
 
+ANY: Final = "any"
+"""The target that stands for whatever provider: a missing kernel limits it nowhere, one that fails does."""
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 
 @cache
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
-    """(provider, op type) -> its conditions."""
+    """(provider, op type) -> its conditions; what fails on one of the providers fails on "any"."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider, rules in read_table("kernels/placement").items():
         for rule in rules:
             types = {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
-            for op in rule["ops"]:
-                found.setdefault((provider, op), []).append({**rule, **types})
+            for op, place in itertools.product(rule["ops"], (provider, ANY) if rule.get("fails") else (provider,)):
+                found.setdefault((place, op), []).append({**rule, **types})
     return found
 
 
