@@ -17,7 +17,7 @@ from onnxamp._audit.sizes import Sized
 from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.types import bind
+from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
@@ -104,7 +104,7 @@ def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[obje
         if node.signature is None or graph.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
             keys.append(None)
             continue
-        bound = _bound(graph, node)
+        bound = bind_node(node, graph.types)
         wrapped = any(value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs)
         keys.append((_typing(target, node, bound), wrapped))
         if keys[-1] not in examples:
@@ -136,17 +136,6 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
         for node in graph.nodes
         if node.signature is None and not graph.scopes[node.scope].opaque
     ]
-
-
-def _bound(graph: Graph, node: Node) -> dict[str, str]:
-    """Type parameter -> type, from inputs and outputs."""
-    assert node.signature is not None
-    bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
-    for position, value in enumerate(node.outputs):
-        port, kind = node.signature.output(position), None if value == ABSENT else graph.types[value]
-        if port is not None and kind is not None and port.type in node.signature.params:
-            bound.setdefault(node.signature.param(port, position), kind)
-    return bound
 
 
 def _io_types(graph: Graph, node: Node) -> set[str]:

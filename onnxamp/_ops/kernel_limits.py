@@ -72,7 +72,7 @@ def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -
     if "asymmetric" in rule:
         numbers = attribute(node, rule["asymmetric"]) or []
         return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
-    return _is_other(rule, attribute(node, rule["attribute"]))
+    return "attribute" not in rule or _is_other(rule, attribute(node, rule["attribute"]))
 
 
 def _is_other(rule: Mapping[str, Any], value: Any) -> bool:

@@ -21,7 +21,7 @@ from onnx import NodeProto, helper
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind, infer_types
+from onnxamp._graph.types import bind, bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
@@ -214,7 +214,7 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
         if inner.signature is None or _changed_since(signature, inner):
             return False
         inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        bound = bind(inner.signature, inputs)
+        bound = bind_node(inner, inferred)
         if not is_consistent(inner.signature, bound, inputs):
             return False
         if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):

@@ -160,6 +160,25 @@ def test_an_audit_says_that_openvino_fails_at_mixtures() -> None:
     assert "its inputs have different types" in finding.text
 
 
+@pytest.mark.webgpu
+def test_webgpu_thresholds_no_float16() -> None:
+    model = parse("(float[2,4] x) => (float[2,4] y) { h = Relu (x) y = ThresholdedRelu (h) }", 21)
+    for target in ("webgpu", "any"):
+        result = onnxamp.convert_model(model, "O3", target=target)
+        assert types_of(result, "ThresholdedRelu") == [1]
+        run(make_session(result, "webgpu"), numbers(result))
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+def test_a_function_body_runs_if_the_types_that_it_makes_do(low: str) -> None:
+    """OpenVINO has no RandomUniformLike in low precision, which ONNX Runtime makes of Bernoulli."""
+    model = parse("(float[2,4] x) => (float[2,4] y) { h = Sigmoid (x) y = Bernoulli (h) }", 22)
+    result = onnxamp.convert_model(model, "O3", target="openvino", dtype=low)
+    assert types_of(result, "Bernoulli") == [1]
+    run(make_session(result, "openvino"), numbers(result))
+
+
 @pytest.mark.parametrize("target", ENGINES)
 def test_results_run_on_their_engine(script: ModuleType, target: str) -> None:
     op_forms = importlib.import_module("op_forms")
