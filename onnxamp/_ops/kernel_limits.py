@@ -37,10 +37,18 @@ def kernel_limit(provider: str, node: NodeProto, bound: Mapping[str, str]) -> st
     return None if rule is None else str(rule["because"])
 
 
-def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str]) -> str | None:
-    """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not."""
+def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str], *, expanded: bool = False) -> str | None:
+    """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not.
+
+    Args:
+        provider: the provider, or "any".
+        node: the node.
+        bound: type parameter -> type.
+        expanded: whether no kernel takes the node, so that ONNX Runtime expands it.
+    """
     rule = _rule_of(provider, node, bound)
-    return None if rule is None or not rule.get("fails") else str(rule["because"])
+    is_failing = rule is not None and rule.get("fails") and (rule.get("expanded") or not expanded)
+    return str(rule["because"]) if rule is not None and is_failing else None
 
 
 def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mapping[str, Any] | None:

@@ -143,7 +143,7 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
-    if kernel_failure(device_of(provider), proto, bound) is not None:
+    if fails(provider, key, signature, bound, proto) is not None:
         return False
     if provider in UNLIMITED:
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
@@ -169,9 +169,10 @@ def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> 
 
 def fails(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> str | None:
     """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
-    if signature.has_function or provider in UNLIMITED or has_kernel(provider, key, signature, bound):
-        return kernel_failure(device_of(provider), proto, bound)
-    return None
+    is_expanded = provider not in UNLIMITED and not has_kernel(provider, key, signature, bound)
+    if is_expanded and not signature.has_function:
+        return None
+    return kernel_failure(device_of(provider), proto, bound, expanded=is_expanded)
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
