@@ -68,6 +68,7 @@ class TensorRT:
     """TensorRT's builder."""
 
     target = "tensorrt"
+    is_apart = True
 
     def __init__(self) -> None:
         self.builder = EngineBuilder()
@@ -88,6 +89,8 @@ class TensorRT:
 
 class Plugin:
     """A plugin provider that compiles what it takes, and has no registry of kernels."""
+
+    is_apart = False
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -118,7 +121,9 @@ class Answers:
         self.path, self.engine, self.open = path, engine, path.with_suffix(".open")
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         self.known: dict[str, str] = dict(json.loads(line) for line in lines)
-        if self.open.exists():  # the question at which the last run ended
+        if self.open.exists() and engine.is_apart:  # somebody ended the last run
+            self.open.unlink()
+        elif self.open.exists():  # the question that the last run crashed at
             self._keep(self.open.read_text(encoding="utf-8"), "it crashes")
         self.asked = 0
 

@@ -17,13 +17,13 @@ from onnxamp._audit.sizes import Sized
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.types import bind
+from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.tables import read_table
-from onnxamp._target.kernels import carries, fails, kernel_table, runs_on
+from onnxamp._target.kernels import carries, fails, has_kernel, kernel_table, runs_on
 from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
 
 
@@ -240,7 +240,7 @@ def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[obje
         if node.signature is None or graph.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
             keys.append(None)
             continue
-        bound = _bound(graph, node)
+        bound = bind_node(node, graph.types)
         wrapped = any(value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs)
         keys.append((_typing(target, node, bound), wrapped))
         if keys[-1] not in examples:
@@ -272,17 +272,6 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
         for node in graph.nodes
         if node.signature is None and not graph.scopes[node.scope].opaque
     ]
-
-
-def _bound(graph: Graph, node: Node) -> dict[str, str]:
-    """Type parameter -> type, from inputs and outputs."""
-    assert node.signature is not None
-    bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
-    for position, value in enumerate(node.outputs):
-        port, kind = node.signature.output(position), None if value == ABSENT else graph.types[value]
-        if port is not None and kind is not None and port.type in node.signature.params:
-            bound.setdefault(node.signature.param(port, position), kind)
-    return bound
 
 
 def _io_types(graph: Graph, node: Node) -> set[str]:
@@ -319,17 +308,17 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         None if fails(target, key, signature, bound, node.proto) else kernel_limit(device_of(target), node.proto, bound)
     )
     for provider in providers if refused is None else (cpu_of(target),):
-        if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-            failing = fails(provider, key, signature, bound, node.proto)
-            if failing is not None:
-                text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
-                return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
+        failing = fails(provider, key, signature, bound, node.proto)
+        if failing is not None:
+            text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
+            return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
+        if has_kernel(provider, key, signature, bound):
             return _runs(provider, target, node, bound, at, refused)
     has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
     if has_body or signature.declared:
         return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
-    if example.wrapped and any(kernel.takes(signature, raised) for kernel in kernel_table(cpu_of(target)).get(key, ())):
+    if example.wrapped and has_kernel(cpu_of(target), key, signature, raised):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"

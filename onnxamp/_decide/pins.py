@@ -17,13 +17,13 @@ from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import LowType, retyped
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import has_kernel_limits
+from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import Profile, computes_low, profile_of
 from onnxamp._ops.signature import Signature
 from onnxamp._options.levels import Level
@@ -208,8 +208,7 @@ class _Collector:
         options, variables = self.options, self.ports.of_node[node.index]
         free = self.freedoms.get(layout) or self.freedom(node, layout)
         for param in free.high:
-            assert node.signature is not None
-            why = f"no {options.low.name} kernel for {node.key} (opset {node.signature.since}) on {options.target}"
+            why = self.no_kernel(node, layout, param)
             self.claims.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
         if self.profile is not None and reads_no_input(self.graph, self.ports, self.profile, node):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
@@ -221,6 +220,15 @@ class _Collector:
         if free.only_low:
             able = (param for param in layout.params if param not in free.high)
             self.preferred.update(self.ports.root(variables[param]) for param in able)
+
+    def no_kernel(self, node: Node, layout: Layout, param: str) -> str:
+        """Why the target's kernels do not take a parameter in low precision."""
+        target, signature, low = self.options.target, node.signature, self.options.low
+        assert signature is not None
+        lowered = {**layout.bound, param: retyped(layout.bound[param], low)}
+        limit = kernel_limit(device_of(target), node.proto, lowered)
+        why = f"no {low.name} kernel for {node.key} (opset {signature.since}) on {target}"
+        return why if limit is None else f"{why}, since {limit}"
 
     def freedom(self, node: Node, layout: Layout) -> Freedom:
         """What the target's kernels leave to the node."""

@@ -64,6 +64,21 @@ def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:
     return bound
 
 
+def bind_node(node: Node, types: Types) -> dict[str, str]:
+    """Type parameter -> type, from the types of a node's inputs and outputs."""
+    signature = node.signature
+    assert signature is not None
+    inputs, outputs = (
+        [None if value == ABSENT else types[value] for value in ports] for ports in (node.inputs, node.outputs)
+    )
+    bound = bind(signature, inputs)
+    for position, kind in enumerate(outputs):
+        port = signature.output(position)
+        if port is not None and kind is not None and port.type in signature.params:
+            bound.setdefault(signature.param(port, position), kind)
+    return bound
+
+
 def declared_type(proto: TypeProto) -> str | None:
     """The schema string of a declared type; None if it is incomplete, or a kind that holds no convertible floats."""
     prefix, suffix, kind = "", "", proto.WhichOneof("value")

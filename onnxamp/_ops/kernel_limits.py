@@ -3,6 +3,7 @@
 ``_data/kernels/placement.toml`` lists them, each with its source.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -13,18 +14,20 @@ from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.tables import read_table
 
+ANY: Final = "any"
+"""The target that stands for whatever provider: a missing kernel limits it nowhere, one that fails does."""
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
 
 @cache
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
-    """(provider, op type) -> its conditions."""
+    """(provider, op type) -> its conditions; what fails on one of the providers fails on "any"."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider, rules in read_table("kernels/placement").items():
         for rule in rules:
             types = {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
-            for op in rule["ops"]:
-                found.setdefault((provider, op), []).append({**rule, **types})
+            for op, place in itertools.product(rule["ops"], (provider, ANY) if rule.get("fails") else (provider,)):
+                found.setdefault((place, op), []).append({**rule, **types})
     return found
 
 
@@ -34,10 +37,18 @@ def kernel_limit(provider: str, node: NodeProto, bound: Mapping[str, str]) -> st
     return None if rule is None else str(rule["because"])
 
 
-def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str]) -> str | None:
-    """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not."""
+def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str], *, expanded: bool = False) -> str | None:
+    """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not.
+
+    Args:
+        provider: the provider, or "any".
+        node: the node.
+        bound: type parameter -> type.
+        expanded: whether no kernel takes the node, so that ONNX Runtime expands it.
+    """
     rule = _rule_of(provider, node, bound)
-    return None if rule is None or not rule.get("fails") else str(rule["because"])
+    is_failing = rule is not None and rule.get("fails") and (rule.get("expanded") or not expanded)
+    return str(rule["because"]) if rule is not None and is_failing else None
 
 
 def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -69,7 +80,7 @@ def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -
     if "asymmetric" in rule:
         numbers = attribute(node, rule["asymmetric"]) or []
         return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
-    return _is_other(rule, attribute(node, rule["attribute"]))
+    return "attribute" not in rule or _is_other(rule, attribute(node, rule["attribute"]))
 
 
 def _is_other(rule: Mapping[str, Any], value: Any) -> bool:

@@ -53,16 +53,23 @@ def freedom(
     if cpu_of(target) != target and (not legal or (target in UNLIMITED and typed_by_attribute)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
-            wrapped = _legal(cpu_of(target), key, signature, bound, params, low, proto, asked=_may_be_wrapped)
+            wrapped = _legal(target, key, signature, bound, params, low, proto, asked=_may_be_wrapped)
             return _described(params, wrapped | {everything_high}, falls_back=True)
-        legal = _legal(cpu_of(target), key, signature, bound, params, low, proto)
+        legal = _legal(target, key, signature, bound, params, low, proto, asked=_is_left)
     only_low = falls_back and any(any(choice) for choice in legal)
     return _described(params, legal | {everything_high}, falls_back=falls_back, only_low=only_low)
 
 
-def _may_be_wrapped(cpu: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
-    """Whether the CPU runs a float16 node, or a Cast before and behind it in float32."""
-    return fails(cpu, key, signature, bound, proto) is None and agrees(key, signature, bound, proto)
+def _may_be_wrapped(target: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+    """Whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
+    is_failing = any(fails(place, key, signature, bound, proto) for place in (target, cpu_of(target)))
+    return not is_failing and agrees(key, signature, bound, proto)
+
+
+def _is_left(target: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+    """Whether the target leaves a node to the CPU beside it, which runs it."""
+    is_failing = fails(target, key, signature, bound, proto) is not None
+    return not is_failing and runs_on(cpu_of(target), key, signature, bound, proto)
 
 
 def _described(

@@ -21,7 +21,7 @@ from onnx import NodeProto, helper
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind, infer_types
+from onnxamp._graph.types import bind, bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.copying import copied
 from onnxamp._ops.facts import op_facts
@@ -41,7 +41,8 @@ from onnxamp._target.versions import (
 
 PROVIDERS = ("cuda", "cpu", "webgpu", "openvino")
 TARGETS = (*PROVIDERS, *BUILDERS, *UNLIMITED)
-"""Where the result will run; "any" allows what ONNX allows, kernel or not; "float16-only" honours no types."""
+"""Where the result will run. "any" allows what ONNX allows, kernel or not, unless a provider takes it and then fails;
+"float16-only" honours no types."""
 
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
@@ -133,14 +134,21 @@ def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     return any(type_name in names for row in kernel_table(target).get(key, ()) for names in row.types.values())
 
 
+def has_kernel(provider: str, key: str, signature: Signature, bound: Binding) -> bool:
+    """Whether a kernel of the provider takes the op with these types."""
+    return any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ()))
+
+
 def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
+    if fails(provider, key, signature, bound, proto) is not None:
+        return False
     if provider in UNLIMITED:
         if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
             return agrees(key, signature, bound, proto)
-    elif any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
+    elif has_kernel(provider, key, signature, bound):
         return kernel_limit(device_of(provider), proto, bound) is None
     if not signature.has_function or provider in BUILDERS:  # these do not expand functions
         return False
@@ -154,16 +162,17 @@ def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> 
     """
     if len(_FLOATS.intersection(bound.values())) < 2 or not signature.has_function:
         return True
-    if any(kernel.takes(signature, bound) for name in PROVIDERS for kernel in kernel_table(name).get(key, ())):
+    if any(has_kernel(name, key, signature, bound) for name in PROVIDERS):
         return True
     return _body_agrees(signature, _input_types(signature, bound, proto), proto.SerializeToString())
 
 
 def fails(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> str | None:
-    """Why the provider's kernel takes these types and fails all the same; None if it does not."""
-    if any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ())):
-        return kernel_failure(device_of(provider), proto, bound)
-    return None
+    """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
+    is_expanded = provider not in UNLIMITED and not has_kernel(provider, key, signature, bound)
+    if is_expanded and not signature.has_function:
+        return None
+    return kernel_failure(device_of(provider), proto, bound, expanded=is_expanded)
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
@@ -206,7 +215,7 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
         if inner.signature is None or _changed_since(signature, inner):
             return False
         inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        bound = bind(inner.signature, inputs)
+        bound = bind_node(inner, inferred)
         if not is_consistent(inner.signature, bound, inputs):
             return False
         if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from graphs.case import add_weights, parse
 from onnx import ModelProto, helper, shape_inference
@@ -17,6 +18,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._runtime.session import make_session, run
+from onnxamp._target.kernels import kernel_table
+from onnxamp._target.versions import release
 
 FORMS = 150
 """Forms of ops that are run in each test; scripts/ask_runs.py runs them all."""
@@ -29,6 +32,10 @@ SCATTER = """(float[4,4] x, float[2,4] u) => (float[4,4] y) {
     y = Relu (z)
 }"""
 INDEX = {"ScatterND": "[2,1] {0,1}", "ScatterElements": "[2,4] {0,1,0,1,0,1,0,1}"}
+ENGINES = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("webgpu", "openvino")]
+SAMPLE = 12
+"""Ops of each engine that are run in each test."""
+MASKED = "(float[1,2,4,8] q) => (float[1,2,4,8] y) { h = Relu (q) y = Attention (h, k, VALUES, m) }"
 ATTENTION = "(float[1,2,4,8] q) => (float[1,2,4,8] y) { h = Relu (q) y = Attention (h, KEYS, VALUES) }"
 
 
@@ -81,10 +88,26 @@ def test_scatters_run_on_the_cpu(op: str, reduction: str, low: str) -> None:
 
 @pytest.mark.parametrize("op", SCATTERS)
 def test_an_audit_says_that_a_kernel_fails(op: str) -> None:
-    everything_low = onnxamp.convert_model(scatter(op, "add"), "O3", target="any")
+    everything_low = onnxamp.convert_model(scatter(op, "add"), "O3", target="float16-only")
     assert set(types_of(everything_low, op)) == {10}
     findings = str(onnxamp.audit_model(everything_low, "cpu").findings)
     assert "its kernel on CPU fails when it runs" in findings
+
+
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", SCATTERS)
+def test_what_fails_on_a_provider_stays_float32_for_any(op: str, low: str) -> None:
+    for reduction, level in itertools.product(("add", "mul"), ("O1", "O2", "O3")):
+        result = onnxamp.convert_model(scatter(op, reduction), level, target="any", dtype=low)
+        assert set(types_of(result, op)) == {1}, (reduction, level)
+        if low == "float16":
+            run(make_session(result, "cpu"), numbers(result))
+    plan = onnxamp.plan_model(scatter(op, "add"), "O3", target="any", dtype=low)
+    (row,) = (row for row in plan.rows if row.op == op)
+    assert row.reason == "no kernel"
+    assert row.detail.endswith((", since it reduces", ", since it adds up or multiplies"))
+    plain = onnxamp.convert_model(scatter(op, "none"), "O3", target="any", dtype=low)
+    assert 1 not in types_of(plain, op)
 
 
 @pytest.mark.webgpu
@@ -116,6 +139,69 @@ def test_attention_has_one_precision_where_its_body_has(constants: str, preset: 
             run(make_session(result, "cpu"), numbers(result))
 
 
+@pytest.mark.parametrize("values", ["h", "v"])
+@pytest.mark.parametrize("target", ["any", *ENGINES])
+def test_attention_has_one_precision_with_a_constant_mask(target: str, values: str) -> None:
+    model = parse(MASKED.replace("VALUES", values), 23)
+    shapes = {"k": (1, 2, 4, 8), "v": (1, 2, 4, 8), "m": (4, 4)}
+    add_weights(model, {name: shape for name, shape in shapes.items() if name in ("k", "m", values)})
+    for level, preset in itertools.product(("O2", "O3"), ("mindspore", "default")):
+        result = onnxamp.convert_model(model, level, target=target, lists=preset)
+        if target != "webgpu":
+            assert len(set(types_of(result, "Attention"))) == 1, (level, preset)
+        run(make_session(result, "cpu" if target == "any" else target), numbers(result))
+
+
+@pytest.mark.openvino
+def test_an_audit_says_that_openvino_fails_at_mixtures() -> None:
+    text = """(float[1,2,4,8] q, float16[4,4] m) => (float[1,2,4,8] y) { y = Attention (q, k, q, m) }"""
+    mixed = add_weights(parse(text, 23), {"k": (1, 2, 4, 8)})
+    (finding,) = onnxamp.audit_model(mixed, "openvino").findings
+    assert "its inputs have different types" in finding.text
+
+
+@pytest.mark.webgpu
+def test_webgpu_thresholds_no_float16() -> None:
+    model = parse("(float[2,4] x) => (float[2,4] y) { h = Relu (x) y = ThresholdedRelu (h) }", 21)
+    for target in ("webgpu", "any"):
+        result = onnxamp.convert_model(model, "O3", target=target)
+        assert types_of(result, "ThresholdedRelu") == [1]
+        run(make_session(result, "webgpu"), numbers(result))
+    model = parse("(float[2,4] x) => (float[2,4] y) { h = Relu (x) y = ThresholdedRelu (h) }", 22)
+    expanded = onnxamp.convert_model(model, "O3", target="webgpu")  # no kernel takes this version
+    assert types_of(expanded, "ThresholdedRelu") == [10]
+    run(make_session(expanded, "webgpu"), numbers(expanded))
+    assert "fails" not in str(onnxamp.audit_model(expanded, "webgpu").findings)
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+def test_a_function_body_runs_if_the_types_that_it_makes_do(low: str) -> None:
+    """OpenVINO has no RandomUniformLike in low precision, which ONNX Runtime makes of Bernoulli."""
+    model = parse("(float[2,4] x) => (float[2,4] y) { h = Sigmoid (x) y = Bernoulli (h) }", 22)
+    result = onnxamp.convert_model(model, "O3", target="openvino", dtype=low)
+    assert types_of(result, "Bernoulli") == [1]
+    run(make_session(result, "openvino"), numbers(result))
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_results_run_on_their_engine(script: ModuleType, target: str) -> None:
+    op_forms = importlib.import_module("op_forms")
+    opset = min(release("cpu").opset, onnx.defs.onnx_opset_version())
+    ops = [op for op in sorted(kernel_table(target)) if op in op_forms.schemas()]
+    runner, lowered, failing = script.Runner(target), 0, []
+    for op in Random(0).sample(ops, SAMPLE):
+        for form in op_forms.random_form(op, opset, 0):
+            result = onnxamp.convert_model(form.model({}), "O3", target=target)
+            lowered += "Cast" in {node.op_type for node in result.graph.node}
+            refusal = runner.refuses(result)
+            if refusal not in ("", script.LEFT) and not runner.refuses(form.model({})):
+                failing.append((form.name, refusal))
+    runner.rest()
+    assert failing == []
+    assert lowered > 0
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_forms_that_the_table_takes_run_on_the_cpu(script: ModuleType, seed: int, tmp_path: Path) -> None:
     every = [*script.node_forms(), *script.random_forms()]
@@ -125,3 +211,44 @@ def test_forms_that_the_table_takes_run_on_the_cpu(script: ModuleType, seed: int
     answers = script.Answers(tmp_path / "answers.jsonl", script.Runner("cpu"))
     assert list(script.failures(forms, answers)) == []
     assert len(answers.known) > FORMS // 2  # older schemas have fewer forms that load
+    answers.engine.rest()
+
+
+BAD_ENGINE = """
+import base64, os, time
+from onnx import ModelProto
+from onnxamp._runtime.answering import answer_with
+
+asked = []
+
+def serve():
+    answer_with(lambda: answer)
+
+def answer(target, data):
+    name = ModelProto.FromString(base64.b64decode(data)).graph.name
+    asked.append(name)
+    if name == "hangs":
+        time.sleep(600)
+    if name == "crashes":
+        os._exit(3)
+    return {"refusal": "no" if name == "fails" or (name == "is tired" and len(asked) > 1) else ""}
+"""
+
+
+def test_a_question_that_an_engine_dies_of_costs_that_question_alone(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_engine.py").write_text(BAD_ENGINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    runner = script.Runner("bad")
+    runner.child.module = "bad_engine"
+
+    def refusal(name: str) -> str:
+        return str(runner.refuses(ModelProto(graph=onnx.GraphProto(name=name))))
+
+    assert [refusal(name) for name in ("runs", "crashes", "runs")] == ["", "its process ended with exit code 3", ""]
+    assert refusal("is tired") == "", "what fails is asked in a fresh process"
+    assert refusal("fails") == "no"
+    monkeypatch.setattr(script, "SECONDS", 0.5)
+    assert refusal("hangs") == "its process was ended by SIGKILL"
+    runner.rest()
