@@ -24,7 +24,7 @@ from onnxamp._tuning.results import Candidate
 
 TOLERANCES = (1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 1e-2)
 ENCODER = ROOT / "models" / "encoder.onnx"
-SIZE = 256
+SIZE = 512
 HOW: dict[str, Any] = {"provider": "cpu", "device": "Xeon-8480", "target": "any", "count": 1}
 
 
