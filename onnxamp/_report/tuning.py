@@ -88,11 +88,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _exponents(tuned, tuned.exponents)
     if tuned.compensation is not None:
         yield _compensation(tuned, tuned.compensation)
-    if tuned.room is not None and tuned.chosen:
-        yield (
-            "Going by the errors of the faster candidates, using up the rest of the tolerance would save at most"
-            f" {percent(tuned.room, 1.0)} of the time."
-        )
+    if tuned.room is not None:
+        yield _room(tuned, tuned.room)
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:
@@ -105,6 +102,18 @@ def effort(tuned: Tuned) -> Iterator[str]:
             f"No sample runs {count(never, 'node')}: precision there is that of level O2 ({len(tuned.unseen):,} low),"
             " and its error is unknown. Add inputs that reach them."
         )
+
+
+def _room(tuned: Tuned, room: float) -> str:
+    """The bound on the time that a better choice within the tolerance could save."""
+    written = tuned.candidates[tuned.chosen]
+    if any(one.time < written.time for one in tuned.candidates):
+        share = percent(room, 1.0)
+        return (
+            "Going by the errors of the faster candidates, using up the rest of the tolerance would save at most"
+            f" {share} of the time."
+        )
+    return "No candidate is faster than the one that was written, whatever its error."
 
 
 def _exponents(tuned: Tuned, found: Exponents) -> str:
@@ -179,21 +188,8 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
     status = tuning_status(tuned)
     if not tuned.held:
         return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
-    if not written.nodes and (timed := dict(tuned.timed)).get("result"):
-        lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
-        return parts.Verdict(
-            status, "Nothing was gained: the model stays as it is.", (f"Timed whole, the candidate takes {lead}.", text)
-        )
-    lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
-    if not written.nodes and lost is not None:
-        return parts.Verdict(
-            status, "Nothing was gained by the estimate: the model stays as it is.", (_slower(tuned, lost), text)
-        )
     if not written.nodes:
-        others = any(one.nodes and one.best_known_error <= tuned.tolerance for one in tuned.candidates)
-        picked = f"candidate {tuned.chosen} keeps everything float32"
-        why = picked if others else "no node can be in low precision within the tolerance"
-        return parts.Verdict(status, f"Nothing was converted: {why}.", (text,))
+        return _unconverted(tuned, status, text)
     share = percent(written.bytes, 1.0)
     details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
     return parts.Verdict(
@@ -216,6 +212,28 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
     if number != tuned.chosen:
         return f"{text}. --pick {number} writes them, and --allow-slower as much low precision as the tolerance allows."
     return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
+
+
+def _unconverted(tuned: Tuned, status: parts.Status, text: str) -> parts.Verdict:
+    """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
+    written, timed = tuned.candidates[tuned.chosen], dict(tuned.timed)
+    held = [one for one in tuned.candidates if one.nodes and one.best_known_error <= tuned.tolerance]
+    if any(one.time <= written.time for one in held) or (held and not tuned.smaller):
+        return parts.Verdict(
+            status, f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.", (text,)
+        )
+    if timed.get("result"):
+        lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
+        return parts.Verdict(
+            status, "Nothing was gained: the model stays as it is.", (f"Timed whole, the candidate takes {lead}.", text)
+        )
+    lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
+    if lost is not None:
+        return parts.Verdict(
+            status, "Nothing was gained by the estimate: the model stays as it is.", (_slower(tuned, lost), text)
+        )
+    why = "no node can be in low precision within the tolerance"
+    return parts.Verdict(status, f"Nothing was converted: {why}.", (text,))
 
 
 def _smaller(tuned: Tuned) -> str:

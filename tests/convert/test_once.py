@@ -42,7 +42,7 @@ COMMANDS = {
     "convert unseen": ("convert", "model.onnx", "-o", "unseen.onnx", "--no-validate"),
     "diff": ("diff", "model.onnx", "low.onnx", "--no-cure"),
     "check": ("check", "model.onnx"),
-    "tune": ("tune", "model.onnx", "-o", "tuned.onnx", "--samples", "1"),
+    "tune": ("tune", "model.onnx", "-o", "tuned.onnx", "--samples", "1", "--allow-slower"),
     "inspect": ("inspect", "model.onnx"),
     "view": ("view", "model.onnx"),
 }

@@ -105,7 +105,8 @@ def run(models):
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Spoken:
     base = tmp_path_factory.mktemp("speech")
     page, state = base / "page.html", base / "state.json"
-    arguments = ("tune", SPEECH / "pipeline.toml", "-o", base / "out", "--provider", "cpu", "--state", state)
+    arguments = ("tune", SPEECH / "pipeline.toml", "-o", base / "out", "--provider", "cpu", "--state", state,
+                 "--device", "T4")  # fmt: skip
     result = run(*arguments, "--html", page, "--save-plan", base / "plans", "--format", "json")
     assert result.exit_code == 0, result.output
     return base / "out", report_of(result), page.read_text(encoding="utf-8")
@@ -151,7 +152,7 @@ def test_the_page_of_the_toy_pipeline(spoken: Spoken) -> None:
 
 def test_a_finished_tuning_resumes_with_one_run(spoken: Spoken) -> None:
     out, report, _ = spoken
-    arguments = ("tune", SPEECH / "pipeline.toml", "-o", "again", "--provider", "cpu")
+    arguments = ("tune", SPEECH / "pipeline.toml", "-o", "again", "--provider", "cpu", "--device", "T4")
     result = run(*arguments, "--state", out.parent / "state.json", "--format", "json")
     assert result.exit_code == 0, result.output
     again = report_of(result)
@@ -159,6 +160,14 @@ def test_a_finished_tuning_resumes_with_one_run(spoken: Spoken) -> None:
     assert again["trials"] == report["trials"]
     for path in out.iterdir():
         assert Path("again", path.name).read_bytes() == path.read_bytes()
+
+
+def test_slower_models_are_written_only_if_that_is_allowed() -> None:
+    """A product as small as this is smaller in float16, and slower by the Casts around it."""
+    found = tuned({"one": product()}, 1e-2, dtypes=["float16"], allow_slower=False)
+    assert choices(found) == {"one": "float32"}
+    assert "--allow-slower takes slower ones." in " ".join(str(found).split())
+    assert choices(tuned({"one": product()}, 1e-2, dtypes=["float16"])) != {"one": "float32"}
 
 
 # --- what is decided ----------------------------------------------------------------------------------------------

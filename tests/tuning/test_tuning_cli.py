@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, is_one_sentence, report_of, run, saved, small
-from graphs.case import parse
+from graphs.case import add_weights, parse
 from mask_runs import mask_runs
-from onnx import TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 import onnxamp
@@ -58,6 +58,7 @@ def test_json() -> None:
         2,
         "--device",
         "H100",
+        "--allow-slower",
     )
     assert result.exit_code == 0
     found = report_of(result)
@@ -82,7 +83,7 @@ def test_times_are_those_of_what_the_target_is_for(target: str, device: str) -> 
 
 def test_quiet_and_default_output() -> None:
     saved(onnx.load(CLASSIFIER), "net.onnx")
-    result = run("tune", "net.onnx", "-q")
+    result = run("tune", "net.onnx", "-q", "--allow-slower")
     assert (result.exit_code, result.output) == (0, "")
     assert TensorProto.FLOAT16 in weight_types("net_fp16.onnx")
 
@@ -127,8 +128,17 @@ def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weight_types("b.onnx") == weight_types(str(ENCODER))
 
 
+def products() -> ModelProto:
+    """Products whose weights take longer to read than Casts."""
+    random, size = np.random.default_rng(0), 2048
+    weights = {name: (random.standard_normal((size, size)) / size**0.5).astype(np.float32) for name in "ab"}
+    text = f"(float[1,{size}] x) => (float[1,{size}] y) {{ h = MatMul (x, a) y = MatMul (h, b) }}"
+    return add_weights(parse(text), weights)
+
+
 def test_picking_float32_is_not_called_a_failure_to_lower() -> None:
-    arguments = ("tune", DECODER, "-o", "out.onnx", "--samples", 1, "--tolerance", "1e-3")
+    onnx.save(products(), "net.onnx")
+    arguments = ("tune", "net.onnx", "-o", "out.onnx", "--samples", 1)
     candidates = report_of(run(*arguments, "--format", "json"))["tuning"]["candidates"]
     told = run(*arguments, "--pick", len(candidates) - 1).output
     assert f"Nothing was converted: candidate {len(candidates) - 1} keeps everything float32." in told
@@ -201,18 +211,20 @@ def test_files_with_external_data() -> None:
 
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-9])
 def test_convert_file_at_level_auto(tolerance: float) -> None:
-    samples = onnxamp.random_samples(onnx.load(CLASSIFIER), 2)
+    model = products()
+    samples = onnxamp.random_samples(model, 2)
+    onnx.save(model, "net.onnx")
     data: dict[str, Any] = {"tolerance": tolerance, "samples": samples, "dtype": "float16"}
-    made = onnxamp.convert_file(CLASSIFIER, "out.onnx", "auto", **data, validate=False)
+    made = onnxamp.convert_file("net.onnx", "out.onnx", "auto", **data, validate=False)
     assert made.plan.level == "auto"
-    assert onnx.load("out.onnx") == onnxamp.convert_model(CLASSIFIER, "auto", **data)
+    assert onnx.load("out.onnx") == onnxamp.convert_model("net.onnx", "auto", **data)
     assert (TensorProto.FLOAT16 in weight_types("out.onnx")) == (tolerance == 1e-2)
-    assert onnxamp.convert_file(CLASSIFIER, "again.onnx", plan=made.plan, validate=False).plan.rows
+    assert onnxamp.convert_file("net.onnx", "again.onnx", plan=made.plan, validate=False).plan.rows
     assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()
 
 
 def test_page() -> None:
-    options = ["--tolerance", "7e-4", "--samples", 1, "--no-fold", "--html", "report.html", "-q"]
+    options = ["--tolerance", "7e-4", "--samples", 1, "--no-fold", "--allow-slower", "--html", "report.html", "-q"]
     result = run("tune", ENCODER, "-o", "out.onnx", *options)
     assert (result.exit_code, result.output) == (0, "")
     page = Path("report.html").read_text(encoding="utf-8")
