@@ -16,7 +16,7 @@ from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, scope_graphs
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._runtime.emulate import without_rounding
 
 

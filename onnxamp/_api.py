@@ -17,9 +17,8 @@ from onnxamp._job.request import Request, Validation
 from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
-from onnxamp._options.auto import TOLERANCE, is_auto
 from onnxamp._options.keywords import OptionKeywords
-from onnxamp._options.levels import Level, LevelName
+from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.defaults import BUDGET

@@ -18,7 +18,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, nump
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import scope_graphs
-from onnxamp._model.converter import WeightConverter
+from onnxamp._model.blobs import WeightConverter
 from onnxamp._rewrite.apply import apply_edits
 
 LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -1,19 +1,69 @@
 """The Casts of a model: how many there are, how much data they move, and which of them are redundant."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from onnx import helper
 
 from onnxamp._audit.findings import Casts, Finding
-from onnxamp._audit.sizes import Sized
+from onnxamp._convert.estimate import shapes_at
 from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.trips import DEFAULT_TRIPS, guessed_scopes, loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
+from onnxamp._runtime.sizes import Sizes, dim_name, is_open, listed
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Shapes of values.
+
+    Attributes:
+        shapes: shape by value index.
+        assumed: dimension of an input -> the size that is assumed, as for made-up inputs; empty for given inputs.
+    """
+
+    shapes: Sequence[Shape | None]
+    assumed: Mapping[str, int]
+
+    @property
+    def told(self) -> str:
+        """At which sizes figures hold, to follow them; "" where nothing is assumed."""
+        return f" at {listed(self.assumed)} (assumed)" if self.assumed else ""
+
+    def elements(self, value: int) -> int | None:
+        """Return the number of elements of a value; None if a size is unknown."""
+        shape = self.shapes[value]
+        return None if shape is None or None in shape else elements(shape)
+
+
+def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
+    """Return the shapes for given inputs; without any, for inputs of the sizes that made-up ones have."""
+    if given:
+        return Sized(shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {})
+    weights = {tensor.name for tensor in graph.model.graph.initializer}
+    entries = [
+        entry for entry in graph.model.graph.input
+        if entry.name not in weights and entry.type.HasField("tensor_type")
+        and entry.type.tensor_type.HasField("shape")
+    ]  # fmt: skip
+    assumed = Sizes.of(entries).resolve({})
+    if not assumed:
+        return Sized(graph.shapes, {})
+    shapes = {
+        entry.name: tuple(
+            assumed[dim_name(entry.name, axis, dim)] if is_open(dim) else dim.dim_value
+            for axis, dim in enumerate(entry.type.tensor_type.shape.dim)
+        )
+        for entry in entries
+    }
+    return Sized(shapes_at(graph, shapes), assumed)
+
 
 _FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."

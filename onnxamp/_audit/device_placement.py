@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from onnxamp._audit.casts import element_bytes
+from onnxamp._audit.casts import Sized, element_bytes
 from onnxamp._audit.findings import Finding
-from onnxamp._audit.sizes import Sized
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements

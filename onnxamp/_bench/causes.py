@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from onnxamp._bench.executed import executed
 from onnxamp._bench.records import Bench, Cause, OpTime, Timing
+from onnxamp._bench.timing import executed
 
 _CAST_SHARE: Final = 0.03
 _SEARCH: Final = 20.0

@@ -9,20 +9,44 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._bench.executed import executed
 from onnxamp._bench.records import Latency, OpTime, Ratio
 from onnxamp._graph.collecting import no_collections
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.tables import read_table
 from onnxamp._runtime.profile import engine_kernels, is_dispatch_only, times_of
 from onnxamp._runtime.profiled_run import profiled_run
 from onnxamp._runtime.session import Provider, short_provider
 from onnxamp._runtime.values import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """The tables of ``_data/executed.toml``."""
+
+    channels: Mapping[str, int]
+    convolutions: frozenset[str]
+    conv_activations: frozenset[str]
+    attentions: frozenset[str]
+    copies: frozenset[str]
+    glue: frozenset[str]
+    standard: Mapping[str, str]
+    kernels: Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def executed() -> Executed:
+    """The facts, parsed at the first call."""
+    data = read_table("executed")
+    ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
+    return Executed(data["channels"], **ops, standard=data["standard"], kernels=data["kernels"])
+
 
 Run = Callable[[], None]
 Clock = Callable[[], float]

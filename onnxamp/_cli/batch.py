@@ -11,8 +11,7 @@ import click
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import IN_FOLDER, show
-from onnxamp._cli.options import options_of, provider_of
-from onnxamp._cli.workers import place_of
+from onnxamp._cli.options import options_of, place_of, provider_of
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError
 from onnxamp._job.folder import FolderProgress

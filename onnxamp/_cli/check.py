@@ -14,6 +14,8 @@ from onnxamp._cli.options import (
     cure_time_option,
     custom_ops_option,
     model_argument,
+    place_of,
+    place_options,
     provider_of,
     report_options,
     run_options,
@@ -21,7 +23,6 @@ from onnxamp._cli.options import (
     state_option,
 )
 from onnxamp._cli.types import Target
-from onnxamp._cli.workers import place_of, place_options
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run

@@ -18,24 +18,24 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
+    place_options,
+    preset_options,
     provider_of,
     run_options,
+    run_options_of,
     sampling_arguments,
     state_option,
     target_option,
     unlike_target,
 )
-from onnxamp._cli.presets import preset_options
 from onnxamp._cli.types import FILE, LevelChoice
-from onnxamp._cli.workers import place_options, run_options_of
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._errors import ArgumentError
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
-from onnxamp._options.auto import TOLERANCE, is_auto
-from onnxamp._options.levels import Level, LevelName
+from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._printable import printable
 from onnxamp._report.progress import progress_bar

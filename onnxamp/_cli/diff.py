@@ -15,6 +15,8 @@ from onnxamp._cli.options import (
     custom_ops_option,
     metric_option,
     option_group,
+    place_of,
+    place_options,
     provider_of,
     report_options,
     run_options,
@@ -24,7 +26,6 @@ from onnxamp._cli.options import (
     target_of_engine,
 )
 from onnxamp._cli.types import FILE, Target
-from onnxamp._cli.workers import place_of, place_options
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources

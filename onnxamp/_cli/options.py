@@ -1,7 +1,7 @@
 """The groups of options that commands share, and what they mean to the library."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
@@ -12,12 +12,14 @@ from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.metrics import DiffMetric
-from onnxamp._options.command_line import CommandLine
+from onnxamp._ops.tables import read_table
 from onnxamp._options.levels import Level
-from onnxamp._options.options import COMMAND_LINE, Options, default_of
-from onnxamp._runtime.defaults import CURE_SECONDS, LEAST, MOST
+from onnxamp._options.options import COMMAND_LINE, CommandLine, Options, default_of
+from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS, LEAST, MOST
+from onnxamp._runtime.run import Report, RunOptions
 from onnxamp._target.kernels import TARGETS
 from onnxamp._target.versions import device_of
+from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
     from onnxamp._numerics.accept import Accept
@@ -353,3 +355,60 @@ def options_of(given: dict[str, Any], level: str | None = None) -> Options:
     """
     keywords = {name: spelled.meaning(given[name]) for name, spelled in COMMAND_LINE.items()}
     return Options.of(level or given.get("level", Level.O2), keywords | {"strict_options": True})
+
+
+place_options: Final = option_group(
+    click.option("--jobs", metavar="N", type=click.IntRange(1),
+                 help="Worker processes, for models of a folder, samples and data files [a folder: one per core; else"
+                 " none]."),
+    click.option("--cluster", metavar="local|ADDRESS",
+                 help="Let the worker processes be those of a Ray cluster; local starts one on this machine."),
+)  # fmt: skip
+"""The options that say which worker processes to use."""
+
+
+def place_of(options: dict[str, Any]) -> Place:
+    """The worker processes that are asked for.
+
+    Raises:
+        ArgumentError: a value is wrong.
+    """
+    return Place(options["jobs"], options["cluster"])
+
+
+def run_options_of(options: dict[str, Any], report: Report) -> RunOptions:
+    """Return how models run, as the options of a command ask for it.
+
+    Raises:
+        ArgumentError: the inputs cannot be read, or options for random ones are given as well.
+    """
+    return RunOptions(
+        samples=given_samples(options),
+        count=options["samples"],
+        seed=options["seed"],
+        dims=options["dims"],
+        provider=provider_of(options),
+        place=place_of(options),
+        state=options["state"],
+        report=report,
+        budget=options["budget"] << 20 if "budget" in options else BUDGET,
+    )
+
+
+_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = read_table("presets")
+
+
+def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> None:
+    """Make the options of a preset the defaults; it is read before the others."""
+    if preset is not None:
+        context.default_map = {**(context.default_map or {}), **_PRESETS[preset]["options"]}
+
+
+preset_options: Final = option_group(
+    click.option("--preset", type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
+                 is_eager=True, expose_value=False, callback=_apply,
+                 help="Options for other software; those that are given replace them. transformers.js: "
+                      + _PRESETS["transformers.js"]["summary"] + "."),
+    click.option("--data-names", type=click.Choice(list(_PRESETS)),
+                 help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js."),
+)  # fmt: skip

@@ -22,7 +22,7 @@ from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.nearest import suggestion
-from onnxamp._model.converter import WeightConverter
+from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources

@@ -14,13 +14,14 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
     output_options,
+    place_options,
+    preset_options,
     run_options,
+    run_options_of,
     state_option,
     target_option,
     unlike_target,
 )
-from onnxamp._cli.presets import preset_options
-from onnxamp._cli.workers import place_options, run_options_of
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request
 from onnxamp._job.writing import Sink

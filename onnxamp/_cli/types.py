@@ -11,7 +11,7 @@ import click
 from onnxamp._cli.common import IN_FOLDER
 from onnxamp._dtypes import dtype_name
 from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError
-from onnxamp._options.opsets import check_opset
+from onnxamp._options.checks import check_opset
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._printable import printable
 from onnxamp._target.kernels import check_target

@@ -22,9 +22,9 @@ from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
-from onnxamp._model.converter import WeightConverter
-from onnxamp._model.copying import copied
+from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
+from onnxamp._model.protos import copied
 from onnxamp._model.storage import load_external_data
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options

@@ -7,7 +7,7 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.deciding import is_low
-from onnxamp._convert.held_back import held_back
+from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph

@@ -24,8 +24,7 @@ from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
-from onnxamp._patterns.patterns import patterns_of
-from onnxamp._patterns.split_products import split_products
+from onnxamp._patterns.patterns import patterns_of, split_products
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from onnxamp._extract.region import Recorded, Region, assembled
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.view import Node
-from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.protos import copy_without
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches

@@ -15,10 +15,9 @@ from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._extract.cutout import Cut, MainGraph
 from onnxamp._graph.view import View
-from onnxamp._model.converter import WeightConverter
-from onnxamp._model.copying import copied, copy_fields
+from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
-from onnxamp._model.protos import node_bodies, tensors_of
+from onnxamp._model.protos import copied, copy_fields, node_bodies, tensors_of
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
 from onnxamp._model.weights import embed

@@ -1,22 +1,270 @@
 """The graph of a model with all analyses of it, each computed once, on first use."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeAlias, TypeVar
 
-from onnx import ModelProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._errors import ModelError
 from onnxamp._graph.constants import Constants
-from onnxamp._graph.resolve import resolve
 from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
 from onnxamp._graph.types import Types, infer_types
-from onnxamp._graph.view import ABSENT, Node, View, shadowing
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.ask import Asked
 from onnxamp._model.model import Model
-from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._model.protos import node_bodies, opset_imports
+from onnxamp._model.record import record
+from onnxamp._ops.facts import is_exact, op_facts, op_key
+from onnxamp._ops.signature import Signature, SignatureBook
+
+V = TypeVar("V", bound=View)
+
+
+def resolve(make: Callable[..., V], model: ModelProto) -> V:
+    """Resolve the names of a model. Complexity: linear in nodes, names and attributes.
+
+    Args:
+        make: constructs a View, or a class derived from it, from the fields of a View.
+        model: any ModelProto; it must not change while the view is in use.
+
+    Raises:
+        ModelError: a name is defined twice or not at all, or nodes form a cycle.
+        OpsetError: the installed onnx does not know the opset.
+    """
+    builder = _Builder(SignatureBook(opset_imports(model)), model.ir_version >= 4)
+    pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
+    while pending:  # breadth first, so that a node's bodies keep their order
+        pending.extend(builder.define(*pending.popleft()))
+    builder.resolve()
+    return make(
+        model,
+        builder.book,
+        tuple(builder.scopes),
+        tuple(builder.nodes),
+        tuple(builder.values),
+        builder.results,
+        tuple(_topological(builder)),
+    )
+
+
+_Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
+
+
+@record
+class _Kind:
+    """What is known of all nodes of an op type."""
+
+    key: str
+    signature: Signature | None
+    is_control_flow: bool
+    may_have_bodies: bool
+    """Whether its attributes are searched for bodies, which is slow: other ops of ai.onnx have none."""
+
+
+_Row: TypeAlias = tuple[NodeProto, int, _Kind, tuple[int, ...]]
+"""A node whose inputs are not resolved yet, its scope, its kind, and its outputs."""
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builds the values, nodes and scopes of a view."""
+
+    book: SignatureBook
+    overridable: bool
+    values: list[Value] = field(default_factory=list)
+    scopes: list[Scope] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    needs: dict[int, list[int]] = field(default_factory=dict)
+    """Node -> values of its scope that its bodies read."""
+    unordered: set[int] = field(default_factory=set)
+    """Scopes in which a node stands before one that it depends on."""
+    kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
+    """By domain and op type."""
+
+    def define(self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool) -> list[_Pending]:
+        """Add a scope with everything it defines, and return the bodies of its nodes."""
+        scope, names, first = len(self.scopes), {}, len(self.rows)  # type: ignore[var-annotated]
+        if owner != ABSENT:
+            self.bodies.setdefault(owner, []).append((attribute, scope))
+        listed = {item.name for item in graph.input} if scope == 0 and self.overridable else set()
+        stored, overridable = Origin.INITIALIZER, Origin.DEFAULT
+        for item in graph.initializer:
+            name = item.name
+            self._add(names, name, scope, overridable if name in listed else stored)
+        for sparse in graph.sparse_initializer:
+            self._add(names, sparse.values.name, scope, Origin.SPARSE)
+        for port, entry in enumerate(graph.input):
+            if entry.name not in names or self.values[names[entry.name]].origin is Origin.INPUT:
+                self._add(names, entry.name, scope, Origin.INPUT, port)
+        pending: list[_Pending] = []
+        origin, values = Origin.NODE, self.values
+        for index, node in enumerate(graph.node, first):
+            kind, outputs = self._kind(node), []
+            for port, name in enumerate(node.output[:]):  # a slice: protobuf's own iterators are slow
+                if not name:
+                    outputs.append(ABSENT)
+                    continue
+                if name in names:
+                    raise self._twice(name, scope)
+                names[name] = value = len(values)
+                values.append(Value(value, name, scope, origin, index, port))
+                outputs.append(value)
+            self.rows.append((node, scope, kind, tuple(outputs)))
+            if kind.may_have_bodies:
+                unknown = opaque or not kind.is_control_flow
+                pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
+        nodes, inputs = range(first, len(self.rows)), tuple([names[entry.name] for entry in graph.input])
+        self.scopes.append(Scope(scope, parent, owner, graph, opaque, names, nodes, inputs, ()))
+        return pending
+
+    def _kind(self, node: NodeProto) -> _Kind:
+        name = node.domain, node.op_type
+        kind = self.kinds.get(name)
+        if kind is None:
+            key, signature = op_key(node), self.book.get(*name)
+            is_control_flow = key in op_facts().control_flow
+            may_have_bodies = is_control_flow or signature is None or "::" in key
+            kind = self.kinds[name] = _Kind(key, signature, is_control_flow, may_have_bodies)
+        return kind
+
+    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, port: int = 0) -> None:
+        if name in names:
+            raise self._twice(name, scope)
+        names[name] = len(self.values)
+        self.values.append(Value(len(self.values), name, scope, origin, ABSENT, port))
+
+    def _twice(self, name: str, scope: int) -> ModelError:
+        where = self._where(scope)
+        return ModelError(f"The value {name!r} is defined twice in {where}: every name must be unique there.")
+
+    def _where(self, scope: int) -> str:
+        owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
+        return "the graph" if scope == 0 else f"a subgraph of {self.rows[owner][0].name!r}"
+
+    def find(self, name: str, scope: int) -> int:
+        """Value index of a name as seen from a scope; records which outer nodes depend on it."""
+        path: list[int] = []
+        while scope != ABSENT:
+            value = self.scopes[scope].names.get(name)
+            if value is not None:
+                if path:
+                    self.needs.setdefault(self.scopes[path[-1]].owner, []).append(value)
+                return value
+            path.append(scope)
+            scope = self.scopes[scope].parent
+        return ABSENT
+
+    def resolve(self) -> None:
+        """Resolve names to value indices, and record results."""
+        values, nodes = self.values, self.nodes
+        self.results = [()] * len(values)
+        for index, (proto, home, kind, outputs) in enumerate(self.rows):
+            names, inputs = self.scopes[home].names, []
+            for name in proto.input[:]:
+                value = names.get(name)
+                if value is None:
+                    value = self._outer(name, proto, home) if name else ABSENT
+                elif values[value].producer >= index:
+                    self.unordered.add(home)
+                inputs.append(value)
+            bodies = tuple(self.bodies.get(index, ()))
+            nodes.append(Node(index, home, proto, kind.key, kind.signature, tuple(inputs), outputs, bodies))
+        for position, scope in enumerate(self.scopes):
+            outputs = tuple([self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output)])
+            self.scopes[position] = replace(scope, outputs=outputs)
+        for owner, needed in self.needs.items():
+            if any(self.values[value].producer >= owner for value in needed):
+                self.unordered.add(self.nodes[owner].scope)
+
+    def _outer(self, name: str, proto: NodeProto, home: int) -> int:
+        """The value that a node reads; ABSENT where an opaque scope does not define it."""
+        value = self.find(name, home)
+        if value == ABSENT and not self.scopes[home].opaque:
+            label = proto.name or next(iter(proto.output), "")
+            raise ModelError(f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines.")
+        return value
+
+    def _result(self, name: str, scope: Scope, port: int) -> int:
+        value = self.find(name, scope.index)
+        if value == ABSENT:
+            if not scope.opaque:
+                raise ModelError(f"The output {name!r} of {self._where(scope.index)} is produced by nothing.")
+            return ABSENT
+        self.results[value] += ((scope.index, port),)
+        return value
+
+
+def _topological(builder: _Builder) -> list[int]:
+    """All nodes, producers first, otherwise in the file's order. O(n log n); linear where the file's order holds."""
+    orders = [_scope_order(builder, scope) for scope in builder.scopes]
+    if not builder.bodies:
+        return [*orders[0]]
+    result: list[int] = []
+    stack = [iter(orders[0])] if orders else []
+    finishing: list[int] = [ABSENT]
+    while stack:
+        node = next(stack[-1], None)
+        if node is None:
+            stack.pop()
+            done = finishing.pop()
+            if done >= 0:
+                result.append(done)
+            continue
+        bodies = builder.nodes[node].bodies
+        if not bodies:
+            result.append(node)
+            continue
+        stack.append(iter([inner for _, scope in bodies for inner in orders[scope]]))
+        finishing.append(node)
+    return result
+
+
+def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
+    """The nodes of one scope, producers first: the file's order if that holds there."""
+    if scope.index not in builder.unordered:
+        return scope.nodes
+    waiting: dict[int, int] = {}
+    dependants: dict[int, list[int]] = {}
+    ready: list[int] = []
+    for index in scope.nodes:
+        producers = _makers(builder, scope, index)
+        waiting[index] = len(producers)
+        for producer in producers:
+            dependants.setdefault(producer, []).append(index)
+        if not producers:
+            ready.append(index)
+    heapify(ready)
+    order = []
+    while ready:
+        index = heappop(ready)
+        order.append(index)
+        for dependant in dependants.get(index, ()):
+            waiting[dependant] -= 1
+            if waiting[dependant] == 0:
+                heappush(ready, dependant)
+    if len(order) < len(scope.nodes):
+        stuck = next(builder.nodes[index] for index in scope.nodes if waiting[index] > 0)
+        raise ModelError(
+            f"The graph is cyclic: node {stuck.label!r} ({stuck.key}) depends on its own output, or on a cycle."
+        )
+    return order
+
+
+def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
+    """Nodes of the scope whose outputs the node or its bodies read."""
+    values = (*builder.nodes[index].inputs, *builder.needs.get(index, ()))
+    read = (builder.values[value] for value in values if value != ABSENT)
+    return {value.producer for value in read if value.producer != ABSENT and value.scope == scope.index}
+
 
 _PASSING: Final = frozenset({"Cast", "Identity", "Max"})
 

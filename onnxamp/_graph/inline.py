@@ -8,9 +8,8 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._errors import ModelError
-from onnxamp._model.copying import copy_without
-from onnxamp._model.functions import check_functions
-from onnxamp._model.protos import opset_imports
+from onnxamp._model.protos import copy_without, opset_imports
+from onnxamp._model.wellformed import check_functions
 
 
 def inline_functions(

@@ -1,4 +1,4 @@
-"""The frozen view of a model: scopes, nodes, values and uses, as :mod:`onnxamp._graph.resolve` builds it."""
+"""The frozen view of a model: scopes, nodes, values and uses, as :mod:`onnxamp._graph.graph` builds it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -25,8 +25,7 @@ from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.whole import as_float16
 from onnxamp._ops.profiles import computes_low
-from onnxamp._options.auto import TOLERANCE
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.inputs import check_inputs

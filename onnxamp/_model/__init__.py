@@ -2,7 +2,7 @@
 
 From the bottom up:
 
-* :mod:`~onnxamp._model.protos` walks a bare ModelProto, and :mod:`~onnxamp._model.copying` copies parts of it;
+* :mod:`~onnxamp._model.protos` walks a bare ModelProto, and :mod:`~onnxamp._model.protos` copies parts of it;
   :mod:`~onnxamp._model.external_data` finds the data of its tensors, :mod:`~onnxamp._model.weights` reads them, and
   :mod:`~onnxamp._model.statistics` measures them; :mod:`~onnxamp._model.wellformed` refuses models that contradict the
   form of ONNX models, and :mod:`~onnxamp._model.repair` repairs some.
@@ -10,7 +10,7 @@ From the bottom up:
   out of a serialised model, and puts them in.
 * :mod:`~onnxamp._model.storage` reads model files with these; :mod:`~onnxamp._model.model` holds a model that was read
   and checked once, and :mod:`~onnxamp._model.ask` the answers that analyses gave about it.
-* :mod:`~onnxamp._model.lowering` converts numbers to low precision and :mod:`~onnxamp._model.converter` weights, at
+* :mod:`~onnxamp._model.lowering` converts numbers to low precision and :mod:`~onnxamp._model.blobs` weights, at
   once or while they are saved; :mod:`~onnxamp._model.blobs` streams the data of many tensors, and
   :mod:`~onnxamp._model.saving` writes models with all of these.
 * :mod:`~onnxamp._model.graphsurgeon` translates graphs of onnx-graphsurgeon from and to protos.

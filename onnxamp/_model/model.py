@@ -12,10 +12,9 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._model.ask import Asked
-from onnxamp._model.copying import copied
 from onnxamp._model.external_data import DataFile
 from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
-from onnxamp._model.protos import has_external_data
+from onnxamp._model.protos import copied, has_external_data
 from onnxamp._model.repair import tidied
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._model.storage import (

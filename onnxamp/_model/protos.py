@@ -4,12 +4,14 @@ These functions need no graph analysis; whatever looks at a bare ModelProto, Nod
 accessors that op tables need as well (``op_key``, ``attribute``) are in :mod:`onnxamp._ops.facts`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cache
 from math import prod
-from typing import Any, Final
+from os import PathLike
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.defs import onnx_opset_version
 
@@ -101,3 +103,38 @@ def _bits_of(elem: int) -> int:
         return 8 * np.dtype(helper.tensor_dtype_to_np_dtype(elem)).itemsize
     except (KeyError, TypeError):
         return 0
+
+
+BaseDir: TypeAlias = str | PathLike[str] | None
+"""Folder that external data lies in; None if all tensors hold their data."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+def copied(message: M) -> M:
+    """A copy of a message with all that it holds."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def copy_fields(source: Message, target: Message, but: Container[str] = ()) -> None:
+    """Copy all set fields of a message except those named in ``but``. Unknown fields are not copied."""
+    for field, value in source.ListFields():
+        if field.name in but:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif isinstance(value, Message):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
+def copy_without(model: ModelProto, *graph_fields: str) -> ModelProto:
+    """A copy of a model without some fields of its main graph."""
+    result = ModelProto()
+    copy_fields(model, result, {"graph"})
+    copy_fields(model.graph, result.graph, graph_fields)
+    return result

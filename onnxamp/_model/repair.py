@@ -20,8 +20,7 @@ from typing import Final
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._model.copying import copied
-from onnxamp._model.protos import node_bodies
+from onnxamp._model.protos import copied, node_bodies
 from onnxamp._model.wellformed import check_wellformed, is_wellformed
 from onnxamp._ops.facts import op_facts, op_key
 

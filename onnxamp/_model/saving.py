@@ -3,6 +3,7 @@
 :mod:`onnxamp._model.staging` says what becomes of files when a process is killed.
 """
 
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,17 @@ from typing import Final, NamedTuple
 from onnx import ModelProto, StringStringEntryProto, TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ModelError, SourceChangedError
-from onnxamp._model.blobs import PIECE, Blob, Copied, Held, layout, stream_blobs, write_blobs
-from onnxamp._model.converter import EXTERNAL_MIN, WeightConverter
+from onnxamp._model.blobs import (
+    EXTERNAL_MIN,
+    PIECE,
+    Blob,
+    Copied,
+    Held,
+    WeightConverter,
+    layout,
+    stream_blobs,
+    write_blobs,
+)
 from onnxamp._model.data_files import (
     MARK,
     data_files_of,
@@ -26,17 +36,75 @@ from onnxamp._model.data_files import (
 )
 from onnxamp._model.external_data import data_location, external_tensor, forget_location
 from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.remote_stage import RemoteStage, remote_staging
-from onnxamp._model.renaming import rename_data
 from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.sources import confirm_sources, release_sources
-from onnxamp._model.staging import Stage, staging
+from onnxamp._model.staging import RemoteStage, Stage, identity_of, remote_staging, staging
 from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
 from onnxamp._paths.paths import is_remote, writing
 from onnxamp._state.state import Part
 from onnxamp._workers.executor import Workers
+
+_PIECE: Final = 1 << 26
+"""Bytes that are copied at a time."""
+
+
+def rename_data(path: Path, identity: str, names: Mapping[str, str], main: bytes) -> bool:
+    """Give the data files of a result other names, and put a model in its place that refers to these.
+
+    The data are copied, which costs neither time nor room where the file system can share them. Nothing is done where a
+    name is taken, or the result was replaced meanwhile.
+
+    Args:
+        path: the result.
+        identity: of the result; see :meth:`Stage.identity`.
+        names: name of a data file beside the result -> its new name.
+        main: the model that refers to the new names.
+
+    Returns:
+        Whether the names are as wished.
+
+    Raises:
+        OSError: something cannot be written. The result stays as it was.
+    """
+    beside, wanted = path.parent, list(names.values())
+
+    def published() -> list[Path]:
+        if identity_of(path) != identity or stage.publish(wanted) != wanted:
+            raise _SupersededError
+        return [beside / name for name in names]
+
+    if any((beside / name).exists() for name in wanted):
+        return False
+    try:
+        with staging(path) as stage:
+            if not stage.has_links():  # there every data file has the token in its name
+                return False
+            for old, new in names.items():
+                _copy(beside / old, stage.data / new)
+            stage.main.write_bytes(main)
+            stage.commit(published)
+    except (_SupersededError, FileNotFoundError):
+        return False
+    return True
+
+
+class _SupersededError(Exception):
+    """Another process replaced the result, or took a name."""
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file, within the file system if that can."""
+    with source.open("rb") as read, target.open("wb") as written:
+        try:
+            while os.copy_file_range(read.fileno(), written.fileno(), _PIECE):
+                pass
+        except (AttributeError, OSError):  # another system, or another file system
+            read.seek(0)
+            written.truncate(0)
+            shutil.copyfileobj(read, written, _PIECE)
+
 
 _TOKEN: Final = 16
 """Length of the random bytes that, with a number, stand for the data of a weight until they are written."""

@@ -18,7 +18,7 @@ here, old ones if it is gone. The next run to the same output cleans up.
 
 No data file has a second hard link while a model refers to it: onnx refuses to read such files. So where the data file
 of an earlier result has the name that a new one should get, the new one is put in place under a name with the token.
-Then a copy gets the usual name, and a model that refers to it takes the place (:mod:`onnxamp._model.renaming`): at
+Then a copy gets the usual name, and a model that refers to it takes the place (:mod:`onnxamp._model.saving`): at
 every moment the file at ``path`` refers to data that are whole.
 """
 
@@ -27,7 +27,7 @@ import re
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -315,3 +315,98 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@dataclass(slots=True)
+class RemoteStage:
+    """A result that is being written, and will become ``path``."""
+
+    path: Path
+    token: str = field(default_factory=lambda: token_hex(4))
+    places: dict[str, Path] = field(default_factory=dict)
+    """Data file -> where it is written."""
+    kept: Part | None = None
+    """What remembers where data files are written, so that the next run goes on with them."""
+    is_committed: bool = False
+
+    @property
+    def main(self) -> Path:
+        """The new model, until it is in its place."""
+        return self._with_token(f"{self.path.name}.onnx")
+
+    def place(self, name: str) -> Path:
+        """Where a data file is written: under its name, or if that is taken with the token in it."""
+        if name not in self.places:
+            usual, key = self.path.parent / name, f"place of {name}"
+            known = None if self.kept is None else self.kept.get(key)
+            taken = usual.exists() if known is None else known != usual.name
+            self.places[name] = self._with_token(name) if taken else usual
+            if self.kept is not None and known is None:
+                self.kept[key] = self.places[name].name
+        return self.places[name]
+
+    def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
+        """The names that data files got; nobody looks there for models that refer to files that do not exist."""
+        del avoid
+        return [self.place(name).name for name in names]
+
+    @contextmanager
+    def shown(self) -> Iterator[Path]:
+        """The new model, where its data files are."""
+        yield self.main
+
+    def commit(self, outdated: Callable[[], Iterable[Path]] = tuple) -> None:
+        """Put the new model in its place, and remove what only the present one refers to.
+
+        Raises:
+            OSError: it cannot be put there.
+        """
+        files = list(outdated())
+        self.discard()
+        self.main.replace(self.path)
+        self.is_committed = True
+        for file in files:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Let nobody go on with what was written: it is no good, or in its place at once."""
+        if self.kept is not None:
+            for key in [f"stage of {self.path.name}", *(f"place of {name}" for name in self.places)]:
+                self.kept[key] = None
+        self.kept = None
+
+    def identity(self) -> str:
+        """Nothing: nobody renames data files here."""
+        return ""
+
+    def clear(self) -> None:
+        """Remove what was written, unless it is in its place, or the next run goes on with it."""
+        if not self.is_committed:
+            for file in (self.main, *(self.places.values() if self.kept is None else ())):
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
+
+    def _with_token(self, name: str) -> Path:
+        return self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
+
+
+@contextmanager
+def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage]:
+    """A stage for what will become ``path``. Unless :meth:`RemoteStage.commit` is reached, nothing changes.
+
+    With ``kept``, data files stay until that or :meth:`RemoteStage.discard` is reached; the next stage has them again.
+
+    Raises:
+        OutputError: ``path`` is a folder.
+    """
+    if path.is_dir():
+        raise OutputError(f"Cannot write {str(path)!r}: it is a folder.")
+    stage = RemoteStage(path, kept=kept)
+    if kept is not None:
+        stage.token = kept.get(f"stage of {path.name}") or stage.token
+        kept[f"stage of {path.name}"] = stage.token
+    try:
+        yield stage
+    finally:
+        stage.clear()

@@ -1,5 +1,7 @@
 """Reading the elements of weights, wherever they lie."""
 
+import json
+from collections.abc import Mapping
 from functools import cache
 from math import prod
 from os import PathLike
@@ -8,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ModelError
 from onnxamp._model.external_data import DataLocation, data_location, forget_location
@@ -82,3 +84,30 @@ def _stored(place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]) ->
 def _stored_kind(elem: int) -> np.dtype[Any]:
     """The element type as raw data have it."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
+
+
+EXPONENTS: Final = "onnxamp.exponents"
+"""Key of the metadata: JSON, the exponent by name of a value that is stored as ``value * 2**-exponent``."""
+_LARGEST: Final = 300
+"""Exponents beyond are none: float32 has no such numbers."""
+
+
+def stored_exponents(model: ModelProto) -> dict[str, int]:
+    """Value -> its exponent, for values that are stored as ``value * 2**-exponent``. What is malformed is none."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == EXPONENTS), "{}")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    rows = found.items() if isinstance(found, dict) else ()
+    return {name: number for name, number in rows if type(number) is int and 0 < abs(number) <= _LARGEST}
+
+
+def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
+    """Add exponents to those that the model has, and write them to its metadata."""
+    total = stored_exponents(model)
+    for name, exponent in exponents.items():
+        total[name] = total.get(name, 0) + exponent
+    text = json.dumps({name: exponent for name, exponent in sorted(total.items()) if exponent}, ensure_ascii=False)
+    entry = next((entry for entry in model.metadata_props if entry.key == EXPONENTS), None)
+    (entry or model.metadata_props.add(key=EXPONENTS)).value = text

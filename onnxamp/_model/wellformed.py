@@ -6,9 +6,12 @@ does load passes, even if onnx's own checker complains: unknown ops, negative si
 looking away, :mod:`onnxamp._model.repair` repaired before.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from graphlib import CycleError, TopologicalSorter
+from math import prod
+from typing import Any, Final, TypeAlias
 
 import onnx
 from onnx import (
@@ -17,14 +20,158 @@ from onnx import (
     GraphProto,
     ModelProto,
     NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
 )
 
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._model.functions import check_functions
-from onnxamp._model.protos import PLAIN, default_domain, node_bodies, opset_imports
-from onnxamp._model.wellformed_values import check_entry, check_sparse, check_tensor, check_type, utf8
+from onnxamp._model.protos import PLAIN, all_nodes, bytes_of, default_domain, node_bodies, opset_imports, stored_bytes
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
+
+MAX_INLINED: Final = 500_000
+"""Nodes that a model may have once its functions are inlined: ten times those of large models."""
+_SHOWN: Final = 10**15
+"""Number of nodes from which on a message says no digits."""
+
+_Name: TypeAlias = tuple[str, str]
+"""Domain and name of an op or a function."""
+
+
+def check_functions(model: ModelProto) -> None:
+    """Refuse functions that call themselves, directly or not, and calls that do not end in sensible time if inlined.
+
+    Some versions of onnx never stop inlining the former, and a few functions that call each other twice are more nodes
+    than any memory holds. Complexity: linear in the nodes of the graph and of the functions.
+
+    Raises:
+        ModelError: there are such functions.
+    """
+    if not model.functions:
+        return
+    nodes: dict[_Name, Counter[_Name]] = {}
+    for function in model.functions:
+        domain = default_domain(utf8(function.domain, "the domain of a function"))
+        found = nodes.setdefault((domain, utf8(function.name, "the name of a function")), Counter())
+        found.update(_op_counts(function.node))
+    try:
+        order = [name for name in TopologicalSorter(nodes).static_order() if name in nodes]
+    except CycleError as error:
+        cycle = " -> ".join(repr(name) for _, name in error.args[1])
+        raise ModelError(f"The function {error.args[1][0][1]!r} calls itself: {cycle}.") from None
+    sizes: dict[_Name, int] = {}
+    for name in order:
+        sizes[name] = _inlined(nodes[name], sizes)
+    main = _op_counts(model.graph.node)
+    total = _inlined(main, sizes)
+    if total > max(MAX_INLINED, 2 * main.total()):
+        domain, largest = max((name for name in main if name in sizes), key=lambda name: main[name] * sizes[name])
+        amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
+        raise ModelError(
+            f"The model's functions are {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
+            f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: let functions"
+            " call each other less often, or repeat calls in a Loop."
+        )
+
+
+def _op_counts(nodes: Sequence[NodeProto]) -> "Counter[_Name]":
+    """How many nodes of each op there are, with those of bodies."""
+    return Counter((default_domain(node.domain), node.op_type) for node in all_nodes(nodes))
+
+
+def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
+    """How many nodes remain where calls of functions become their bodies."""
+    return sum(count * sizes.get(name, 1) for name, count in counts.items())
+
+
+_ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+_MOST_BYTES: Final = 2**63
+"""Bytes that no array can address, not even an empty one whose other sizes would take them."""
+_DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
+
+
+def check_tensor(tensor: TensorProto, where: str = "") -> None:
+    """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
+
+    Raises:
+        ModelError: they do not match; the message calls an unnamed tensor ``where``.
+    """
+    name = utf8(tensor.name, "the name of a weight")
+    what = f"The weight {name!r}" if name or not where else where
+    utf8(tensor.doc_string, "the documentation of a weight")
+    elem, shape = tensor.data_type, tuple(tensor.dims[:])
+    if elem not in _ELEMS:
+        raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
+    if min(shape, default=0) < 0 or tensor.HasField("segment"):
+        raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
+    if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
+        raise ModelError(f"{what} has the shape {shape}, which no array can have: it is damaged.")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return
+    held = [name for name in _DATA if len(getattr(tensor, name))]
+    if tensor.HasField("raw_data"):
+        found, wanted, unit = len(tensor.raw_data), bytes_of(elem, shape), "bytes"
+        fits = not held and found == wanted and elem != TensorProto.STRING
+    else:
+        own = helper.tensor_dtype_to_field(elem)
+        found, wanted, unit = len(getattr(tensor, own)), _numbers(tensor), "elements"
+        fits = held in ([], [own]) and found == wanted
+    if not fits:
+        raise ModelError(
+            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
+        )
+
+
+def _numbers(tensor: TensorProto) -> int:
+    """Entries of the typed data field: one per element, or one per byte for packed types."""
+    count = prod(tensor.dims)
+    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        return 2 * count
+    return min(count, stored_bytes(tensor)) if tensor.data_type != TensorProto.STRING else count
+
+
+def check_sparse(sparse: SparseTensorProto) -> None:
+    """Refuse a sparse tensor whose parts do not fit together, or lie outside the model file."""
+    what = f"The sparse weight {utf8(sparse.values.name, 'the name of a weight')!r}"
+    for tensor in (sparse.values, sparse.indices):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise ModelError(f"{what} is stored outside the model file: no runtime reads that.")
+        check_tensor(tensor, what)
+    if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
+        raise ModelError(f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}.")
+    count, rank = sparse.values.dims[0], len(sparse.dims)
+    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in ((count,), (count, rank)):
+        raise ModelError(f"{what} has {count} values, but other indices.")
+
+
+def check_entry(entry: ValueInfoProto) -> None:
+    """Refuse a declaration whose name is no text, or whose type onnx does not define."""
+    check_type(entry.type, f"{utf8(entry.name, 'the name of a value')!r}")
+
+
+def check_type(kind: TypeProto, where: str) -> None:
+    """Refuse a declared element type that onnx does not define; it may be unknown (0)."""
+    while (form := kind.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
+        part: Any = getattr(kind, form)
+        kind = part.value_type if form == "map_type" else part.elem_type
+    if form not in ("tensor_type", "sparse_tensor_type"):
+        return
+    leaf = kind.tensor_type if form == "tensor_type" else kind.sparse_tensor_type
+    if leaf.elem_type not in _ELEMS and leaf.elem_type != TensorProto.UNDEFINED:
+        raise ModelError(f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks.")
+    for dim in leaf.shape.dim:
+        utf8(dim.dim_param, f"the name of a dimension of {where}")
+
+
+def utf8(found: Any, what: str) -> str:
+    """The text, which protobuf returns as bytes if it is not UTF-8."""
+    if not isinstance(found, str):
+        raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
+    return found
+
 
 MAX_NESTING: Final = 32
 """Levels of nested graphs: protobuf reads 100 levels of messages, and each graph takes three."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from onnx import TensorProto
 
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._runtime.engines import Executable, Progress

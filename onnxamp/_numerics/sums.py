@@ -17,7 +17,7 @@ from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import Profile
 

@@ -21,7 +21,7 @@ _CLOSE = 1e-6
 class Match:
     """Nodes that are one decomposed op.
 
-    What :mod:`onnxamp._patterns.decomposed` recognises are nodes that belong together, whatever stands among them.
+    What :mod:`onnxamp._patterns.patterns` recognises are nodes that belong together, whatever stands among them.
     Within these, the match of a form can become one op.
     """
 

@@ -1,13 +1,251 @@
 """The patterns of a graph: ``graph.ask(find_patterns)`` recognises them, ``graph.ask(find_forms)`` matches exactly."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
+from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT
-from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.decomposed import WALKS
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._patterns.forms import form_table
-from onnxamp._patterns.match import Match, matches, readers_of
+from onnxamp._patterns.match import Match, declared_axes, maker_of, matches, only_reader, readers_of
+
+_REACH = 32
+"""Nodes that one walk may visit; decomposed normalisations have at most about 20."""
+
+
+def _normalisation(graph: Graph, root: Node) -> set[int]:
+    """x^2 -> mean or sum -> + eps -> root -> divide: every node between squared value and result.
+
+    Gain and bias belong to it where they are constant, or vectors: ONNX Runtime fuses such, wherever they come from.
+    """
+    if root.key == "Pow" and graph.constants.uniform(root.input(1)) not in (0.5, -0.5):
+        return set()
+    nodes, bases = _variance(graph, root)
+    scaling = _scaling(graph, root, bases) if bases else set()
+    return nodes | scaling if scaling else set()
+
+
+def _magnitude(graph: Graph, root: Node) -> set[int]:
+    """sqrt(a^2 + b^2)."""
+    total = maker_of(graph, root.input(0))
+    if total is None or total.key not in ("Add", "Sum") or graph.types[total.outputs[0]] != FLOAT:
+        return set()
+    terms = [maker_of(graph, value) for value in total.inputs]
+    squares = {node.index for node in terms if node is not None and _squared_by(graph, node)}
+    return {root.index, total.index, *squares} if len(squares) >= 2 else set()
+
+
+def _softmax(graph: Graph, exp: Node) -> set[int]:
+    """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
+    if not graph.is_float_output(exp):
+        return set()
+    sums = [node for node in readers_of(graph, exp.outputs[0]) if node.key == "ReduceSum"]
+    ends = set().union(*(_softmax_end(graph, exp, total) for total in sums))
+    if not ends:
+        return set()
+    shift = maker_of(graph, exp.inputs[0])
+    if shift is not None and shift.key == "Sub":
+        ends |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
+    return {exp.index, *ends}
+
+
+def _squared_by(graph: Graph, node: Node) -> set[int]:
+    """The values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares none."""
+    if node.key == "Mul":
+        values = set(map(graph.passed_on, node.inputs))
+        return values if len({_minuend(graph, value) for value in values}) == 1 else set()
+    is_square = node.key == "ReduceSumSquare" or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
+    return {graph.passed_on(node.inputs[0])} if is_square else set()
+
+
+def _minuend(graph: Graph, value: int) -> int:
+    """What the value is the difference to; itself where it is no difference."""
+    maker = graph.producer(value)
+    return graph.passed_on(maker.input(0)) if maker is not None and maker.key == "Sub" else value
+
+
+def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
+    """Nodes from the squared values to the root, and the values that were squared and summed."""
+    walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
+    nodes, bases = {root.index}, set[int]()
+    if root.key == "ReduceL2":  # squares, sums and takes the root by itself
+        return nodes, {graph.passed_on(root.inputs[0])}
+    stack = [root.input(0)]
+    while stack and len(nodes) < _REACH:
+        node = graph.producer(stack.pop())
+        if node is None or node.index in nodes or not (node.key in walk or node.key == "ReduceSumSquare"):
+            continue
+        nodes.add(node.index)
+        if node.key == "ReduceSumSquare":
+            bases |= _squared_by(graph, node)
+        elif node.key in reductions:
+            square = maker_of(graph, node.input(0))
+            if square is not None and (squared := _squared_by(graph, square)):
+                nodes.add(square.index)
+                bases |= squared
+        else:
+            stack += [value for _, value in graph.float_inputs(node)]
+    for base in list(bases):
+        nodes |= _centring(graph, base, bases)
+    return nodes, bases
+
+
+def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
+    """Where the squared value is x - mean(x): the subtraction and the mean; x joins the bases."""
+    centred = graph.producer(base)
+    if centred is None or centred.key != "Sub":
+        return set()
+    mean = _back_to_reduction(graph, centred.input(1), op_facts().reductions)
+    if not mean:
+        return set()
+    bases.add(graph.passed_on(centred.inputs[0]))
+    return {centred.index} | mean
+
+
+def _back_to_reduction(graph: Graph, value: int, reductions: frozenset[str] | set[str]) -> set[int]:
+    """Nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
+    path: set[int] = set()
+    for _ in range(_REACH):
+        node = graph.producer(value)
+        if node is None:
+            return set()
+        path.add(node.index)
+        if node.key in reductions:
+            return path
+        if not is_exact(node.proto) and node.key not in ("Mul", "Div"):
+            return set()
+        value = node.input(0)
+    return set()
+
+
+def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
+    """Nodes from the root to the normalised result, with gain and bias behind it."""
+    nodes: set[int] = set()
+    stack, normalised = [root.outputs[0]], set[int]()
+    while stack and len(nodes) < _REACH:
+        value = stack.pop()
+        for node, port in graph.consumers(value):
+            if node.index in nodes or node.outputs[0] == ABSENT or graph.types[node.outputs[0]] != FLOAT:
+                continue
+            done = value in normalised
+            if node.key in ("Mul", "Div", "Add", "Sub"):
+                other = node.input(1 - port)
+                if node.key in ("Mul", "Div") and not done and not graph.constants.is_constant(other):
+                    nodes |= _numerator(graph, other, bases)
+                    done = True
+                elif not (graph.constants.is_constant(other) or _is_vector(graph, other)):
+                    continue
+            elif node.index not in graph.passing and (done or not (is_exact(node.proto) or node.key == "Reciprocal")):
+                continue
+            if done:
+                normalised.add(node.outputs[0])
+            nodes.add(node.index)
+            stack.append(node.outputs[0])
+    return nodes
+
+
+def _is_vector(graph: Graph, value: int) -> bool:
+    shape = graph.shapes[value] if value != ABSENT else None
+    return shape is not None and len(shape) == 1
+
+
+def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
+    """The x - mean(x) that is divided, where it is not the one that was squared."""
+    node = maker_of(graph, value)
+    if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
+        return set()
+    return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().reductions)
+
+
+def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
+    """Nodes from the sum of exponentials to the division or logarithm that ends the softmax; empty if none does."""
+    path, value = {total.index}, total.outputs[0]
+    for _ in range(_REACH):
+        readers = [node for node, _ in graph.consumers(value)]
+        ends = {node.index for node in readers if node.key == "Log" or _scales(graph, node, exp.outputs[0])}
+        if ends:
+            return path | ends
+        onward = next((node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None)
+        if onward is None or onward.outputs[0] == ABSENT:
+            return set()
+        path.add(onward.index)
+        value = onward.outputs[0]
+    return set()
+
+
+def _scales(graph: Graph, node: Node, value: int) -> bool:
+    """Whether the node multiplies or divides the value."""
+    return node.key in ("Div", "Mul") and value in map(graph.passed_on, node.inputs)
+
+
+def _gelu(graph: Graph, core: Node) -> set[int]:
+    """Core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
+    plus = _only_reader(graph, core.outputs[0], "Add")
+    if plus is None or graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0:
+        return set()
+    group, value, base = {core.index, plus.index}, plus.outputs[0], ABSENT
+    for _ in range(2):
+        times = _only_reader(graph, value, "Mul")
+        if times is None:
+            break
+        group.add(times.index)
+        other, value = _other(graph, times, value), times.outputs[0]
+        if not graph.constants.is_constant(other):
+            half = graph.producer(other)
+            if half is not None and half.key == "Mul" and any(graph.constants.uniform(v) == 0.5 for v in half.inputs):
+                group.add(half.index)
+                other = next(graph.passed_on(v) for v in half.inputs if graph.constants.uniform(v) != 0.5)
+            base = other
+    if base == ABSENT:
+        return set()
+    stack = [core.input(0)]
+    while stack:
+        current = graph.passed_on(stack.pop())
+        node = graph.producer(current)
+        if current == base or node is None or node.index in group or graph.constants.is_constant(current):
+            continue
+        if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
+            return set()
+        group.add(node.index)
+        stack += [v for v in node.inputs if v != ABSENT]
+    return group
+
+
+def _silu(graph: Graph, core: Node) -> set[int]:
+    """Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
+    source = graph.passed_on(core.input(0))
+    scaled = graph.producer(source)
+    for node in readers_of(graph, core.outputs[0]):
+        if node.key != "Mul":
+            continue
+        other = _other(graph, node, core.outputs[0])
+        if other == source:
+            return {core.index, node.index}
+        is_scaled = scaled is not None and scaled.key == "Mul" and _scales(graph, scaled, other)
+        if scaled is not None and is_scaled and any(graph.constants.is_constant(value) for value in scaled.inputs):
+            return {core.index, node.index, scaled.index}
+    return set()
+
+
+def _only_reader(graph: Graph, value: int, key: str) -> Node | None:
+    _, _, node = only_reader(graph, value)
+    return node if node is not None and node.key == key and len(node.inputs) == 2 else None
+
+
+def _other(graph: Graph, node: Node, value: int) -> int:
+    one, other = map(graph.passed_on, node.inputs)
+    return other if one == value else one
+
+
+WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
+    "normalisation": _normalisation,
+    "softmax": _softmax,
+    "magnitude": _magnitude,
+    "gelu": _gelu,
+    "silu": _silu,
+}
+"""Kind of match -> the walk from its core that finds the nodes; an empty set where there is none."""
 
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
@@ -78,3 +316,30 @@ def is_closed(graph: Graph, match: Match) -> bool:
     return not any(
         graph.results[value] or any(reader not in match.nodes for reader, _ in graph.uses[value]) for value in made
     )
+
+
+def split_products(graph: Graph) -> list[tuple[int, int]]:
+    """(product, ReduceSum) pairs: the sum of the products of parts of rows, as a Reshape makes them, over the parts.
+
+    Complexity: linear in sums.
+    """
+    found = []
+    for node in graph.nodes_of({"ReduceSum"}):
+        product = graph.producer(node.input(0))
+        if product is None or product.key != "MatMul" or graph.only_reader(node.inputs[0]) is not node:
+            continue
+        shape, axes = graph.shapes[node.inputs[0]], declared_axes(graph, node)
+        if shape is not None and axes and {-3, len(shape) - 3} & {*axes} and _has_parts(graph, product):
+            found.append((product.index, node.index))
+    return found
+
+
+def _has_parts(graph: Graph, product: Node) -> bool:
+    """Whether the rows of a product are parts of longer ones."""
+    maker = graph.producer(product.input(0))
+    if maker is not None and maker.key == "Transpose":
+        maker = graph.producer(maker.input(0))
+    if maker is None or maker.key != "Reshape" or ABSENT in (maker.input(0), maker.outputs[0]):
+        return False
+    before, after = graph.shapes[maker.inputs[0]], graph.shapes[maker.outputs[0]]
+    return before is not None and after is not None and len(after) > len(before)

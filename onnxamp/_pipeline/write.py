@@ -14,9 +14,9 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request
 from onnxamp._job.validation import load_result
 from onnxamp._job.writing import Conversion, Sink
-from onnxamp._model.converter import WeightConverter
-from onnxamp._model.copying import copied
+from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
+from onnxamp._model.protos import copied
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._paths.paths import made_folder

@@ -14,8 +14,7 @@ from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
 from onnxamp._model.blobs import Weight
 from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
-from onnxamp._rewrite.place import drop_declared
+from onnxamp._rewrite.edits import Edits, NewCast, NewConstant, drop_declared
 
 Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
 """Converts float32 tensors to low precision."""

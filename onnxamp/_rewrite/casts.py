@@ -21,7 +21,7 @@ from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.pairs import drop_nodes, find_pairs, remove_pairs
 

@@ -17,7 +17,7 @@ from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES, element_name, is_los
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, scope_graphs
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._target.kernels import runs_on
 

@@ -18,8 +18,8 @@ from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
-from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
+from onnxamp._model.protos import copy_without
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import folded_first, profile_of
 from onnxamp._options.levels import Level

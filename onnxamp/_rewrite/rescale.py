@@ -18,11 +18,10 @@ from onnxamp._decide.rescaling import complete
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, scope_graphs
-from onnxamp._model.copying import copied, copy_fields
 from onnxamp._model.external_data import scaled_tensor
+from onnxamp._model.protos import copied, copy_fields
 from onnxamp._model.statistics import blocks_of
-from onnxamp._model.stored import store_exponents
-from onnxamp._model.weights import read_array, times_power
+from onnxamp._model.weights import read_array, store_exponents, times_power
 from onnxamp._ops.facts import attribute
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._rewrite.apply import set_attribute

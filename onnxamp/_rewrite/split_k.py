@@ -16,11 +16,11 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node, Origin, scope_graphs
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.options import Options
-from onnxamp._rewrite.place import add_constants, drop_declared, place_nodes
+from onnxamp._rewrite.edits import add_constants, drop_declared, place_nodes
 from onnxamp._rewrite.upgrade.writer import Site, Writer
 
 _AXES_ARE_INPUT: Final = 13

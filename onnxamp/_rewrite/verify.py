@@ -4,25 +4,164 @@ signature is unchanged.
 A fault that the original model does not have is a bug in onnxamp, and the message says so.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
-from onnx import ModelProto, ValueInfoProto
+import onnx.defs
+import onnx.shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import retyped
 from onnxamp._errors import InternalError, ModelError
 from onnxamp._graph.bodies import body_sources
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.inference import Types, inference_fault, typing_of
-from onnxamp._graph.types import bind, declared_type
+from onnxamp._graph.types import bind, declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._ops.facts import op_facts
+from onnxamp._model.protos import copied
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
-from onnxamp._rewrite.blame import nodes_around
 from onnxamp._rewrite.edits import Edits
 from onnxamp._target.kernels import is_consistent
+
+Types = tuple[str | None, ...]
+"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """The types of a node, and all that they depend on. Large models repeat few.
+
+    ``example`` is any node of the op with these types: besides ``attribute``, its attributes have no say.
+    """
+
+    signature: Signature
+    inputs: Types
+    outputs: Types
+    attribute: object
+    example: NodeProto = field(compare=False)
+
+
+def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
+    """The types of a node, to be held against :func:`inference_fault`; None where onnx has nothing to say.
+
+    That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
+    """
+    facts, key = op_facts(), node.key
+    if node.signature is None or node.signature.attributes is None:
+        return None
+    if key in facts.control_flow or key in facts.kernel_free or key in facts.uninferable:
+        return None
+    if None in inputs and any(node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None):
+        return None
+    rule = facts.dtype_attribute.get(key) or facts.output_parameter.get(key)
+    given = attribute(node.proto, rule.attribute) if rule is not None else None
+    kind = given.data_type if isinstance(given, TensorProto) else given
+    return Typing(node.signature, inputs, outputs, kind, node.proto)
+
+
+@lru_cache(maxsize=1 << 12)
+def inference_fault(typing: Typing) -> str:
+    """What onnx infers in place of a node's types, in words; "" if it agrees."""
+    given = {f"in{port}": type_proto(kind) for port, kind in enumerate(typing.inputs) if kind is not None}
+    types = {name: kind for name, kind in given.items() if kind is not None}
+    if len(types) < len(given):
+        return ""
+    inferred = _inferred(typing, types)
+    if isinstance(inferred, str):
+        return inferred
+    for port, (kind, name) in enumerate(zip(typing.outputs, typing.example.output, strict=True)):
+        found = declared_type(inferred[f"out{port}"]) if name and f"out{port}" in inferred else None
+        if None not in (kind, found) and kind != found:
+            return f"gives {kind} by its schema, but {found} by what onnx infers"
+    return ""
+
+
+def _inferred(typing: Typing, types: dict[str, TypeProto]) -> dict[str, TypeProto] | str:
+    """Output -> its type, as far as onnx infers any; what it says where it refuses the types."""
+    proto, signature = copied(typing.example), typing.signature
+    proto.input[:] = ["" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)]
+    proto.output[:] = [name and f"out{port}" for port, name in enumerate(typing.example.output)]
+    schema = onnx.defs.get_schema(signature.op_type, signature.since, signature.domain)
+    opsets = [helper.make_opsetid(signature.domain, signature.opset)]
+    try:
+        return onnx.shape_inference.infer_node_outputs(schema, proto, types, opset_imports=opsets)
+    except Exception as error:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
+        text = str(error)
+        return f"is refused by onnx: {text.strip().splitlines()[0]}" if _WRONG_TYPE.search(text) else {}
+
+
+_WRONG_TYPE: Final = re.compile(r"\[TypeInferenceError\]|has (inconsistent|unsupported) type")
+"""What onnx says of types, at a node or in the body of its function; what it says of shapes does not count here."""
+
+
+def nodes_around(
+    original: Graph,
+    edits: Edits,
+    result: Graph,
+    nodes: AbstractSet[int],
+    values: Iterable[int],
+    suspected: AbstractSet[str],
+) -> tuple[str, ...]:
+    """Return the outputs of the original's nodes that stand around a fault.
+
+    These are the nodes at fault, all that make or read a value of theirs, and what makes or reads the values at fault.
+    Where that is a node that the edits added, or one that was suspected before, its neighbours stand for it.
+
+    Args:
+        original: the model that was converted.
+        edits: what was changed in it.
+        result: what it became.
+        nodes, values: what is wrong there, in the result.
+        suspected: outputs of nodes that stay float32 because of earlier faults.
+
+    Complexity: linear in nodes.
+    """
+    origins = _origins(original, edits)
+    waiting = {index for value in values for index in _beside(result, value)} | nodes
+    waiting |= {index for node in nodes for index in _neighbours(result, result.nodes[node])}
+    found, stack, seen = set[int](), sorted(waiting), set(waiting)
+    while stack:
+        node = result.nodes[stack.pop()]
+        known = {origins[key] for name in node.proto.output if (key := (node.scope, name)) in origins}
+        new = {index for index in known if suspected.isdisjoint(original.nodes[index].proto.output)}
+        found |= new
+        for index in () if new else _neighbours(result, node):
+            if index not in seen:
+                seen.add(index)
+                stack.append(index)
+    return tuple(next(filter(None, original.nodes[index].proto.output), "") for index in sorted(found))
+
+
+def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
+    """(scope, name of an output in the result) -> the node of the original that makes it."""
+    return {
+        (node.scope, edits.outputs.get((node.index, port), name)): node.index
+        for node in graph.nodes
+        for port, name in enumerate(node.proto.output)
+        if name
+    }
+
+
+def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
+    """Nodes that make what a node reads or its bodies return, and that read what it makes."""
+    returned = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
+    for value in (*node.inputs, *node.outputs, *returned):
+        if value != ABSENT:
+            yield from _beside(graph, value)
+
+
+def _beside(graph: Graph, value: int) -> Iterator[int]:
+    """Nodes that make or read a value, and those whose bodies return it."""
+    producer = graph.producer(value)
+    if producer is not None:
+        yield producer.index
+    yield from (node for node, _ in graph.uses[value])
+    yield from (graph.scopes[scope].owner for scope, _ in graph.results[value] if scope)
 
 
 def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) -> None:

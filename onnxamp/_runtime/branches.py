@@ -28,8 +28,7 @@ from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
-from onnxamp._model.copying import copied, copy_without
-from onnxamp._model.protos import node_bodies
+from onnxamp._model.protos import copied, copy_without, node_bodies
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each a truth value. It must not change or keep the model."""

@@ -13,14 +13,13 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
-from onnxamp._model.protos import opset_imports
+from onnxamp._model.protos import copied, opset_imports
 from onnxamp._runtime.child import Child
 from onnxamp._runtime.spill import save_spilled
 from onnxamp._workers.folders import temporary_folder
-from onnxamp._workers.once import Once
 from onnxamp._workers.signals import at_end
+from onnxamp._workers.threads import Once
 
 _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""

@@ -35,8 +35,7 @@ from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
-from onnxamp._model.copying import BaseDir, copy_fields
-from onnxamp._model.protos import opset_imports
+from onnxamp._model.protos import BaseDir, copy_fields, opset_imports
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile

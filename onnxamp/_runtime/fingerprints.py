@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model
-from onnxamp._model.protos import has_external_data, tensors_of
+from onnxamp._model.protos import copy_without, has_external_data, tensors_of
 from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array
 from onnxamp._runtime.sample_files import read_json, read_npz, read_one

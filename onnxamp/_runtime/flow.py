@@ -19,8 +19,8 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
-from onnxamp._model.copying import copy_fields
-from onnxamp._model.stored import stored_exponents
+from onnxamp._model.protos import copy_fields
+from onnxamp._model.weights import stored_exponents
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import EXACT

@@ -19,8 +19,8 @@ from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.starting import reason
 from onnxamp._workers.folders import temporary_folder
-from onnxamp._workers.once import Once
 from onnxamp._workers.signals import at_end
+from onnxamp._workers.threads import Once
 
 _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._graph.inline import inline_functions
-from onnxamp._model.copying import copied, copy_without
+from onnxamp._model.protos import copied, copy_without
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.flow import Flow, flow_of

@@ -14,8 +14,8 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from onnxamp._dtypes import LowType
 from onnxamp._graph.names import NewNames
 from onnxamp._model.blobs import Bits
-from onnxamp._model.copying import copy_fields
 from onnxamp._model.lowering import raised, rounded
+from onnxamp._model.protos import copy_fields
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.rounding import Rounder

@@ -22,7 +22,7 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.tables import read_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
 from onnxamp._runtime.vulkan import adapter_name
-from onnxamp._workers.once import Once
+from onnxamp._workers.threads import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort

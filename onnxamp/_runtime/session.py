@@ -22,7 +22,7 @@ from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import reason, session_failures, session_options, source_of, start_session, trial
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
-from onnxamp._workers.once import Once
+from onnxamp._workers.threads import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -11,8 +11,7 @@ from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorPro
 
 from onnxamp._dtypes import FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._model import lowering
-from onnxamp._model.copying import copy_without
-from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.protos import copy_without, stored_bytes, tensors_of
 from onnxamp._model.weights import embed, read_array
 from onnxamp._paths.paths import as_path
 

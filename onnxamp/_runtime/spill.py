@@ -5,10 +5,9 @@ from typing import BinaryIO, Final
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxamp._model.copying import copied, copy_without
 from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.protos import copied, copy_without, stored_bytes, tensors_of
 from onnxamp._model.weights import embed
 
 _ALIGNMENT: Final = 4096

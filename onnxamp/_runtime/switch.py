@@ -37,9 +37,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope
 from onnxamp._model.blobs import Bits
-from onnxamp._model.copying import copy_fields
 from onnxamp._model.lowering import raised
-from onnxamp._model.protos import opset_imports
+from onnxamp._model.protos import copy_fields, opset_imports
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.rounding import Rounder

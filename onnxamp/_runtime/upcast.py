@@ -4,7 +4,7 @@ from onnx import AttributeProto, SparseTensorProto, TensorProto, TypeProto, nump
 
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ModelError
-from onnxamp._model.copying import BaseDir, copied, copy_fields
+from onnxamp._model.protos import BaseDir, copied, copy_fields
 from onnxamp._model.weights import embed
 
 

@@ -23,7 +23,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
-from onnxamp._model.copying import copied
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup

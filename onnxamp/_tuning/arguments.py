@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from onnxamp._errors import ArgumentError
-from onnxamp._options.auto import TOLERANCE
+from onnxamp._options.levels import TOLERANCE
 from onnxamp._target.roofline import device_called, device_for, device_titled
 from onnxamp._target.versions import AUTO
 

@@ -14,8 +14,7 @@ from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.verdicts import told
 from onnxamp._dtypes import LowType
-from onnxamp._model.blobs import Bits
-from onnxamp._model.converter import WeightConverter
+from onnxamp._model.blobs import Bits, WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.products import product_weights

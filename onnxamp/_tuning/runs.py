@@ -13,8 +13,8 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.blobs import Bits
-from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
+from onnxamp._model.protos import copied
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name

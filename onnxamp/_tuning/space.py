@@ -17,9 +17,8 @@ from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, View
-from onnxamp._model.copying import copied
 from onnxamp._model.model import Model
-from onnxamp._model.protos import all_nodes
+from onnxamp._model.protos import all_nodes, copied
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
 from onnxamp._runtime.advice import input_failure

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import Crash, Station, Work
-from onnxamp._workers.mapped import survive_truncation
-from onnxamp._workers.signals import HANGUP, Ended, Watch, end_now
+from onnxamp._workers.signals import HANGUP, Ended, Watch, end_now, survive_truncation
 from onnxamp._workers.threads import THREADS
 
 _GRACE: Final = 10.0

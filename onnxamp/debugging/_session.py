@@ -17,9 +17,8 @@ from onnxamp._runtime.engines import Executable
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._checker import TensorChecker, next_check
-from onnxamp.debugging._findings import conclude
 from onnxamp.debugging._operators import OperatorStats, active_stats, count_operators
-from onnxamp.debugging._watch import Watcher
+from onnxamp.debugging._watch import Watcher, conclude
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -26,11 +26,10 @@ from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.session import Provider, run_values
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._checker import TensorChecker, next_check
-from onnxamp.debugging._findings import conclude
 from onnxamp.debugging._operators import OperatorStats, active_stats, count_operators
 from onnxamp.debugging._records import ValueRecord
 from onnxamp.debugging._tensors import tensor_stats
-from onnxamp.debugging._watch import RunRecords, records_of
+from onnxamp.debugging._watch import RunRecords, conclude, records_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort

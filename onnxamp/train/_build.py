@@ -20,13 +20,12 @@ from onnxamp.train._decorate import Decorated, Excluded
 from onnxamp.train._forward import training_model
 from onnxamp.train._grad_scaler import GradScaler
 from onnxamp.train._halves import Halves
-from onnxamp.train._held import RESULTS, Held
 from onnxamp.train._levels import make_precision
 from onnxamp.train._losses import Loss, LossFunction, find_loss
 from onnxamp.train._masters import find_masters
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._recorded import Recorded
+from onnxamp.train._recorded import RESULTS, Held, Recorded
 from onnxamp.train._scale import LossScale
 from onnxamp.train._scaling import FROM_LEVEL, DynamicLossScaleManager, FromLevel, LossScaleManager
 from onnxamp.train._step import build_step

@@ -15,7 +15,7 @@ from onnxamp._dtypes import FLOAT, FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.copying import copy_without
+from onnxamp._model.protos import copy_without
 from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run

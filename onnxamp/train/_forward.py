@@ -13,7 +13,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._model.copying import copy_without
+from onnxamp._model.protos import copy_without
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.prepare import inline
 from onnxamp._rewrite.upgrade.upgrade import upgraded

@@ -8,20 +8,18 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._warnings import warn
-from onnxamp.train._checked import (
+from onnxamp.train._halves import StepGradients, StepResult
+from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._scaling import (
     NEVER,
+    MovingLossScaleManager,
+    ScaleState,
+    ScaleUpdate,
     checked_count,
     checked_factor,
     checked_flag,
     checked_fraction,
     checked_scale,
-)
-from onnxamp.train._halves import StepGradients, StepResult
-from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._scaling import (
-    MovingLossScaleManager,
-    ScaleState,
-    ScaleUpdate,
 )
 
 

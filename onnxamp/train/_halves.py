@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._errors import ArgumentError, CallOrderError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.wiring import wire
-from onnxamp._model.copying import copy_without
+from onnxamp._model.protos import copy_without
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._step import LOSS, Step

@@ -18,8 +18,8 @@ from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.copying import copy_without
 from onnxamp._model.lowering import convert
+from onnxamp._model.protos import copy_without
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._runtime.emulate import without_rounding
 

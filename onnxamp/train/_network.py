@@ -21,9 +21,9 @@ from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._halves import Halves, StepGradients, StepResult
-from onnxamp.train._held import RESULTS, Held, values_of
 from onnxamp.train._masters import Masters, with_arrays
 from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._recorded import RESULTS, Held, values_of
 from onnxamp.train._saved import check_state, read_checkpoint, trained_model, write_checkpoint
 from onnxamp.train._scale import LossScale
 from onnxamp.train._scaling import LossScaleManager

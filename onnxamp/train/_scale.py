@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp.train._checked import NEVER
 from onnxamp.train._grad_scaler import GradScaler
 from onnxamp.train._scaling import (
+    NEVER,
     LossScaleManager,
     MovingLossScaleManager,
     ScaleState,

@@ -16,9 +16,19 @@ from graphs.case import parse
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
 from onnxamp._bench.bench import BenchOptions
 from onnxamp._bench.causes import Evidence, find_causes, fused_ops
-from onnxamp._bench.executed import executed
 from onnxamp._bench.records import Bench, BenchReport, Cause, Latency, OpTime, Ratio, Timing
-from onnxamp._bench.timing import Timed, interleave, latency, odd_channels, op_times, profile, ratio, timed, warm_up
+from onnxamp._bench.timing import (
+    Timed,
+    executed,
+    interleave,
+    latency,
+    odd_channels,
+    op_times,
+    profile,
+    ratio,
+    timed,
+    warm_up,
+)
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.terminal import as_text
 from onnxamp._runtime.bound import bind

@@ -23,8 +23,7 @@ from onnxamp._dtypes import LOW_TYPES
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_notes, conversion_report
-from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
-from onnxamp._report.html.plot import plot_of
+from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page, plot_of
 from onnxamp._report.html.render import render, write
 from onnxamp._report.parts import Level, Status, Verdict
 from onnxamp._report.terminal import as_text

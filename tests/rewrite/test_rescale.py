@@ -17,7 +17,7 @@ from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Window
 from onnxamp._decide.rescaling import rows_of
 from onnxamp._graph.graph import Graph
-from onnxamp._model.stored import EXPONENTS, store_exponents, stored_exponents
+from onnxamp._model.weights import EXPONENTS, store_exponents, stored_exponents
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._rewrite.rescale import rescale_graph
 

@@ -18,7 +18,7 @@ from graphs.case import parse
 from onnxamp import OnnxAmpError, convert_file, convert_model
 from onnxamp._graph.collecting import no_collections
 from onnxamp._runtime.child import Child
-from onnxamp._workers.once import Once
+from onnxamp._workers.threads import Once
 
 THREADS = 8
 

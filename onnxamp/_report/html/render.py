@@ -23,8 +23,7 @@ from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path
 from onnxamp._printable import printable
 from onnxamp._report.html.nodes import NodeRow, ValueRow
-from onnxamp._report.html.page import Page
-from onnxamp._report.html.plot import plot_of
+from onnxamp._report.html.page import Page, plot_of
 from onnxamp._report.parts import Part, Report
 from onnxamp._report.text import glued, named, said
 from onnxamp._tuning.results import Tuned

@@ -1,16 +1,172 @@
 """Every fold that a model offers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isclose, prod
 from typing import Final, Protocol
 
+from onnx import TensorProto, helper
+
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
 from onnxamp._graph.graph import Graph
+from onnxamp._model.protos import copied
 from onnxamp._patterns.forms import Kind, form_table
-from onnxamp._patterns.match import Match
+from onnxamp._patterns.match import Match, only_reader
 from onnxamp._patterns.patterns import find_forms
 from onnxamp._rewrite.fold.batch_norm import batch_norms
-from onnxamp._rewrite.fold.elementwise import activation, softmax
-from onnxamp._rewrite.fold.folds import Fold
-from onnxamp._rewrite.fold.norms import norm
+from onnxamp._rewrite.fold.folds import Fold, NewWeight
+
+_AXIS_BY_ITSELF = 13
+"""First opset at which Softmax is along one axis, and not along all from that one on."""
+
+
+def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
+    """The activation that the form is. A number without an axis would gain one by constants of shape [1]: it stays."""
+    if graph.shapes[match.values["x"]] == ():
+        return None
+    return Fold(
+        kind.name, kind.op, kind.opset, match.nodes, match.core, (match.values["x"],), kind.attributes
+    )  # fmt: skip
+
+
+def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
+    """The softmax along one axis."""
+    shape = graph.shapes[match.values["x"]]
+    if len(match.axes) != 1:
+        return None
+    axis, opset = match.axes[0], kind.opset
+    if graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
+        axis, opset = len(shape) - 1, 1
+    return Fold(kind.name, kind.op, opset, match.nodes, match.core, (match.values["x"],), {"axis": axis})
+
+
+_ONES: Final = 1 << 16
+"""Elements up to which a gain of ones is made."""
+
+
+def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
+    """The normalisation that the form is, with gain and bias; None where it is none."""
+    count = len(match.axes)
+    epsilon = graph.constants.scalar(match.values["epsilon"])
+    if match.axes != tuple(range(-count, 0)) or epsilon is None or epsilon < 0 or not _is_mean(graph, match):
+        return None
+    match = _narrowed(graph, match)
+    dims = _normalised(graph, match)
+    given = {name: match.values[name] for name in ("gain", "bias") if name in match.values}
+    weights = {name: _suiting(graph, match, value, dims) for name, value in given.items()}
+    if None in weights.values():
+        return None
+    for _ in range(2):
+        match = _with_next(graph, match, dims, weights, has_bias=kind.op == "LayerNormalization")
+    gain = weights["gain"] if "gain" in weights else _ones(graph, match, dims)
+    if gain is None:
+        return None
+    bias = weights.get("bias")
+    inputs = (match.values["x"], gain) if bias is None else (match.values["x"], gain, bias)
+    attributes = {"axis": -count, "epsilon": epsilon}
+    return Fold(kind.name, kind.op, kind.opset, match.nodes, match.core, inputs, attributes)
+
+
+def _is_mean(graph: Graph, match: Match) -> bool:
+    """Whether sums are divided by what they sum up."""
+    shape = graph.shapes[match.values["x"]]
+    wanted = {name: graph.constants.scalar(match.values[name]) for name in ("count", "share") if name in match.values}
+    if not wanted:
+        return True
+    sizes = [] if shape is None else [shape[axis] for axis in match.axes]
+    if not sizes or None in sizes:
+        return False
+    total = prod(size or 0 for size in sizes)
+    parts = {"count": total, "share": 1 / max(total, 1)}
+    return all(value is not None and isclose(value, parts[name], rel_tol=1e-6) for name, value in wanted.items())
+
+
+def _narrowed(graph: Graph, match: Match) -> Match:
+    """The form with the Casts around it, where both are from and to one low type and nobody else reads between."""
+    before, (between, _, behind) = (
+        graph.producer(match.values["x"]),
+        only_reader(graph, graph.nodes[match.core].outputs[0]),
+    )
+    if before is None or behind is None or not before.key == behind.key == "Cast":
+        return match
+    low = graph.types[before.inputs[0]]
+    if low != graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in LOW_TYPES.values()}:
+        return match
+    if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
+        return match
+    values = {**match.values, "x": before.inputs[0]}
+    return replace(match, nodes=match.nodes | between | {behind.index}, values=values, core=behind.index)
+
+
+def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
+    """The shape over which is normalised, as far as it is known."""
+    shape, count = graph.shapes[match.values["x"]], len(match.axes)
+    return (None,) * count if shape is None else tuple(shape[-count:])
+
+
+def _with_next(
+    graph: Graph,
+    match: Match,
+    dims: Sequence[int | None],
+    weights: dict[str, int | NewWeight | None],
+    *,
+    has_bias: bool,
+) -> Match:
+    """Take in the multiplication by the gain, or the addition of the bias, that stands behind."""
+    nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
+    name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(node.key if node else "", "")
+    if node is None or not name or name in weights or (name == "gain" and "bias" in weights):
+        return match
+    other = node.inputs[1] if node.inputs[0] == value else node.inputs[0]
+    weight = _suiting(graph, match, other, dims)
+    if weight is None:
+        return match
+    weights[name] = weight
+    return replace(match, nodes=match.nodes | nodes | {node.index}, core=node.index)
+
+
+def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None]) -> int | NewWeight | None:
+    """The constant as a weight of the normalised shape; None where it is not constant or has another one.
+
+    A length of one axis that is not known is what the constant says, unless that is 1: anything would meet that.
+    """
+    value = graph.passed_on(value)
+    tensor, shape = graph.constants.tensors.get(value), graph.shapes[match.values["x"]]
+    if tensor is None or tensor.data_type != _elem(graph, match):
+        return None
+    sizes, rank = list(tensor.dims), len(dims) if shape is None else len(shape)
+    if len(sizes) > rank:
+        return None
+    while len(sizes) > len(dims) and sizes[0] == 1:
+        del sizes[0]
+    if len(sizes) != len(dims) or any(dim not in (None, size) for dim, size in zip(dims, sizes, strict=True)):
+        return None
+    if None in dims and (len(dims) > 1 or sizes == [1]):
+        return None
+    if sizes == list(tensor.dims):
+        return value
+    return NewWeight(f"{graph.values[value].name}_flat", partial(_flat, tensor, sizes))
+
+
+def _flat(tensor: TensorProto, sizes: Sequence[int]) -> TensorProto:
+    made = copied(tensor)
+    del made.dims[:]
+    made.dims.extend(sizes)
+    return made
+
+
+def _ones(graph: Graph, match: Match, dims: Sequence[int | None]) -> NewWeight | None:
+    sizes = [dim for dim in dims if dim is not None]
+    if len(sizes) < len(dims) or not 0 < prod(sizes) <= _ONES:
+        return None
+    ones = partial(helper.make_tensor, "", _elem(graph, match), sizes, [1.0] * prod(sizes))
+    return NewWeight(f"{graph.nodes[match.core].proto.output[0]}_ones", ones)
+
+
+def _elem(graph: Graph, match: Match) -> int:
+    name = graph.types[match.values["x"]] or FLOAT
+    return ELEM_NUMBERS[name.removeprefix("tensor(").removesuffix(")")]
 
 
 class _Rule(Protocol):

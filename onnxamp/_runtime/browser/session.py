@@ -26,8 +26,8 @@ from onnxamp._runtime.browser.messages import TYPES, pack, unpack
 from onnxamp._runtime.browser.web import BUNDLE, find_web
 from onnxamp._runtime.starting import reason, source_of
 from onnxamp._runtime.values import Array, Feed, as_typed
-from onnxamp._workers.once import Once
 from onnxamp._workers.signals import at_end
+from onnxamp._workers.threads import Once
 
 _STARTING: Final = 60.0
 """Seconds that Chromium and its page may take to start, ..."""

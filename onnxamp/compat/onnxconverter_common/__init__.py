@@ -30,8 +30,7 @@ from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._warnings import warn
-from onnxamp.compat._convert import convert_all_but
-from onnxamp.compat._numbers import Range, tensor_to_float16, to_float16
+from onnxamp.compat._convert import Range, convert_all_but, tensor_to_float16, to_float16
 
 __all__ = [
     "DEFAULT_OP_BLOCK_LIST",

@@ -16,8 +16,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._public import export
-from onnxamp.compat._convert import convert_all_but
-from onnxamp.compat._numbers import Range, largest_change, tensor_to_float16, to_float16
+from onnxamp.compat._convert import Range, convert_all_but, largest_change, tensor_to_float16, to_float16
 
 __all__ = [
     "DEFAULT_OP_BLOCK_LIST",

@@ -9,7 +9,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import Node
-from onnxamp._model.copying import copy_without
+from onnxamp._model.protos import copy_without
 from onnxamp.train._gradients.forward_pass import ForwardPass, find_path, read_forward_pass
 from onnxamp.train._gradients.recurrent import UNROLLED, unroll
 from onnxamp.train._gradients.table import RULES

@@ -9,9 +9,8 @@ from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.copying import copy_without
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import opset_imports
+from onnxamp._model.protos import copy_without, opset_imports
 from onnxamp.train._gradients.expand import expand, value_of
 from onnxamp.train._gradients.forward_pass import ForwardPass, copied
 from onnxamp.train._gradients.table import ALWAYS, FORWARD, RULES
