@@ -18,7 +18,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
-from onnxamp._runtime.engines import Progress, engine_name
+from onnxamp._runtime.engines import Progress, engine_on
 from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import BUDGET
@@ -92,7 +92,7 @@ def extract_region(
     cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
     recorded, sample, keep = _record(centre, cut, feeds, samples, run)
     region, entered = assembled(centre.opened, graph, cut, recorded), recorded.entered
-    flow = make_flow(region, emulated=run.provider == "cpu", keep=keep)
+    flow = make_flow(region, emulated=engine_on(run.provider).emulates, keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
         model=region,
@@ -102,7 +102,7 @@ def extract_region(
         nodes=tuple(view.nodes[index].label for index in cut.nodes),
         source=opened.label,
         total=len(view.scopes[0].nodes),
-        ran_on=engine_name(run.provider, flow.lowest),
+        ran_on=engine_on(run.provider).name(flow.lowest),
         sample=sample,
         differing=differences(flow, entered, recorded.expected, Run(run.provider, budget)),
         notes=(*centre.notes, *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost)),
@@ -172,7 +172,7 @@ def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> 
 
 def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
     shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-    return make_flow(opened.proto, opened.folder, emulated=run.provider == "cpu", shapes=shapes)
+    return make_flow(opened.proto, opened.folder, emulated=engine_on(run.provider).emulates, shapes=shapes)
 
 
 def _record(

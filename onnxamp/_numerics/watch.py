@@ -238,10 +238,15 @@ class WatchedRun:
 
     def join(self, values: Mapping[str, Measurement], inputs: Mapping[str, Measurement]) -> None:
         """Add what was measured elsewhere."""
-        for into, more in ((self.values, values), (self.inputs, inputs)):
-            for name, measured in more.items():
-                into[name] = into[name] + measured if name in into else measured
+        join(self.values, values)
+        join(self.inputs, inputs)
 
     def checks(self) -> tuple[ValueCheck, ...]:
         """The values so far, in execution order, with their faults."""
         return classify(self.runner.flow, self.rows, self.values, self.inputs)
+
+
+def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None:
+    """Add measurements of another sample, by name."""
+    for name, measured in more.items():
+        total[name] = total[name] + measured if name in total else measured
