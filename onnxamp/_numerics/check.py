@@ -12,7 +12,7 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
-from onnxamp._numerics.sample_check import CheckedSample, CheckProbe, EngineProbe, PartsProbe, watched_run
+from onnxamp._numerics.sample_check import CheckedSample, CheckProbe, Choices, EngineProbe, watched_run
 from onnxamp._numerics.watch import WatchedRun, classify, join, watched_values
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
@@ -161,7 +161,13 @@ class Check:
     def _emulated(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
         run, memory = self.run, dict[str, Any]()
         engine = replace(run.engine, emulates=True)
-        probe = CheckProbe(SentModel.of(self.model), engine, run.budget, self.keep)
+        probe = CheckProbe(
+            model=SentModel.of(self.model),
+            engine=engine,
+            budget=run.budget,
+            keep=self.keep,
+            in_parts=self.stop,
+        )
         parts: list[_Part] = []
         with closing(self._found(probe, kept, memory)) as results:
             for number, checked, trouble in results:
@@ -187,15 +193,12 @@ class Check:
         self, probe: CheckProbe, kept: KeptSamples[CheckedSample] | None, memory: Memory
     ) -> Generator[Found[CheckedSample]]:
         """Yield what each sample shows: all at once, or part by part where the first fault ends it."""
-        if not self.stop:
-            yield from observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)
-            return
-        with closing(observe(self.run, PartsProbe(probe), _ACTIVITY, memory=memory, once=True)) as results:
-            for number, parts, trouble in results:
-                if parts is None:
-                    yield Found(number, None, trouble)
-                    return
-                for part in parts:
+        with closing(observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)) as results:
+            for number, result, trouble in results:
+                if result is None or isinstance(result, CheckedSample):
+                    yield Found(number, result, trouble)
+                    continue
+                for part in result:
                     if isinstance(part, RuntimeFailure):
                         yield Found(number, None, part)
                     else:
@@ -204,7 +207,7 @@ class Check:
     def _on_engine(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
         """Check on an engine that computes low precision itself."""
         run, memory = self.run, dict[str, Any]()
-        probe = EngineProbe(SentModel.of(self.model), run.engine, run.budget)
+        probe = EngineProbe(model=SentModel.of(self.model), engine=run.engine, budget=run.budget)
         values, inputs = dict[str, Measurement](), dict[str, Measurement]()
         last = 0
         with closing(observe(run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)) as results:
@@ -214,7 +217,7 @@ class Check:
                 join(values, checked.values)
                 join(inputs, checked.inputs)
         feeds = check_inputs(self.model.proto, run.samples[last])
-        flow = probe.executable(memory).prepare(feeds).flow
+        flow = probe.side_by_side(memory).result.prepare(feeds).flow
         watched = [row for row in watched_values(flow) if row.value in values]
         rows = classify(flow, watched, values, inputs)
         self.ops.check({row.op for row in rows})
@@ -235,7 +238,7 @@ _ACTIVITY: Final = "running"
 class _Part:
     """The samples in a row that take the same branches, and which ops of them are looked at."""
 
-    choices: tuple[tuple[str, bool], ...]
+    choices: Choices
     watched: WatchedRun
     ops: OpFilter
 

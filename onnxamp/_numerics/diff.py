@@ -17,7 +17,7 @@ from onnxamp._numerics.limits import LimitLike, Limits, with_tolerance
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport
 from onnxamp._numerics.rows import listed_outputs
-from onnxamp._numerics.sample_diff import REFERENCE, DiffProbe, SampleDiff, reference_on, result_on
+from onnxamp._numerics.sample_diff import REFERENCE, RESULT, DiffProbe, SampleDiff, reference_on, result_on
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
@@ -33,6 +33,7 @@ from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._state.state import Facts, Part, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target
+from onnxamp._workers.executor import Memory
 from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -222,9 +223,11 @@ class Comparison:
         other = result_on(self.engine, result, self.reference, whole=self.whole)
         state = self.run.state
         part = None if state is None else state.part("comparison", self._depends_on(other))
-        report = self._compared(other, bool(layers), activity, part)
+        probe = self._probe(other, layers=bool(layers))
+        memory = {REFERENCE: (probe.key, self.reference), RESULT: (probe.result_key, other)}
+        report = self._compared(probe, activity, part, memory)
         if layers is None and not report.passed and report.outputs and self.engine.runs_pieces:
-            deep = self._compared(other, True, activity, part, monotonic() + seconds)
+            deep = self._compared(replace(probe, layers=True), activity, part, memory, monotonic() + seconds)
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
             if deep.samples < report.samples:
                 text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
@@ -272,12 +275,13 @@ class Comparison:
         )
 
     def _compared(
-        self, other: Executable, layers: bool, activity: str, part: Part | None, until: float = inf
+        self, probe: DiffProbe, activity: str, part: Part | None, memory: Memory, until: float = inf
     ) -> DiffReport:
-        one, samples = self.reference, self.run.samples
+        """Compare as many samples as fit before a time, and at least one."""
+        model, result, samples = self.reference.model, probe.result.opened(), self.run.samples
         report = DiffReport(
-            reference=one.model.label,
-            result=other.model.label,
+            reference=model.label,
+            result=result.label,
             ran_on=self.engine.name(),
             inputs=samples.description,
             samples=samples.taken,
@@ -285,10 +289,8 @@ class Comparison:
             drawn=samples.made_up and self._sums_low,
         )
         tally = Tally(self.limits.accept)
-        what = "layers of sample" if layers else "sample"
+        what = "layers of sample" if probe.layers else "sample"
         kept = None if part is None else KeptSamples(part, samples, SampleDiff, what, lambda diff: diff.was_compared)
-        memory = {REFERENCE: (self._key, one)}
-        probe = self._probe(other, layers=layers)
         with closing(observe(self.run, probe, activity, kept=kept, memory=memory)) as results:
             for number, diff, trouble in results:
                 if diff is None:
@@ -297,7 +299,7 @@ class Comparison:
                 if diff.facts is not None:
                     report = replace(report, **asdict(diff.facts))
                 if diff.error is not None:
-                    text = input_failure("The reference does not run", diff.error, samples, number, one.model)
+                    text = input_failure("The reference does not run", diff.error, samples, number, model)
                     return replace(report, skipped=text)
                 if diff.failure is not None:
                     return replace(report, failure=f"{DOES_NOT_RUN}{diff.failure}")
@@ -311,8 +313,8 @@ class Comparison:
         report = finished(report, tally, self.limits)
         _LOG.info(
             "compared %s with %s on %s: %s",
-            other.model.label,
-            one.model.label,
+            result.label,
+            model.label,
             report.ran_on,
             "passed" if report.passed else report.failure or "outside the limits",
         )

@@ -21,10 +21,9 @@ from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all
+from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all, one_by_one
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.run import BUDGET, Run
-from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import parts_of, start
 from onnxamp._runtime.values import Feed
@@ -135,23 +134,15 @@ class RangeProbe(Probe[Magnitudes]):
     model: SentModel
     engine: Engine
 
-    def open(self, _: Memory) -> "_OpenRanges":
+    def open(self, _: Memory) -> Opened[Magnitudes]:
         """As :meth:`Probe.open`."""
-        return _OpenRanges(Executable(self.model.opened(), self.engine))
+        executable = Executable(self.model.opened(), self.engine)
 
+        def measure(item: Item) -> Magnitudes:
+            feeds = check_inputs(executable.model.proto, item.sample)
+            return Magnitudes(_magnitudes(executable.prepare(feeds), feeds))
 
-@dataclass(frozen=True, slots=True)
-class _OpenRanges(Opened[Magnitudes]):
-    executable: Executable
-
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        self.executable.prepare(check_inputs(self.executable.model.proto, sample))
-
-    def measure(self, item: Item) -> Magnitudes:
-        """As :meth:`Opened.measure`."""
-        feeds = check_inputs(self.executable.model.proto, item.sample)
-        return Magnitudes(_magnitudes(self.executable.prepare(feeds), feeds))
+        return Opened(executable.prepare_sample, one_by_one(measure))
 
 
 def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:

@@ -6,7 +6,7 @@ budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from tempfile import TemporaryFile
@@ -30,12 +30,12 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, remembered
+from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
+from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.run import BUDGET, Run
-from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import Side, ancestors, parts_of
-from onnxamp._runtime.values import from_value, to_value
+from onnxamp._runtime.values import Feed, from_value, to_value
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -162,31 +162,25 @@ class _RowsProbe(Probe[_SampleRows]):
     room: int
     samples: int
 
-    def open(self, memory: Memory) -> "_OpenRows":
+    def open(self, memory: Memory) -> Opened[_SampleRows]:
         """As :meth:`Probe.open`."""
-        return _OpenRows(self, remembered(memory, _MEASURED, "", self._executable))
+        executable = remembered(memory, _MEASURED, "", lambda: Executable(self.model.opened(), self.engine))
+        taken: set[int] | None = None
 
-    def _executable(self) -> Executable:
-        return Executable(self.model.opened(), self.engine)
+        def measure(item: Item) -> _SampleRows:
+            nonlocal taken
+            feeds = check_inputs(executable.model.proto, item.sample)
+            rows = self._rows_of(executable.prepare(feeds), feeds, item.number, taken)
+            taken = rows.taken
+            return rows
 
+        return Opened(executable.prepare_sample, one_by_one(measure))
 
-@dataclass(slots=True)
-class _OpenRows(Opened[_SampleRows]):
-    probe: _RowsProbe
-    executable: Executable
-    taken: set[int] | None = None
-
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        self.executable.prepare(check_inputs(self.executable.model.proto, sample))
-
-    def measure(self, item: Item) -> _SampleRows:
+    def _rows_of(self, runner: Runner, feeds: Mapping[str, Feed], number: int, taken: set[int] | None) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
-        feeds = check_inputs(self.executable.model.proto, item.sample)
-        runner, probe = self.executable.prepare(feeds), self.probe
         flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()
-        for weight in probe.waiting:
-            if self.taken is None or weight.value in self.taken:
+        for weight in self.waiting:
+            if taken is None or weight.value in taken:
                 for at, reader in enumerate(weight.readers):
                     readers.setdefault(reader.rows, []).append((weight, at))
         known = {*flow.inputs, *flow.defaults, *flow.maker}
@@ -204,9 +198,9 @@ class _OpenRows(Opened[_SampleRows]):
                 if name not in side.values:
                     continue
                 for weight, at in readers[name]:
-                    if weight.value in begun or size <= probe.room or self.taken is not None:
+                    if weight.value in begun or size <= self.room or taken is not None:
                         begun.add(weight.value)
-                        rows = self._rows(weight, at, side.values[name], item.number)
+                        rows = self._rows(weight, at, side.values[name], number)
                         if rows is not None:
                             parts.setdefault(weight.value, []).append(rows)
                             size += rows.nbytes
@@ -217,15 +211,15 @@ class _OpenRows(Opened[_SampleRows]):
             side.run(part)
             take([name for node in part for name in flow.nodes[node].output if name in readers])
             runner.forget()
-        if self.taken is None:
-            self.taken = begun if size > probe.room else {weight.value for weight in probe.waiting}
-        return _SampleRows(parts, self.taken)
+        if taken is None:
+            taken = begun if size > self.room else {weight.value for weight in self.waiting}
+        return _SampleRows(parts, taken)
 
     def _rows(self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int) -> Floats | None:
         """Return rows that a reader multiplies a weight by; None where they are of no use."""
         reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
         depth = weight.arrangement.depth
-        most = -(-max(_LEAST_ROWS, _ROWS * depth) // (self.probe.samples * len(weight.readers)))
+        most = -(-max(_LEAST_ROWS, _ROWS * depth) // (self.samples * len(weight.readers)))
         rows = rows_of(reader.node.proto, reader.product, reader.shape, value, most, number)
         return rows if rows is not None and np.isfinite(rows).all() else None
 

@@ -8,7 +8,7 @@ in float16, is named even where float32 accumulation would be right.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
-from typing import Final
+from typing import Final, TypeAlias
 
 from onnx import TensorProto
 
@@ -20,116 +20,110 @@ from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._runtime.emulate import without_rounding
-from onnxamp._runtime.engines import Engine, Executable
+from onnxamp._runtime.engines import Engine, Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import Item, Opened, Probe, remembered
+from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import SentModel
-from onnxamp._runtime.values import to_value
+from onnxamp._runtime.values import Feed, to_value
 from onnxamp._workers.executor import Memory
+
+Choices: TypeAlias = tuple[tuple[str, bool], ...]
+"""The conditions that a sample meets."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSample:
     """What one sample shows: the branches that it takes, and what was measured of values and of inputs."""
 
-    choices: tuple[tuple[str, bool], ...]
+    choices: Choices
     values: Mapping[str, Measurement]
     inputs: Mapping[str, Measurement]
 
+
+Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
+"""What each part of a model shows as soon as it has run; why the model does not run ends it."""
 
 _CHECKED: Final = "checked model"
 """Where the memory of a process holds the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckProbe(Probe[CheckedSample]):
-    """Measuring the values of an emulated model, whose nodes in ``keep`` are computed in float32."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckProbe(Probe[CheckedSample | Parts]):
+    """Measuring the values of an emulated model.
+
+    Attributes:
+        keep: nodes to compute in float32.
+        in_parts: return what each part of the model shows, lazily.
+        key: stands for the model in the memory of a process.
+    """
 
     model: SentModel
     engine: Engine
     budget: int
     keep: frozenset[str]
+    in_parts: bool = False
     key: str = field(default_factory=token_hex)
-
-    def open(self, memory: Memory) -> "_OpenCheck":
-        """As :meth:`Probe.open`."""
-        return _OpenCheck(self.executable(memory), self.keep)
 
     def executable(self, memory: Memory) -> Executable:
         """Return the model as it is measured."""
-        return remembered(memory, _CHECKED, self.key, self._executable)
+        return remembered(
+            memory, _CHECKED, self.key, lambda: Executable(self.model.opened(), self.engine, budget=self.budget)
+        )
 
-    def _executable(self) -> Executable:
-        return Executable(self.model.opened(), self.engine, budget=self.budget)
-
-
-@dataclass(frozen=True, slots=True)
-class PartsProbe(Probe[Iterator[CheckedSample | RuntimeFailure]]):
-    """The same part by part, as soon as each has run; why the model does not run ends it."""
-
-    whole: CheckProbe
-
-    def open(self, memory: Memory) -> "_OpenParts":
+    def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
         """As :meth:`Probe.open`."""
-        return _OpenParts(self.whole.open(memory))
+        executable = self.executable(memory)
+        last: tuple[Runner, WatchedRun] | None = None
+
+        def parts(item: Item) -> Iterator[CheckedSample]:
+            nonlocal last
+            feeds = check_inputs(executable.model.proto, item.sample)
+            runner = executable.prepare(feeds)
+            if last is None or last[0] is not runner:  # the next sample that takes the same branches uses it
+                last = runner, watched_run(runner, self.keep, self.budget)
+            return _parts(replace(last[1], values={}, inputs={}), runner.flow.choices, feeds, item.progress)
+
+        def lazily(item: Item) -> Parts:
+            try:
+                yield from parts(item)
+            except RuntimeFailure as failure:
+                yield failure
+
+        def measure(item: Item) -> CheckedSample | Parts:
+            return lazily(item) if self.in_parts else _together(list(parts(item)))
+
+        return Opened(executable.prepare_sample, one_by_one(measure))
 
 
-@dataclass(slots=True)
-class _OpenCheck(Opened[CheckedSample]):
-    executable: Executable
-    keep: frozenset[str]
-    _watched: tuple[Runner, WatchedRun] | None = None
-    """What ran the last sample; the next one that takes the same branches uses it."""
+def _parts(
+    watched: WatchedRun, choices: Choices, feeds: Mapping[str, Feed], progress: Progress
+) -> Iterator[CheckedSample]:
+    """Yield what each part of a model shows as soon as it has run.
 
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        self.executable.prepare(check_inputs(self.executable.model.proto, sample))
-
-    def measure(self, item: Item) -> CheckedSample:
-        """As :meth:`Opened.measure`."""
-        parts = list(self.parts(item))
-        values = {name: measured for part in parts for name, measured in part.values.items()}
-        inputs = {name: measured for part in parts for name, measured in part.inputs.items()}
-        return CheckedSample(parts[-1].choices, values, inputs)
-
-    def parts(self, item: Item) -> Iterator[CheckedSample]:
-        """Yield what each part of the model shows as soon as it has run; raises as :meth:`measure`."""
-        one, done = self.executable, 0
-        feeds = check_inputs(one.model.proto, item.sample)
-        runner = one.prepare(feeds)
-        choices = runner.flow.choices
-        if self._watched is None or self._watched[0] is not runner:
-            self._watched = runner, watched_run(runner, self.keep, one.budget)
-        watched = replace(self._watched[1], values={}, inputs={})
-        for part in watched.parts(feeds):
-            done += len(part)
-            item.progress(done, len(watched.runner.flow.nodes))
-            yield CheckedSample(choices, watched.values, watched.inputs)
-            watched.values, watched.inputs = {}, {}
-        if not done:
-            yield CheckedSample(choices, watched.values, watched.inputs)
+    Raises:
+        RuntimeFailure: a part does not run.
+    """
+    done = 0
+    for part in watched.parts(feeds):
+        done += len(part)
+        progress(done, len(watched.runner.flow.nodes))
+        yield CheckedSample(choices, watched.values, watched.inputs)
+        watched.values, watched.inputs = {}, {}
+    if not done:
+        yield CheckedSample(choices, watched.values, watched.inputs)
 
 
-@dataclass(slots=True)
-class _OpenParts(Opened[Iterator[CheckedSample | RuntimeFailure]]):
-    whole: _OpenCheck
-
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        self.whole.prepare(sample)
-
-    def measure(self, item: Item) -> Iterator[CheckedSample | RuntimeFailure]:
-        """As :meth:`Opened.measure`, lazily."""
-        try:
-            yield from self.whole.parts(item)
-        except RuntimeFailure as failure:
-            yield failure
+def _together(parts: Sequence[CheckedSample]) -> CheckedSample:
+    """Return what all parts of a model show."""
+    values = {name: measured for part in parts for name, measured in part.values.items()}
+    inputs = {name: measured for part in parts for name, measured in part.inputs.items()}
+    return CheckedSample(parts[-1].choices, values, inputs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProbe(Probe[CheckedSample]):
     """Measuring what the ops of a model make of exact values on an engine that computes low precision itself."""
 
@@ -138,52 +132,53 @@ class EngineProbe(Probe[CheckedSample]):
     budget: int
     key: str = field(default_factory=token_hex)
 
-    def open(self, memory: Memory) -> "_OpenEngine":
-        """As :meth:`Probe.open`.
+    def side_by_side(self, memory: Memory) -> SideBySide:
+        """Return the float32 model behind the model, and the model as it runs on the engine.
 
         Raises:
-            ModelError, OpsetError: there is no float32 model behind the model.
+            ModelError, OpsetError: there is no float32 model behind it.
         """
-        return _OpenEngine(remembered(memory, _CHECKED, self.key, self._walk))
 
-    def executable(self, memory: Memory) -> Executable:
-        """Return the model as it runs on the engine; raises as :meth:`open`."""
-        return remembered(memory, _CHECKED, self.key, self._walk).result
+        def opened() -> SideBySide:
+            model = self.model.opened()
+            exact = Model(without_rounding(model.embedded()))
+            reference = Executable(exact, self.engine.reference, budget=self.budget)
+            return SideBySide(reference, Executable(model, self.engine, budget=self.budget), _replayed)
 
-    def _walk(self) -> SideBySide:
-        model = self.model.opened()
-        exact = Model(without_rounding(model.embedded()))
-        reference = Executable(exact, self.engine.reference, budget=self.budget)
-        return SideBySide(reference, Executable(model, self.engine, budget=self.budget), _replayed)
+        return remembered(memory, _CHECKED, self.key, opened)
+
+    def open(self, memory: Memory) -> Opened[CheckedSample]:
+        """As :meth:`Probe.open`."""
+        walk = self.side_by_side(memory)
+
+        def prepare(sample: Sample) -> None:
+            feeds = check_inputs(walk.result.model.proto, sample)
+            walk.reference.prepare(feeds)
+            walk.result.prepare(feeds)
+
+        return Opened(prepare, one_by_one(lambda item: _on_engine(walk, item)))
 
 
 def _replayed(reference: Flow, result: Flow) -> Pairing:
     return replace(pair(reference, result), accumulated=False)
 
 
-@dataclass(slots=True)
-class _OpenEngine(Opened[CheckedSample]):
-    walk: SideBySide
+def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
+    """Return what a sample shows on an engine.
 
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        feeds = check_inputs(self.walk.result.model.proto, sample)
-        self.walk.reference.prepare(feeds)
-        self.walk.result.prepare(feeds)
-
-    def measure(self, item: Item) -> CheckedSample:
-        """As :meth:`Opened.measure`; it fails, too, if no op runs on the engine."""
-        result = self.walk.result
-        feeds = check_inputs(result.model.proto, item.sample)
-        walked, flow = self.walk.run(feeds, item.progress), result.prepare(feeds).flow
-        values = {name: row.local for name, row in walked.compared.items() if row.local is not None}
-        notes = (walked.failure, *(row.note for row in walked.compared.values()))
-        note = next(filter(None, notes), None)
-        if not values and note is not None:
-            raise RuntimeFailure(f"None of its ops runs by itself. {note}")
-        inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
-        floats = {name: value for name, value in inputs.items() if value.is_tensor() and "float" in value.data_type()}
-        return CheckedSample((), values, {name: measure(value, value) for name, value in floats.items()})
+    Raises:
+        RuntimeFailure: the model does not run in float32 on the CPU, or none of its ops runs on the engine.
+    """
+    feeds = check_inputs(walk.result.model.proto, item.sample)
+    walked, flow = walk.run(feeds, item.progress), walk.result.prepare(feeds).flow
+    values = {name: row.local for name, row in walked.compared.items() if row.local is not None}
+    notes = (walked.failure, *(row.note for row in walked.compared.values()))
+    note = next(filter(None, notes), None)
+    if not values and note is not None:
+        raise RuntimeFailure(f"None of its ops runs by itself. {note}")
+    inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
+    floats = {name: value for name, value in inputs.items() if value.is_tensor() and "float" in value.data_type()}
+    return CheckedSample((), values, {name: measure(value, value) for name, value in floats.items()})
 
 
 def watched_run(runner: Runner, keep: frozenset[str], budget: int) -> WatchedRun:

@@ -1,8 +1,9 @@
 """Comparing two models on one sample, and what that shows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from secrets import token_hex
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from onnxamp._ops.facts import op_key
 from onnxamp._runtime.engines import Engine, Executable, Outputs, Progress, WholeModel, engine_on, part_of
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import Item, Opened, Probe, remembered
+from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import run_alone
@@ -70,7 +71,7 @@ class SampleDiff:
 
 
 @dataclass(slots=True)
-class OpenDiff(Opened[SampleDiff]):
+class TwoModels:
     """Two models that are compared on samples.
 
     Attributes:
@@ -87,8 +88,8 @@ class OpenDiff(Opened[SampleDiff]):
     _elsewhere: WholeModel | None = None
     """The reference, where it did not run."""
 
-    def measure(self, item: Item) -> SampleDiff:
-        """Compare the models on a sample.
+    def compare(self, item: Item) -> SampleDiff:
+        """Return what a sample shows.
 
         Raises:
             ArgumentError: the sample does not fit the reference, the models do not fit each other, or the user's
@@ -126,7 +127,7 @@ class OpenDiff(Opened[SampleDiff]):
         )
 
     def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
+        """Prepare both models for a sample."""
         feeds = check_inputs(self.reference.model.proto, sample)
         self.reference.prepare(feeds)
         self.result.prepare(feeds)
@@ -184,6 +185,8 @@ class OpenDiff(Opened[SampleDiff]):
 
 REFERENCE: Final = "diff reference"
 """Where the memory of a process holds the last reference that it compared with."""
+RESULT: Final = "diff result"
+"""Where it holds the last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +195,16 @@ class DiffProbe(Probe[SampleDiff]):
 
     Attributes:
         key: stands for the reference and how it is run.
+        result_key: stands for the result.
         is_converted: whether the result was converted from the reference.
         engine: where the result runs.
         whole: whether it runs in one session.
         layers: compare intermediate values, too.
-        Others as for :class:`OpenDiff`.
+        Others as for :class:`TwoModels`.
     """
 
     key: str
+    result_key: str = field(default_factory=token_hex)
     reference: SentModel
     result: SentModel
     is_converted: bool
@@ -210,16 +215,20 @@ class DiffProbe(Probe[SampleDiff]):
     accept: Accept | None
     layers: bool
 
-    def open(self, memory: Memory) -> OpenDiff:
+    def open(self, memory: Memory) -> Opened[SampleDiff]:
         """As :meth:`Probe.open`."""
         one = remembered(memory, REFERENCE, self.key, self._open_reference)
-        result = self.result.opened(one.model if self.is_converted else None)
-        other = result_on(self.engine, result, one, whole=self.whole)
+        other = remembered(memory, RESULT, self.result_key, lambda: self._open_result(one))
         walk = SideBySide(one, other) if self.layers else None
-        return OpenDiff(one, other, self.selected, self.accept, walk)
+        models = TwoModels(one, other, self.selected, self.accept, walk)
+        return Opened(models.prepare, one_by_one(models.compare))
 
     def _open_reference(self) -> Executable:
         return reference_on(self.engine, self.reference.opened(), self.budget, whole=self.whole)
+
+    def _open_result(self, reference: Executable) -> Executable:
+        model = self.result.opened(reference.model if self.is_converted else None)
+        return result_on(self.engine, model, reference, whole=self.whole)
 
 
 def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Executable:

@@ -19,6 +19,7 @@ from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
 from onnxamp._runtime.device import device_name
+from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.run import BUDGET
@@ -317,6 +318,10 @@ class Executable:
         if self._runner is None or flow is not before:
             self._runner = Runner(flow, self.engine.piece_provider)
         return self._runner
+
+    def prepare_sample(self, sample: Mapping[str, Feed]) -> Runner:
+        """Prepare the model for a sample that was not checked; raises ArgumentError, too, if it does not fit."""
+        return self.prepare(check_inputs(self.model.proto, sample))
 
     def runs_whole(self, feeds: Mapping[str, Feed]) -> bool:
         """Whether the sample runs in one session."""

@@ -48,38 +48,36 @@ class Item(NamedTuple):
 Told: TypeAlias = Callable[[int, int], Progress]
 """Gives the progress callback of a few samples, by the number of the first and how many they are."""
 
+Measure: TypeAlias = Callable[[Iterator[SentSample], Told], Iterator[T | RuntimeFailure]]
+"""Yields what each of some samples shows, or why the model does not run on it; it may take several together."""
 
-class Opened(ABC, Generic[T]):
-    """A probe whose models are open."""
 
-    @abstractmethod
-    def prepare(self, sample: Sample) -> None:
-        """Prepare the models for the first sample, if another one is measured before it.
+class Opened(NamedTuple, Generic[T]):
+    """A probe whose models are open.
 
-        What is wrong with that sample does not matter here, as its own measurement will tell.
-        """
+    Attributes:
+        prepare: prepares the models for the first sample, if another one is measured before it. What is wrong with that
+            sample does not matter here, as its own measurement will tell.
+        measure: measures samples.
+    """
 
-    def measure(self, item: Item) -> T:
-        """Return what a sample shows.
+    prepare: Callable[[Sample], object]
+    measure: Measure[T]
 
-        Raises:
-            RuntimeFailure: the model does not run on it.
-            ArgumentError: the sample does not fit the model.
-        """
-        raise NotImplementedError
 
-    def measure_all(self, items: Iterator[SentSample], told: Told) -> Iterator[T | RuntimeFailure]:
-        """Yield what each sample shows, or why the model does not run on it.
+def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
+    """Return what measures samples one after the other; ``measure`` raises RuntimeFailure if the model does not run."""
 
-        Probes that run several samples together override this.
-        """
+    def measured(items: Iterator[SentSample], told: Told) -> Iterator[T | RuntimeFailure]:
         for item in items:
             try:
-                result = self.measure(Item(item.number, item.read(), told(item.number, 1)))
+                result = measure(Item(item.number, item.read(), told(item.number, 1)))
             except RuntimeFailure as failure:
                 yield failure
             else:
                 yield result
+
+    return measured
 
 
 class Probe(ABC, Generic[T]):
@@ -185,7 +183,7 @@ def observe(
 
     Raises:
         OutputError: the state file cannot be written.
-        Others as :meth:`Probe.open` and :meth:`Opened.measure`, but for RuntimeFailure, and as
+        Others as the probe, but for RuntimeFailure, and as
         :func:`onnxamp._workers.executor.run_in_order`.
     """
     round_ = _Round(run, probe, activity, kept)
@@ -268,7 +266,7 @@ class _Round(Generic[T]):
         if first.number:
             with suppress(OnnxAmpError):
                 opened.prepare(self.run.samples[0])
-        for position, result in enumerate(opened.measure_all(chain([first], missing), self._told)):
+        for position, result in enumerate(opened.measure(chain([first], missing), self._told)):
             self._done(position, result)
             if self.activity and not self.probe.has_steps:
                 self.run.report(self.activity, self.given[position] + 1, self.run.samples.expected)
@@ -334,7 +332,7 @@ class _Work(Generic[T]):
             opened.prepare(self.first.read())
 
         def measure(item: SentSample) -> Any:
-            (result,) = opened.measure_all(iter([item]), lambda *_: _unheard)
+            (result,) = opened.measure(iter([item]), lambda *_: _unheard)
             return list(result) if isinstance(result, Iterator) else result
 
         return measure

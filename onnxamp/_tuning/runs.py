@@ -240,10 +240,27 @@ class ErrorProbe(Probe[float]):
     metric: Metric
     budget: int
 
-    def open(self, memory: Memory) -> "_OpenError":
+    def open(self, memory: Memory) -> Opened[float]:
         """As :meth:`Probe.open`."""
-        before = remembered(memory, _REFERENCE, self.key, self.open_original)
-        return _OpenError(before, self._executable(self.result.opened(), self.engine), self.metric)
+        original = remembered(memory, _REFERENCE, self.key, self.open_original)
+        result = self._executable(self.result.opened(), self.engine)
+
+        def prepare(sample: Sample) -> None:
+            feeds = check_inputs(original.model.proto, sample)
+            for executable in (original, result):
+                if not executable.runs_whole(feeds):
+                    executable.prepare(feeds)
+
+        def measure(items: Iterator[SentSample], told: Told) -> Iterator[float | RuntimeFailure]:
+            del told
+            while group := list(islice(items, _TOGETHER)):
+                feeds = {item.number: check_inputs(original.model.proto, item.read()) for item in group}
+                try:
+                    yield from _errors(original, result, feeds, self.metric)
+                except RuntimeFailure as failure:
+                    yield from [failure] * len(group)
+
+        return Opened(prepare, measure)
 
     def open_original(self) -> Executable:
         """Return the original as it is run."""
@@ -253,49 +270,26 @@ class ErrorProbe(Probe[float]):
         return Executable(model, engine, whole=not engine.emulates, budget=self.budget)
 
 
-@dataclass(slots=True)
-class _OpenError(Opened[float]):
-    original: Executable
-    result: Executable
-    metric: Metric
+def _errors(
+    original: Executable, result: Executable, feeds: "Mapping[int, Mapping[str, Feed]]", metric: Metric
+) -> list[float]:
+    """Return the errors of a converted model on a few numbered samples; infinite if it does not run.
 
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        feeds = check_inputs(self.original.model.proto, sample)
-        for executable in (self.original, self.result):
-            if not executable.runs_whole(feeds):
-                executable.prepare(feeds)
-
-    def measure_all(self, items: Iterator[SentSample], told: Told) -> Iterator[float | RuntimeFailure]:
-        """As :meth:`Opened.measure_all`, a few at a time."""
-        del told
-        while group := list(islice(items, _TOGETHER)):
-            try:
-                yield from self._errors(group)
-            except RuntimeFailure as failure:
-                yield from [failure] * len(group)
-
-    def _errors(self, group: Sequence[SentSample]) -> Sequence[float]:
-        """Return the errors of a few samples.
-
-        Raises:
-            RuntimeFailure: the original does not run.
-        """
-        feeds = {item.number: check_inputs(self.original.model.proto, item.read()) for item in group}
-        known = self.original.outputs.kept
-        references = {number: known[number] for number in feeds if number in known}
-        missing = [number for number in feeds if number not in known]
-        for number, outputs in zip(
-            missing, self.original.run_together([feeds[number] for number in missing]), strict=True
-        ):
-            references[number] = outputs
-            self.original.outputs.keep(number, outputs)
-        try:
-            results = self.result.run_together(list(feeds.values()))
-        except RuntimeFailure:
-            return [inf] * len(group)
-        pairs = zip(feeds, results, strict=True)
-        return [float(self.metric.error(references[number], outputs)) for number, outputs in pairs]
+    Raises:
+        RuntimeFailure: the original does not run.
+    """
+    known = original.outputs.kept
+    references = {number: known[number] for number in feeds if number in known}
+    missing = [number for number in feeds if number not in known]
+    computed = original.run_together([feeds[number] for number in missing])
+    for number, outputs in zip(missing, computed, strict=True):
+        references[number] = outputs
+        original.outputs.keep(number, outputs)
+    try:
+        results = result.run_together(list(feeds.values()))
+    except RuntimeFailure:
+        return [inf] * len(feeds)
+    return [float(metric.error(references[number], one)) for number, one in zip(feeds, results, strict=True)]
 
 
 def device_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -> float | None:

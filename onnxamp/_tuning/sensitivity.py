@@ -99,11 +99,16 @@ class LocalProbe(Probe[LocalSample]):
     metric: Metric
     budget: int
 
-    def open(self, memory: Memory) -> "_OpenLocal":
+    def open(self, memory: Memory) -> Opened[LocalSample]:
         """As :meth:`Probe.open`."""
         one = Executable(self.model.opened(), self.engine, budget=self.budget)
         lowered = Executable(self.lowered.opened(), self.engine, budget=self.budget, origin=one)
-        return _OpenLocal(SideBySide(one, lowered, self._paired), self.metric, memory.get(OUTPUTS))
+        walk = SideBySide(one, lowered, self._paired)
+
+        def prepare(sample: Sample) -> None:
+            walk.together(check_inputs(one.model.proto, sample), ())
+
+        return Opened(prepare, _LocalErrors(walk, self.metric, memory.get(OUTPUTS)).measure)
 
     def activity(self, activity: str, first: int, count: int, total: int) -> str:
         """As :meth:`Probe.activity`."""
@@ -117,19 +122,17 @@ class LocalProbe(Probe[LocalSample]):
 
 
 @dataclass(slots=True)
-class _OpenLocal(Opened[LocalSample]):
+class _LocalErrors:
+    """Measures local errors of several samples at a time where they share large weights."""
+
     walk: SideBySide
     metric: Metric
     outputs: OutputCache | None
     _waiting: deque[tuple[int, Mapping[str, Feed]]] = field(default_factory=deque)
     """Samples that were read, by number."""
 
-    def prepare(self, sample: Sample) -> None:
-        """As :meth:`Opened.prepare`."""
-        self.walk.together(self._fitted(sample), ())
-
-    def measure_all(self, items: Iterator[SentSample], told: Told) -> Iterator[LocalSample | RuntimeFailure]:
-        """As :meth:`Opened.measure_all`, several at a time where they share large weights."""
+    def measure(self, items: Iterator[SentSample], told: Told) -> Iterator[LocalSample | RuntimeFailure]:
+        """Measure samples, as :data:`Measure`."""
         feeds = self._read(items)
         while self._waiting or next(feeds, None) is not None:
             first, count = self._waiting[0], 1
@@ -150,7 +153,7 @@ class _OpenLocal(Opened[LocalSample]):
     def _read(self, items: Iterator[SentSample]) -> Iterator[Mapping[str, Feed]]:
         """Read samples one by one, which wait then."""
         for item in items:
-            feeds = self._fitted(item.read())
+            feeds = check_inputs(self.walk.reference.model.proto, item.read())
             self._waiting.append((item.number, feeds))
             yield feeds
 
@@ -159,9 +162,6 @@ class _OpenLocal(Opened[LocalSample]):
         waiting = [feeds for _, feeds in self._waiting]
         yield from waiting[1:]
         yield from feeds
-
-    def _fitted(self, sample: Sample) -> Mapping[str, Feed]:
-        return check_inputs(self.walk.reference.model.proto, sample)
 
     def _sample(self, number: int, walked: Walked) -> LocalSample:
         """Return what was measured on one sample."""

@@ -18,8 +18,9 @@ TEXT = """(float[1,2,5,7] x) => (float[1,2,M,N] y) {
 def test_the_numbers_of_an_upgrade_are_compared_once() -> None:
     model = Model(add_weights(parse(TEXT, opset=9, ir=4), {"w": (2, 2, 1, 1)}))
     ran = []
-    comparison = Comparison.of(model, Run(inputs=random_samples(model, 2, seed=1), provider="cpu"))
-    proof = UpgradeProof(comparison, lambda done, total: ran.append((done, total)))
+    samples = random_samples(model, 2, seed=1)
+    run = Run(inputs=samples, provider="cpu", report=lambda _, done, total: ran.append((done, total)))
+    proof = UpgradeProof(Comparison.of(model, run))
     right = upgraded(Graph.of(model.proto), 13)
     assert proof(right) is None
     assert not proof.has_refused

@@ -39,11 +39,12 @@ from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._tuning.arguments import SENSITIVITY_RUNS
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import converted_error, tuning_engine
-from onnxamp._tuning.search import CANDIDATE_RUNS, SENSITIVITY_RUNS, pareto_front
+from onnxamp._tuning.search import CANDIDATE_RUNS, pareto_front
 from onnxamp._tuning.sensitivity import Block, error_prices, measure_blocks
 from onnxamp._tuning.space import choose_samples, find_live
 
