@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._extract.cutout import Cut, MainGraph, choose, cut_out, find_nodes
-from onnxamp._extract.record import Run, differences, is_finite, values_of
+from onnxamp._extract.record import differences, is_finite, values_of
 from onnxamp._extract.region import Recorded, Region, assembled
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
@@ -18,13 +18,13 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
-from onnxamp._runtime.engines import Progress, engine_on
+from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.flow import Flow, make_flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.run import BUDGET
+from onnxamp._runtime.run import BUDGET, Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH
 from onnxamp._runtime.values import Feed
 
@@ -84,7 +84,8 @@ def extract_region(
         raise ArgumentError("around must name at least one node, and before and after must not be negative.")
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    run = Run(choose_provider(provider), budget, progress)
+    engine = choose_engine(provider)
+    run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     feeds = check_inputs(opened.proto, samples[0])
     centre = _find_centre(_without_overridden(opened, feeds), names, run, feeds)
     graph, view = centre.graph, centre.graph.view
@@ -92,7 +93,7 @@ def extract_region(
     cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
     recorded, sample, keep = _record(centre, cut, feeds, samples, run)
     region, entered = assembled(centre.opened, graph, cut, recorded), recorded.entered
-    flow = make_flow(region, emulated=engine_on(run.provider).emulates, keep=keep)
+    flow = make_flow(region, emulated=engine.emulates, keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
         model=region,
@@ -102,9 +103,9 @@ def extract_region(
         nodes=tuple(view.nodes[index].label for index in cut.nodes),
         source=opened.label,
         total=len(view.scopes[0].nodes),
-        ran_on=engine_on(run.provider).name(flow.lowest),
+        ran_on=engine.name(flow.lowest),
         sample=sample,
-        differing=differences(flow, entered, recorded.expected, Run(run.provider, budget)),
+        differing=differences(flow, entered, recorded.expected, run.bare),
         notes=(*centre.notes, *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost)),
     )
 
@@ -172,7 +173,7 @@ def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> 
 
 def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
     shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-    return make_flow(opened.proto, opened.folder, emulated=engine_on(run.provider).emulates, shapes=shapes)
+    return make_flow(opened.proto, opened.folder, emulated=run.engine.emulates, shapes=shapes)
 
 
 def _record(

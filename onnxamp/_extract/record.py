@@ -1,28 +1,17 @@
 """Running a model as far as some values need, and telling whether another run reproduces them bit for bit."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite
 
 import numpy as np
 from onnx import helper
 
-from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import Array
 from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.side import Side, run_alone
 from onnxamp._runtime.values import Feed
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How models run: where, with how many bytes of values and weights at a time, and who is told about progress."""
-
-    provider: Provider
-    budget: int
-    progress: Progress | None = None
 
 
 def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run) -> dict[str, Array | None]:
@@ -38,7 +27,7 @@ def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run:
     Raises:
         RuntimeFailure: one of these nodes does not load or run.
     """
-    side = run_alone(Runner(flow, run.provider), feeds, wanted, run.budget, run.progress)
+    side = run_alone(Runner(flow, run.engine.provider), feeds, wanted, run.budget, run.progress("running"))
     return {name: _as_written(side, name) for name in wanted}
 
 

@@ -54,10 +54,15 @@ class Detections:
     def __add__(self, other: "Detections") -> "Detections":
         overlaps = [one for one in (self.worst_overlap, other.worst_overlap) if one is not None]
         return Detections(
-            self.outputs, self.rows + other.rows, self.matched + other.matched, self.lost + other.lost,
-            self.new + other.new, min(overlaps, default=None), max(self.worst_score, other.worst_score),
+            self.outputs,
+            self.rows + other.rows,
+            self.matched + other.matched,
+            self.lost + other.lost,
+            self.new + other.new,
+            min(overlaps, default=None),
+            max(self.worst_score, other.worst_score),
             max(self.error, other.error),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +171,15 @@ def _image(names: tuple[str, ...], one: Columns, other: Columns, scale: float) -
     errors += [_excess(lost, one.scores, other.scores), _excess(new, other.scores, one.scores)]
     error = float(np.concatenate(errors).max(initial=0)) / scale  # NaN if any is
     found = Detections(
-        names, len(one.scores), len(rows), len(lost), len(new), worst, float(gaps.max(initial=0)),
+        names,
+        len(one.scores),
+        len(rows),
+        len(lost),
+        len(new),
+        worst,
+        float(gaps.max(initial=0)),
         error if np.isfinite(error) else np.inf,
-    )  # fmt: skip
+    )
     return found, rows, columns
 
 

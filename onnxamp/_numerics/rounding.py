@@ -111,9 +111,14 @@ class WeightRounder:
         before, after = (_mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1))
         _LOG.info("%d of %d weights are rounded with compensation", len(chosen), len(weights) + len(others))
         return RoundedWeights(
-            chosen, len(weights) + len(others), len(wide), before, after, self.run.samples.description,
-            self.run.samples.made_up,
-        )  # fmt: skip
+            chosen=chosen,
+            weights=len(weights) + len(others),
+            wide=len(wide),
+            before=before,
+            after=after,
+            samples=self.run.samples.description,
+            made_up=self.run.samples.made_up,
+        )
 
     def _collected(self, graph: Graph, weights: Sequence[ProductWeight]) -> Iterator[tuple[ProductWeight, Floats]]:
         """Each weight that samples reach with the rows that it is multiplied by."""

@@ -14,15 +14,20 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 
 _OPTIONS: Final = Options(Level.O3, hazards=False, target="float16-only", from_dtype="auto")
-_WAYS: Final = (("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
-                ("--rescale", Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto")))  # fmt: skip
+_WAYS: Final = (
+    ("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
+    ("--rescale", Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto")),
+)
 """What may make all values fit: options, and the conversion that they stand for."""
 
 
 NO_ISLANDS: Final = Cure(
-    "", (), "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
-    confirmed=False, trials=0,
-)  # fmt: skip
+    "",
+    (),
+    "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
+    confirmed=False,
+    trials=0,
+)
 """What to do about a conversion whose values do not fit."""
 
 

@@ -124,11 +124,13 @@ class PipelineRuns:
     def _models(self, runs: Mapping[str, Runs], calls: Mapping[str, Calls] | None = None) -> dict[str, PipelineModel]:
         return {
             member.name: PipelineModel(
-                member.name, member.model.proto, runs.get(member.name, self._float32[member.name]),
+                member.name,
+                member.model.proto,
+                runs.get(member.name, self._float32[member.name]),
                 None if calls is None else calls[member.name],
             )
             for member in self.pipeline.members
-        }  # fmt: skip
+        }
 
     def _runs(self, name: str, choice: Choice) -> Runs:
         """What runs a model in some precision; the last choice of each model is kept."""

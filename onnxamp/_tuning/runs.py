@@ -137,9 +137,14 @@ class MaskedModel:
         if any(feed is None for feed in sample.values()):
             shell, _ = settle(self.model.proto, self.model.folder, sample, emulated=False, provider="cpu")
         graph = switched(
-            shell.model, self.ports, self.low, hollow=shell.weights, arithmetic=self.arithmetic,
-            shapes=shapes_of(sample), given=self.rounded,
-        )  # fmt: skip
+            shell.model,
+            self.ports,
+            self.low,
+            hollow=shell.weights,
+            arithmetic=self.arithmetic,
+            shapes=shapes_of(sample),
+            given=self.rounded,
+        )
         weights = {**shell.weights, **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()}}
         flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample))
         fed = {name: self.rounded[weight] for name, (weight, _) in graph.fed.items() if weight in self.rounded}

@@ -13,9 +13,7 @@ from onnxamp._state.plain import as_data
 from onnxamp._state.state import Part, fingerprint
 from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
 
-PARTS: Final = (
-    "tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation"
-)  # fmt: skip
+PARTS: Final = ("tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation")
 """Parts of the state file."""
 
 
