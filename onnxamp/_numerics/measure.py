@@ -181,7 +181,26 @@ _MOST_QUICK: Final = SENTINEL
 _ORDINARY: Final = dict.fromkeys(("reference_nan", "found_nan", "reference_inf", "found_inf", "broken"), 0)
 """What a block counts where all is finite."""
 
-_NOTHING: Final = Measurement(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, inf, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+_NOTHING: Final = Measurement(
+    elements=0,
+    error_sum=0.0,
+    error_energy=0.0,
+    error_max=0.0,
+    reference_energy=0.0,
+    found_energy=0.0,
+    reference_max=0.0,
+    found_max=0.0,
+    reference_least=inf,
+    reference_nan=0,
+    found_nan=0,
+    reference_inf=0,
+    found_inf=0,
+    reference_zero=0,
+    found_zero=0,
+    broken=0,
+    flushed=0,
+    vanished=0,
+)
 """The measurement of an empty tensor."""
 
 

@@ -297,7 +297,15 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
         if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
             continue  # shapes, indices and masks that are equal
         yield LayerDiff(
-            position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
+            position=position,
+            value=name,
+            node=label,
+            op=op_key(node),
+            dtype=dtype,
+            local=row.local,
+            accumulated=row.accumulated,
+            note=row.note,
+            exponent=exponents.get(name, 0),
         )
 
 

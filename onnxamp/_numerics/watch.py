@@ -136,14 +136,14 @@ def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoil
     kind = flow.low.get(row.value)
     was_cast = node.op_type == "Identity" and any(name in flow.low for name in node.input) and kind is None
     return ValueCheck(
-        row.node,
-        row.value,
-        node.name or row.value,
-        "Cast" if was_cast else op_key(node),
-        dtype_of(flow, row.value),
-        m,
-        None if spoiled else fault,
-        spoiled and odd,
+        position=row.node,
+        value=row.value,
+        node=node.name or row.value,
+        op="Cast" if was_cast else op_key(node),
+        dtype=dtype_of(flow, row.value),
+        measured=m,
+        fault=None if spoiled else fault,
+        inherited=spoiled and odd,
     )
 
 
