@@ -323,7 +323,7 @@ def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock)
 def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     in_pages = [model for model in models if not model.engine.runs_pieces]
     elsewhere = [model for model in models if model.engine.runs_pieces]
-    ran = {model.engine.name(): model.engine.runtime for model in (*elsewhere, *in_pages)}
+    ran = {model.engine.place: model.engine.runtime for model in (*elsewhere, *in_pages)}
     emulated = any(model.facts.lowest != "float32" and model.engine.emulates for model in models)
     notes = [_CPU_NOTE] if emulated else []
     notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []

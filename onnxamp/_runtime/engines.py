@@ -145,6 +145,11 @@ class Engine(ABC):
         return CpuEngine("cpu", emulates=True, arithmetic=self.arithmetic)
 
     @property
+    def place(self) -> str:
+        """The name beside that of the runtime."""
+        return self.title
+
+    @property
     def runtime(self) -> str:
         """What runs models, with its version."""
         import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
@@ -206,8 +211,12 @@ class BrowserEngine(Engine):
     @property
     def title(self) -> str:
         """As :attr:`Engine.title`."""
-        browser = open_browser()
-        return f"{browser.name} with {browser.runtime}"
+        return f"{self.place} with {self.runtime}"
+
+    @property
+    def place(self) -> str:
+        """As :attr:`Engine.place`."""
+        return open_browser().name
 
     @property
     def runtime(self) -> str:
