@@ -38,9 +38,10 @@ from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import infer_shapes
 from onnxamp._graph.types import infer_types
+from onnxamp._runtime.run import Run
 from onnxamp._target.roofline import work_of
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import choose_backend, converted_error
+from onnxamp._tuning.runs import converted_error, tuning_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("onnxconverter-common==1.16.0", "onnxruntime", "onnx", "numpy", "setuptools<81")
@@ -173,7 +174,7 @@ def theirs(python: Path, model: ModelProto, samples: Samples, tolerance: float, 
             found["low"] = shares(model, result)
             try:
                 found["error"] = converted_error(
-                    model, result, samples, make_metric("rel-l2", tolerance), choose_backend("cpu")
+                    model, result, Run(inputs=samples), make_metric("rel-l2", tolerance), tuning_engine("cpu")
                 )
                 found["held"] = found["error"] <= tolerance
             except OnnxAmpError as error:

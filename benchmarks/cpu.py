@@ -31,7 +31,7 @@ from shapes import CPU, CPU_QUICK, Shape
 import onnxamp
 from onnxamp import BenchOptions, bench_models, convert_model, tune_model
 from onnxamp._report.machine import as_data
-from onnxamp._runtime.engines import WholeModel, engine_name
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import choose_provider
 from onnxamp._tuning.metric import make_metric
@@ -123,13 +123,13 @@ class Judge:
 
     @classmethod
     def of(cls, original: Path, seeds: range) -> "Judge":
-        model, truth = onnx.load(original), WholeModel(original, "cpu")
+        model, truth = onnx.load(original), engine_on("cpu").load(original)
         samples = [random_inputs(model, seed=seed) for seed in seeds]
         return cls(samples, [truth.run(feeds) for feeds in samples])
 
     def error(self, path: Path, provider: str) -> float:
         """The largest relative L2 error of an output on any sample."""
-        model, metric = WholeModel(path, provider), make_metric("rel-l2", 1.0, frozenset())
+        model, metric = engine_on(provider).load(path), make_metric("rel-l2", 1.0, frozenset())
         return max(
             metric.error(right, model.run(feeds)) for feeds, right in zip(self.samples, self.expected, strict=True)
         )
@@ -211,7 +211,7 @@ def measured(shape: Shape, folder: Path, options: argparse.Namespace, until: flo
         for row, model, timing in zip(rows, report.models, report.timings, strict=True):
             facts = as_data(timing) | {"model": row["model"], "batch": batch}
             row["timings"].append(facts | {"throughput": batch / timing.latency.median, "load": model.load})
-            row["ran_on"] = engine_name(row["provider"], "float32")
+            row["ran_on"] = engine_on(row["provider"]).name()
         found["seconds"] = time.perf_counter() - begun
         yield found
 

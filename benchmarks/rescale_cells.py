@@ -34,7 +34,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._options.rescaling import Rescaling, Unfit
 from onnxamp._runtime.bound import bind
-from onnxamp._runtime.engines import WholeModel, engine_name
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import make_session
@@ -108,7 +108,7 @@ def make(folder: Path, name: str) -> dict[str, Any]:
         onnx.save(model, folder / f"{file}.onnx")
         del model
         np.savez(folder / f"{file}.npz", **feeds)
-        np.savez(folder / f"{file}_out.npz", **WholeModel(folder / f"{file}.onnx", "cpu").run(feeds))
+        np.savez(folder / f"{file}_out.npz", **engine_on("cpu").load(folder / f"{file}.onnx").run(feeds))
     found = ranges(folder / "float32.onnx", _held(folder, "float32"))
     (folder / "ranges.json").write_text(json.dumps(found))
     return {"nodes": nodes, "ranges": [[size, None] for size in found.values()]}
@@ -182,7 +182,7 @@ def run(folder: Path, provider: str, way: str) -> dict[str, Any]:
     session = make_session(path, provider, cuda_options={"use_tf32": "0" if way == "float32" else "1"})
     names = [item.name for item in session.get_outputs()]
     error = worst([exact[name] for name in names], session.run(names, dict(feeds)))
-    first, times, place = time.perf_counter() - before, list[float](), engine_name(provider, "float32")
+    first, times, place = time.perf_counter() - before, list[float](), engine_on(provider).name()
     if _SOFTWARE in place:
         return {provider: {"error": error, "on": place}}
     again = bind(session, feeds)

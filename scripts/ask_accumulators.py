@@ -35,7 +35,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from onnxamp import OnnxAmpError
 from onnxamp._ops.signature import lookup
-from onnxamp._runtime.engines import engine_name
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run
 from onnxamp._target.kernels import takes_anywhere
 
@@ -248,7 +248,7 @@ def _may_run(provider: str, key: str, kind: str) -> bool:
 
 def rows_of(provider: str, found: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows, one for each op, or for each type of an op that sums up its types in different ways."""
-    engine = engine_name(provider, "float32")
+    engine = engine_on(provider).name()
     source = f"asked {engine}, onnxruntime {onnxruntime.__version__} (scripts/ask_accumulators.py)"
     rows: list[dict[str, Any]] = []
     for (op, kind), answer in found.items():

@@ -44,7 +44,7 @@ sys.path.insert(0, str(ROOT))
 
 from onnxamp import OnnxAmpError  # noqa: E402 - behind the path that it is found on
 from onnxamp._ops.formulas import compute  # noqa: E402
-from onnxamp._runtime.engines import engine_name  # noqa: E402
+from onnxamp._runtime.engines import engine_on  # noqa: E402
 from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run  # noqa: E402
 
 TARGETS = ROOT / "onnxamp" / "_data" / "targets"
@@ -430,7 +430,7 @@ def as_toml(provider: str, found: Mapping[str, Any], kept: str = "") -> str:
     lines = [
         f"# How {provider} computes float16. Written by scripts/ask_engine.py, which explains the fields.",
         "seen = true",
-        f'source = "asked {engine_name(provider, "float32")}, onnxruntime {onnxruntime.__version__}"',
+        f'source = "asked {engine_on(provider).name()}, onnxruntime {onnxruntime.__version__}"',
     ]
     for part, rows in found.items():
         lines += ["", f"[{part}]", *(f"{_key(name)} = {_value(row)}" for name, row in rows.items())]

@@ -24,18 +24,11 @@ from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
 from onnxamp._runtime.browser.session import WebSession, open_browser
 from onnxamp._runtime.draws import suited
-from onnxamp._runtime.engines import Executable, engine_name
+from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
-from onnxamp._runtime.session import (
-    BROWSER,
-    Provider,
-    assigned_nodes,
-    choose_provider,
-    make_session,
-    short_provider,
-)
+from onnxamp._runtime.session import Provider, assigned_nodes, make_session, short_provider
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spill import save_spilled, unfolded
@@ -139,19 +132,19 @@ def bench_models(
     """
     if not models:
         raise ArgumentError("There is no model to time.")
-    chosen = choose_provider(provider, whole=True)
+    chosen = choose_engine(provider, whole=True)
     each = [options or BenchOptions()] * len(models) if isinstance(options, BenchOptions | None) else list(options)
     if len(each) != len(models):
         raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
-    places = [chosen if one.provider is None else choose_provider(one.provider, whole=True) for one in each]
-    if any(one.cuda_graph and place != "cuda" for one, place in zip(each, places, strict=True)):
+    places = [chosen if one.provider is None else choose_engine(one.provider, whole=True) for one in each]
+    if any(one.cuda_graph and not isinstance(place, CudaEngine) for one, place in zip(each, places, strict=True)):
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
     for other in models[1:]:
         Model.of(other)  # watched from now on, as the first
     light = take_weights(first.proto, first.folder, keep=0).model
     if feeds is None:
-        run = Executable(first, places[0], emulated=False, whole=True)
+        run = Executable(first, replace(places[0], emulates=False), whole=True)
         dims = {**(dims or {}), **suited(draw_of(first, seed, dims), run).sizes}
     inputs = _make_inputs(light, batches, dims or {}, feeds, seed)
     told = told or (lambda *_: None)
@@ -245,7 +238,7 @@ class _Loaded:
 
     takes: tuple[str, ...]
     how: BenchOptions
-    provider: Provider
+    engine: Engine
     session: "ort.InferenceSession | WebSession"
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
@@ -261,7 +254,7 @@ def _named(label: str, path: Path | None = None) -> Iterator[None]:
         raise RuntimeFailure(text if label in text else f"{label}: {text}", loaded=error.loaded) from error
 
 
-def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs: _Inputs, clock: Clock) -> _Loaded:
+def _load(path: Path, label: str, how: BenchOptions, engine: Engine, inputs: _Inputs, clock: Clock) -> _Loaded:
     """Profile a model, then load it."""
     cuda_options, proto = how.cuda_options(), load_model(path)
     if not proto.graph.output:
@@ -271,7 +264,7 @@ def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs:
     given = {tensor.name for tensor in proto.graph.initializer}
     takes = tuple(entry.name for entry in proto.graph.input if entry.name not in given)
     graph = Graph.of(proto)
-    shown = cuda_options if provider == "cuda" else {"threads": str(how.threads)}
+    shown = cuda_options if isinstance(engine, CudaEngine) else {"threads": str(how.threads)}
     kinds = Counter(node.key for node in graph.nodes)
     facts = Bench(label, shown, lowest_precision(graph.types), 0.0, {}, kinds=dict(kinds))
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
@@ -282,20 +275,20 @@ def _load(path: Path, label: str, how: BenchOptions, provider: Provider, inputs:
     except ArgumentError as error:
         raise ArgumentError(f"{label} does not take the inputs of the first model: {error}") from None
     del proto, graph
-    if how.profile and provider != BROWSER:
+    if how.profile and engine.runs_pieces:
         plain = cuda_options | {"enable_cuda_graph": "0"}  # the nodes of a graph that is replayed are not seen
-        seen = profile(path, {name: feeds[name] for name in takes}, provider, plain, how.threads)
+        seen = profile(path, {name: feeds[name] for name in takes}, engine.provider, plain, how.threads)
         facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
     start = clock()
     session: ort.InferenceSession | WebSession
-    if provider == BROWSER:
+    if isinstance(engine, BrowserEngine):
         session = open_browser().open(path, facts.lowest)
         assigned = Counter({short_provider(name): nodes for name, nodes in session.assigned.items()})
     else:
-        session = make_session(path, provider, threads=how.threads, record=True, cuda_options=cuda_options)
+        session = make_session(path, engine.provider, threads=how.threads, record=True, cuda_options=cuda_options)
         assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
-    return _Loaded(takes, how, provider, session, replace(facts, load=took, assigned=dict(assigned)))
+    return _Loaded(takes, how, engine, session, replace(facts, load=took, assigned=dict(assigned)))
 
 
 def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock) -> None:
@@ -309,7 +302,7 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
         firsts.append(clock() - start)
         costs.append(warm_up(run, clock, _WARM_UP))
         runs.append(run)
-    rest = _REST if len({model.provider for model in models}) > 1 else 0.0
+    rest = _REST if len({model.engine.provider for model in models}) > 1 else 0.0
     blocks = interleave(runs, costs, models[0].how.seconds, rest)
     for model, first, rounds in zip(models, firsts, blocks, strict=True):
         times = latency(first, rounds)
@@ -327,20 +320,19 @@ def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock)
 
 
 def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
-    import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
-
-    web = {open_browser().name: open_browser().runtime} if any(m.provider == BROWSER for m in models) else {}
-    own = {
-        engine_name(m.provider, "float32"): f"onnxruntime {ort.__version__}" for m in models if m.provider != BROWSER
-    }
-    ran = own | web
-    emulated = any(model.facts.lowest != "float32" and model.provider == "cpu" for model in models)
+    in_pages = [model for model in models if not model.engine.runs_pieces]
+    elsewhere = [model for model in models if model.engine.runs_pieces]
+    ran = {model.engine.place: model.engine.runtime for model in (*elsewhere, *in_pages)}
+    emulated = any(model.facts.lowest != "float32" and model.engine.emulates for model in models)
     notes = [_CPU_NOTE] if emulated else []
     notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []
-    notes += [_BROWSER_NOTE] if web else []
+    notes += [_BROWSER_NOTE] if in_pages else []
     notes += [_UNTOLD_NOTE] if any(row.seconds is None for model in models for row in model.facts.ops) else []
     slower = (m.facts.model for m in models if any(t.speedup and t.speedup.is_slower for t in m.timings))
-    evidence = (Evidence(models[0].facts, model.facts, model.timings, model.provider == "cuda") for model in models[1:])
+    evidence = (
+        Evidence(models[0].facts, model.facts, model.timings, isinstance(model.engine, CudaEngine))
+        for model in models[1:]
+    )
     return BenchReport(
         ran_on="; ".join(ran),
         runtime="; ".join(dict.fromkeys(ran.values())),

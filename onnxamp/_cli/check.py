@@ -36,6 +36,7 @@ from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.check import check_json, check_report
 from onnxamp._report.html.page import check_page
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._state.state import opened
 from onnxamp._target.versions import BUILDERS
@@ -94,24 +95,16 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
                         progress=partial(progress, "running"), jobs=place.jobs, cluster=place.cluster)  # fmt: skip
         first = partial(check, state=state)
         run = first(model) if islands else check_whole(model, first)
+        trial = Trial(
+            run=Run(inputs=samples, provider=provider, report=progress),
+            seconds=options["cure_time"],
+        )
         curable = run.first_bad is not None and not options["no_cure"]
         if curable and not islands:
-            trial = Trial(
-                samples,
-                provider=provider,
-                seconds=options["cure_time"],
-                progress=partial(progress, "looking for a fix"),
-            )
             run = replace(run, cure=cure_whole(model, check, trial))
         elif curable:
-            trial = Trial(
-                samples,
-                provider=provider,
-                seconds=options["cure_time"],
-                progress=partial(progress, "looking for a fix"),
-            )
             run = replace(run, cure=cure_run(model, run, trial))
         if not options["stop"] and run.skipped is None:
             progress("looking for exponents", 0, 0)
-            run = replace(run, fit=find_fit(model, run, Trial(samples, provider=provider), state))
+            run = replace(run, fit=find_fit(model, run, replace(trial.run.bare, state=state)))
     return run

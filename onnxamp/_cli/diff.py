@@ -38,8 +38,9 @@ from onnxamp._options.options import COMMAND_LINE, Options
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.html.page import diff_page
 from onnxamp._report.machine import diff_json, load_diff
-from onnxamp._report.progress import Told, progress_bar
-from onnxamp._runtime.session import BROWSER, choose_provider
+from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.session import choose_provider
 from onnxamp._state.state import opened
 
 _LIMITS: Final = {
@@ -128,29 +129,30 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
     layers = options["layers"] or bool(options["html"])
     provider = choose_provider(provider_of(options), whole=not layers)
     comparison = Comparison.of(
-        original, partial(samples_of, original, options, options["target"]), limits, provider,
-        budget=options["budget"] * 2**20, metric=options["metric"], target=options["target"],
-    )  # fmt: skip
+        original,
+        Run(provider=provider, budget=options["budget"] * 2**20),
+        limits,
+        metric=options["metric"],
+        target=options["target"],
+        draw=partial(samples_of, original, options, options["target"]),
+    )
+    run = comparison.run
     with (
         progress_bar(quiet=options["quiet"]) as progress,
         opened(options["state"]) as state,
-        place_of(options).sharing(len(comparison.samples), gpus=provider == "cuda") as comparison.workers,
+        place_of(options).sharing(len(run.samples), gpus=comparison.engine.gpus) as workers,
     ):
-        report = comparison.compare(
-            result,
-            layers=layers or None,
-            progress=partial(progress, "comparing"),
-            state=state,
-            seconds=options["cure_time"],
-        )
+        comparison.run = replace(run, workers=workers, state=state, report=progress)
+        report = comparison.compare(result, layers=layers or None, seconds=options["cure_time"])
+        comparison.run = replace(comparison.run, state=None)
         is_shown = not options["quiet"] or options["html"] or options["save"]
         if is_shown and not options["no_cure"] and not report.passed and not report.skipped:
-            report = replace(report, cure=_cure(original, result, report, comparison, options, progress))
+            report = replace(report, cure=_cure(original, result, report, comparison, options))
     return report
 
 
 def _cure(
-    original: Model, result: Model, report: DiffReport, comparison: Comparison, options: dict[str, Any], progress: Told
+    original: Model, result: Model, report: DiffReport, comparison: Comparison, options: dict[str, Any]
 ) -> Cure | None:
     """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
     if report.reference_lowest != "float32" or report.lowest == "float32":
@@ -158,12 +160,11 @@ def _cure(
     target = target_of_engine(options, options["target"])
     advice = "" if target == options["target"] else f"--target {target} converts for what {target} has. "
     advice += other_ways(target, report.lowest)
-    if comparison.provider == BROWSER:  # cures are found by layers
+    if not comparison.engine.runs_pieces:  # cures are found by layers
         return Cure("", (), f"Nothing was tried in the browser. {advice}", confirmed=False, trials=0)
     recipe = Recipe(Options(dtype=report.lowest, target=target), sampling_arguments(options))
     assert result.path is not None
     output = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    trial = Trial(comparison.samples, comparison.limits, comparison.provider, options["budget"] * 2**20,
-                  options["metric"], options["cure_time"], partial(progress, "looking for a fix"))  # fmt: skip
+    trial = Trial(run=comparison.run, limits=comparison.limits, metric=options["metric"], seconds=options["cure_time"])
     command = (str(original.path), str(output))
     return cure_conversion(original, command, recipe, trial, tried=False, comparison=comparison, advice=advice)

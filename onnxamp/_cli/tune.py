@@ -32,7 +32,7 @@ from onnxamp._options.levels import Level
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._target.roofline import devices
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, TIMES, Search
@@ -140,6 +140,5 @@ def _tune(path: Path, given: dict[str, Any]) -> None:
 def _layers(model: Model, written: Path, run: RunOptions) -> tuple[LayerDiff, ...]:
     """Compare every value of the result with the original's, for the page."""
     result = Model.read(written, model)
-    comparison = Comparison.of(model, run.draw(model), None, run.provider, budget=run.budget)
-    progress = partial(run.report, "comparing values")
-    return comparison.compare(result, layers=True, progress=progress).layers
+    compared = Run(inputs=run.draw(model), provider=run.provider, report=run.report, budget=run.budget)
+    return Comparison.of(model, compared).compare(result, layers=True, activity="comparing values").layers

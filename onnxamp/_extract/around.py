@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._extract.cutout import Cut, MainGraph, choose, cut_out, find_nodes
+from onnxamp._extract.record import differences, is_finite, values_of
 from onnxamp._extract.region import Recorded, Region, assembled
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
@@ -19,93 +19,15 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Progress, engine_name
+from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.flow import Flow, make_flow
-from onnxamp._runtime.inputs import Array, check_inputs
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH
-from onnxamp._runtime.side import Side, run_alone
 from onnxamp._runtime.values import Feed
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How models run: where, with how many bytes of values and weights at a time, and who is told about progress."""
-
-    provider: Provider
-    budget: int
-    progress: Progress | None = None
-
-
-def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run) -> dict[str, Array | None]:
-    """Run the nodes that some values need, and no others.
-
-    Args:
-        feeds: as the model takes them.
-        wanted: names of values of the main graph.
-
-    Returns:
-        Arrays by name, with the dtypes of the model as written; None for values that are not tensors.
-
-    Raises:
-        RuntimeFailure: one of these nodes does not load or run.
-    """
-    side = run_alone(Runner(flow, run.provider), feeds, wanted, run.budget, run.progress)
-    return {name: _as_written(side, name) for name in wanted}
-
-
-def _as_written(side: Side, name: str) -> Array | None:
-    value, low = side.values.get(name), side.flow.low.get(name)
-    if value is not None and not (value.has_value() and value.is_tensor()):
-        return None
-    array: Array = side.output(name)
-    # The copy is needed: the memory goes with the run.
-    return array.copy() if low is None else array.astype(helper.tensor_dtype_to_np_dtype(low))
-
-
-def is_finite(array: Array) -> bool:
-    """Whether an array is free of NaN and infinities, as all arrays but floats are."""
-    return "float" not in array.dtype.name or bool(np.isfinite(_as_double(array)).all())
-
-
-def _as_double(array: Array) -> Array:
-    """For element types that NumPy's functions do not know."""
-    return array.astype(np.float64)
-
-
-def differences(flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run) -> dict[str, float]:
-    """Outputs of a model that differ from what is expected in any bit.
-
-    Returns:
-        By name: the largest difference relative to the largest element; infinite if shapes, NaN or infinities differ.
-    """
-    results = values_of(flow, feeds, list(expected), run)
-    pairs = ((name, value, results[name]) for name, value in expected.items())
-    return {name: inf if b is None else _distance(a, b) for name, a, b in pairs if b is None or not same(a, b)}
-
-
-def same(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit for bit, apart from the bits of NaN."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if "float" not in one.dtype.name:
-        return bool(np.array_equal(one, other))
-    a, b = _as_double(one), _as_double(other)
-    zero = a == 0
-    return bool(np.array_equal(a, b, equal_nan=True) and np.array_equal(np.signbit(a[zero]), np.signbit(b[zero])))
-
-
-def _distance(one: Array, other: Array) -> float:
-    if one.shape != other.shape or one.dtype.kind in "OUS":
-        return inf
-    a, b = _as_double(one), _as_double(other)
-    with np.errstate(invalid="ignore"):
-        error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    largest, worst = np.max(np.abs(a[np.isfinite(a)]), initial=0.0), np.max(error, initial=0.0)
-    return float(worst / largest) if isfinite(worst) and largest else inf
 
 
 @unchanged_sources()
@@ -163,7 +85,8 @@ def extract_region(
         raise ArgumentError("around must name at least one node, and before and after must not be negative.")
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    run = Run(choose_provider(provider), budget, progress)
+    engine = choose_engine(provider)
+    run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     feeds = check_inputs(opened.proto, samples[0])
     centre = _find_centre(_without_overridden(opened, feeds), names, run, feeds)
     graph, view = centre.graph, centre.graph.view
@@ -171,7 +94,7 @@ def extract_region(
     cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
     recorded, sample, keep = _record(centre, cut, feeds, samples, run)
     region, entered = assembled(centre.opened, graph, cut, recorded), recorded.entered
-    flow = make_flow(region, emulated=run.provider == "cpu", keep=keep)
+    flow = make_flow(region, emulated=engine.emulates, keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
         model=region,
@@ -181,9 +104,9 @@ def extract_region(
         nodes=tuple(view.nodes[index].label for index in cut.nodes),
         source=opened.label,
         total=len(view.scopes[0].nodes),
-        ran_on=engine_name(run.provider, flow.lowest),
+        ran_on=engine.name(flow.lowest),
         sample=sample,
-        differing=differences(flow, entered, recorded.expected, Run(run.provider, budget)),
+        differing=differences(flow, entered, recorded.expected, run.bare),
         notes=(*centre.notes, *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost)),
     )
 
@@ -251,7 +174,7 @@ def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> 
 
 def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
     shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-    return make_flow(opened.proto, opened.folder, emulated=run.provider == "cpu", shapes=shapes)
+    return make_flow(opened.proto, opened.folder, emulated=run.engine.emulates, shapes=shapes)
 
 
 def _record(

@@ -62,7 +62,7 @@ def convert_validated(
         As :func:`onnxamp._job.writing.write_conversion` and :meth:`Comparison.compare`.
     """
     the_loader().start()
-    proof = UpgradeProof(comparison, job.run.progress("checking the upgrade"))
+    proof = UpgradeProof(comparison)
     validator = Validator(comparison, sink, proof, kept)
     try:
         return validator.convert(job, validation.layers)
@@ -178,12 +178,10 @@ class _Fallbacks:
         """More nodes in float32, found in a share of the time."""
         compared, seconds = self.validator.comparison, self.validation.seconds
         trial = Trial(
-            compared.samples,
-            compared.limits,
-            compared.provider,
-            compared.reference.budget,
+            run=compared.run,
+            limits=compared.limits,
             seconds=seconds * share,
-            progress=self.job.run.progress(f"looking for a fix (at most {seconds:.0f} s)"),
+            activity=f"looking for a fix (at most {seconds:.0f} s)",
         )
         fault = self.refused.fault
         if fault:

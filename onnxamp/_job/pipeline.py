@@ -124,21 +124,21 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     """
     asked, options, model = request.run, request.options, request.model
     with declared_ops(options.custom_ops):
-        comparison = _comparison(request)
         run = Run(provider=asked.provider, renews=asked.renews, report=asked.report, budget=asked.budget)
+        comparison = _comparison(request, run)
         if comparison is not None:
-            run = replace(run, inputs=comparison.samples)
+            run = replace(run, inputs=comparison.run.samples)
         elif request.measures:
             run = replace(run, inputs=asked.draw(model))
-        on_gpu = run.runs_models and run.float32_provider == "cuda"
-        with opened(asked.state, renew=asked.renews) as state, asked.place.sharing(gpus=int(on_gpu)) as workers:
+        gpus = run.engine.reference.gpus if run.runs_models else 0
+        with opened(asked.state, renew=asked.renews) as state, asked.place.sharing(gpus=gpus) as workers:
             run = replace(run, workers=workers, state=state)
             if comparison is not None:
-                comparison.workers = run.sample_workers
+                comparison.run = replace(comparison.run, workers=workers)
             yield Job(model=model, options=options, plan=request.plan, run=run, search=request.search), comparison
 
 
-def _comparison(request: Request) -> "Comparison | None":
+def _comparison(request: Request, run: Run) -> "Comparison | None":
     """Return what compares results with the original; None if they are not validated."""
     validation = request.validation
     if validation is None:
@@ -149,12 +149,11 @@ def _comparison(request: Request) -> "Comparison | None":
     options, asked = request.options, request.run
     return Comparison.of(
         reference_of(request.model, options),
-        lambda reference: asked.draw(request.model, options.target, reference),
+        run,
         limits_of(validation, options.dtype, is_tuned=request.is_tuned),
-        asked.provider,
         metric=validation.metric,
         target=options.target,
-        budget=asked.budget,
+        draw=lambda reference: asked.draw(request.model, options.target, reference),
     )
 
 
@@ -189,7 +188,7 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
     if request.is_tuned:
         job = _tuned(job)
     if comparison is not None:
-        comparison.try_reference(job.run.progress("running the original"))
+        comparison.try_reference()
     if job.plan is None and job.options.lacks_ranges:
         from onnxamp._numerics.ranges import with_ranges  # noqa: PLC0415 - few options ask for it
 

@@ -30,7 +30,7 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.building import build_engine, can_build
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loading import Loaded, load_file
-from onnxamp._runtime.session import Provider, is_plugin, make_session, run
+from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._state.state import Part
 from onnxamp._target.versions import BUILDERS, device_of, older_installed, version_meant
 
@@ -120,13 +120,13 @@ class Validator:
         report = self.comparison.compare(
             as_float16(result) if everywhere else result,
             layers=layers,
-            progress=job.run.progress("validating"),
+            activity="validating",
         )
         ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
         report = replace(report, ran_on=ran_on, result=str(self.sink.target), loaded=ran_in)
         if report.passed or report.skipped:
             return report
-        if job.options.level != Level.O0 or not is_plugin(self.comparison.provider):
+        if job.options.level != Level.O0 or self.comparison.engine.is_reference:
             raise RefusedError(report, _casts(result))
         why = report.failure or next(iter(report.warnings), "")
         return replace(report, failure=None, skipped=f"Float32 itself is wrong there: {why}")
@@ -137,9 +137,9 @@ class Validator:
         Returns:
             What the last of these steps came to, and the names of what loaded or built it.
         """
-        target, reference, samples = job.options.target, self.comparison.reference, self.comparison.samples
-        provider = reference.provider
-        place = provider if provider == device_of(target) and not is_plugin(provider) else None
+        target, reference, samples = job.options.target, self.comparison.reference, self.comparison.run.samples
+        provider = reference.engine.provider
+        place = provider if provider == device_of(target) else None
         loaded = load_result(result, job.model, place)
         ran_in = loaded.where(place)
         if not loaded.fault and target in BUILDERS and can_build():
@@ -150,7 +150,7 @@ class Validator:
         return loaded, ran_in
 
     def _unloadable(self, options: Options, loaded: Loaded) -> DiffReport:
-        samples = self.comparison.samples
+        samples = self.comparison.run.samples
         failure = f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
         here = older_installed(options.target)
         if here:
@@ -170,9 +170,10 @@ class Validator:
 
 def _shapes(comparison: Comparison) -> Mapping[str, tuple[int, ...]] | None:
     """Return the shapes of the first sample by input; None where there is none to be had."""
-    if not comparison.samples.has(0):
+    samples = comparison.run.samples
+    if not samples.has(0):
         return None
-    feeds = comparison.samples[0].items()
+    feeds = samples[0].items()
     return {name: feed.shape for name, feed in feeds if isinstance(feed, np.ndarray)}
 
 

@@ -90,8 +90,12 @@ def _recurrent(_: NodeProto, __: Product, shape: tuple[int, ...]) -> _Split:
 
 
 _SPLITS: Final[Mapping[str, Callable[[NodeProto, Product, tuple[int, ...]], _Split]]] = {
-    "matrix": _matrix, "windows": _windows, "spread": _spread, "gates": _recurrent, "states": _recurrent,
-}  # fmt: skip
+    "matrix": _matrix,
+    "windows": _windows,
+    "spread": _spread,
+    "gates": _recurrent,
+    "states": _recurrent,
+}
 
 
 def rows_of(
@@ -159,8 +163,10 @@ def _window_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Flo
     sizes = value.shape[2:]
     if (auto := _auto_pad(node)).startswith("SAME"):
         wanted = [-(-size // stride) for size, stride in zip(sizes, frame.strides, strict=True)]
-        lacking = [(want - 1) * stride + reach - size for want, stride, reach, size
-                   in zip(wanted, frame.strides, frame.reach, sizes, strict=True)]  # fmt: skip
+        lacking = [
+            (want - 1) * stride + reach - size
+            for want, stride, reach, size in zip(wanted, frame.strides, frame.reach, sizes, strict=True)
+        ]
         pads = [_halves(max(count, 0), is_late=auto == "SAME_UPPER") for count in lacking]
     else:
         pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
@@ -178,18 +184,25 @@ def _spread_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Flo
     if auto.startswith("SAME") and not wanted:
         wanted = [size * stride for size, stride in zip(sizes, frame.strides, strict=True)]
     if wanted:
-        spare = [span + reach - 1 + extra - want for span, reach, extra, want
-                 in zip(spans, frame.reach, more, wanted[-len(sizes):], strict=True)]  # fmt: skip
+        spare = [
+            span + reach - 1 + extra - want
+            for span, reach, extra, want in zip(spans, frame.reach, more, wanted[-len(sizes) :], strict=True)
+        ]
         pads = [_halves(count, is_late=auto == "SAME_UPPER") for count in spare]
-    around = [(reach - 1 - first, reach - 1 - last + extra) for (first, last), reach, extra
-              in zip(pads, frame.reach, more, strict=True)]  # fmt: skip
+    around = [
+        (reach - 1 - first, reach - 1 - last + extra)
+        for (first, last), reach, extra in zip(pads, frame.reach, more, strict=True)
+    ]
     return _picked(wide, frame, around, choice, _group(node), is_mirrored=True)
 
 
 _ROWS: Final[Mapping[str, Callable[[NodeProto, Product, tuple[int, ...], Floats, _Choice], Floats]]] = {
-    "matrix": _matrix_rows, "windows": _window_rows, "spread": _spread_rows, "gates": _gates_rows,
+    "matrix": _matrix_rows,
+    "windows": _window_rows,
+    "spread": _spread_rows,
+    "gates": _gates_rows,
     "states": _states_rows,
-}  # fmt: skip
+}
 
 
 class _Frame(NamedTuple):
@@ -210,9 +223,15 @@ class _Frame(NamedTuple):
 
 
 def _picked(
-    value: Floats, frame: _Frame, pads: Sequence[tuple[int, int]], choice: _Choice, groups: int,
-    strides: Sequence[int] = (), *, is_mirrored: bool = False,
-) -> Floats:  # fmt: skip
+    value: Floats,
+    frame: _Frame,
+    pads: Sequence[tuple[int, int]],
+    choice: _Choice,
+    groups: int,
+    strides: Sequence[int] = (),
+    *,
+    is_mirrored: bool = False,
+) -> Floats:
     """Windows of a padded value as rows, by group."""
     first, axes = (slice(None), slice(None)), len(pads)
     cut = tuple(slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)

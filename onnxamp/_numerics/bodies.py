@@ -141,8 +141,9 @@ class _Writer:
         for _, body in node.bodies:
             parts = [
                 self.made[other][0] if other == body else self.constant([0.0] * len(self.made[other][1]), np.float32)
-                for _, other in node.bodies if other in self.made
-            ]  # fmt: skip
+                for _, other in node.bodies
+                if other in self.made
+            ]
             self.graphs[body].output.append(_vector(self.op(body, "Concat", parts, axis=0), len(values)))
         proto = self.graphs[node.scope].node[node.index - self.graph.scopes[node.scope].nodes.start]
         self.fill(proto, len(self.graphs[node.bodies[0][1]].output) - 1)

@@ -1,32 +1,34 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.nearest import suggestion
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
+from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
-from onnxamp._numerics.sample_check import CheckedSample, CheckWork, SampleCheck, watched_run
-from onnxamp._numerics.seen import SeenRun, SeenWork
-from onnxamp._numerics.watch import WatchedRun
+from onnxamp._numerics.sample_check import CheckedSample, CheckProbe, Choices, EngineProbe, watched_run
+from onnxamp._numerics.watch import WatchedRun, classify, join, watched_values
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable, Progress, engine_name, part_of
+from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.kept import KeptSamples, each_sample
-from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.samples import Samples, SamplesLike
+from onnxamp._runtime.loop import Found, KeptSamples, observe
+from onnxamp._runtime.run import Run, reported_to
+from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
-from onnxamp._state.state import Facts, StateLike, fingerprint, opened
-from onnxamp._workers.executor import Crash, Workers
+from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.session import Provider
+from onnxamp._state.state import StateLike, fingerprint, opened
+from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
 
 
@@ -104,98 +106,140 @@ def check_run(
         >>> report.first_bad.op, report.first_bad.alarm.split(" in ")[0]
         ('Pow', 'Inf')
     """
-    one, chosen = Model.of(model), choose_provider(provider)
+    one, engine = Model.of(model), choose_engine(provider)
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     if stop and state is not None:
         raise ArgumentError("To stop at the first fault, nothing is kept to go on with: leave out state.")
-    with opened(state) as file:
-        kept = None
-        if file is not None:
-            facts = _depends_on(one, chosen, keep, budget, samples)
-            kept = KeptSamples(file.part("check", facts), samples, CheckedSample)
-        ops = ops or OpFilter()
-        report = RunCheck(engine_name(chosen, "float32"), samples.description, samples.taken, (), None)
-        with Place(jobs, cluster).sharing(samples.counted, gpus=chosen == "cuda") as workers:
-            if is_plugin(chosen):
-                run = SeenRun.of(one, chosen, budget)
-                report = _check_seen(report, run, workers, samples, ops, progress, kept)
-            else:
-                executable = Executable(one, chosen, emulated=True, whole=False, budget=budget)
-                checked = _Checked(executable, ops, keep, stop=stop)
-                report = _checked(report, checked, workers, samples, progress, kept)
+    run = Run(inputs=samples, provider=engine.provider, report=reported_to(progress), budget=budget)
+    with opened(state) as kept:
+        check = Check(one, replace(run, state=kept), ops or OpFilter(), keep, stop=stop)
+        kept_samples = check.kept_samples()
+        with Place(jobs, cluster).sharing(samples.counted, gpus=engine.gpus) as workers:
+            check = replace(check, run=replace(check.run, workers=workers))
+            return check.report(kept_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A model that is checked on the samples of a run.
+
+    Attributes:
+        keep: names of nodes to compute in float32.
+        stop: end with the first fault.
+    """
+
+    model: Model
+    run: Run
+    ops: OpFilter = field(default_factory=OpFilter)
+    keep: frozenset[str] = frozenset()
+    stop: bool = False
+
+    def kept_samples(self) -> KeptSamples[CheckedSample] | None:
+        """Return what an interrupted check has kept; None if nothing is kept.
+
+        Raises:
+            ArgumentError: the state belongs to another check.
+        """
+        run, samples = self.run, self.run.samples
+        if run.state is None:
+            return None
+        options = run.engine.name(), sorted(self.keep), run.budget, active_libraries()
+        facts = {
+            "the model": model_print(self.model),
+            "the first input": sample_print(samples, 0),
+            "the options": fingerprint(repr(options)),
+            "the version of onnxamp or ONNX Runtime": versions(),
+        }
+        return KeptSamples(run.state.part("check", facts), samples, CheckedSample)
+
+    def report(self, kept: KeptSamples[CheckedSample] | None = None) -> RunCheck:
+        """Return what :func:`check_run` does."""
+        engine, samples = self.run.engine, self.run.samples
+        report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
+        report = self._emulated(report, kept) if engine.is_reference else self._on_engine(report, kept)
         return replace(report, inputs=samples.summary, samples=samples.taken)
 
+    def _emulated(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
+        run, memory = self.run, dict[str, Any]()
+        engine = replace(run.engine, emulates=True)
+        probe = CheckProbe(
+            model=SentModel.of(self.model),
+            engine=engine,
+            budget=run.budget,
+            keep=self.keep,
+            in_parts=self.stop,
+        )
+        parts: list[_Part] = []
+        with closing(self._found(probe, kept, memory)) as results:
+            for number, checked, trouble in results:
+                if checked is None:
+                    return replace(report, skipped=self._in_vain(trouble, number))
+                if not parts or parts[-1].choices != checked.choices:  # other branches are measured apart
+                    executable = probe.executable(memory)
+                    runner = executable.prepare(check_inputs(self.model.proto, run.samples[number]))
+                    parts.append(_Part(checked.choices, watched_run(runner, self.keep, run.budget), self.ops))
+                parts[-1].watched.join(checked.values, checked.inputs)
+                if self.stop and parts[-1].first_bad() is not None:
+                    break
+        self.ops.check({op_key(node) for part in parts for node in part.watched.runner.flow.nodes})
+        parts.sort(key=lambda part: part.first_bad() is None)  # those with a fault first; the sort is stable
+        values: dict[str, ValueCheck] = {}
+        for part in parts:
+            for row in part.values():
+                values.setdefault(row.value, row)
+        ran_on = engine.name(parts[0].watched.runner.flow.lowest)
+        return replace(report, ran_on=ran_on, values=tuple(values.values()), first_bad=parts[0].first_bad())
 
-def _depends_on(model: Model, provider: Provider, keep: frozenset[str], budget: int, samples: Samples) -> Facts:
-    """What the measurements depend on."""
-    options = engine_name(provider, "float32"), sorted(keep), budget, active_libraries()
-    return {
-        "the model": model_print(model),
-        "the first input": sample_print(samples, 0),
-        "the options": fingerprint(repr(options)),
-        "the version of onnxamp or ONNX Runtime": versions(),
-    }
+    def _found(
+        self, probe: CheckProbe, kept: KeptSamples[CheckedSample] | None, memory: Memory
+    ) -> Generator[Found[CheckedSample]]:
+        """Yield what each sample shows: all at once, or part by part where the first fault ends it."""
+        with closing(observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)) as results:
+            for number, result, trouble in results:
+                if result is None or isinstance(result, CheckedSample):
+                    yield Found(number, result, trouble)
+                    continue
+                for part in result:
+                    if isinstance(part, RuntimeFailure):
+                        yield Found(number, None, part)
+                    else:
+                        yield Found(number, part, None)
 
+    def _on_engine(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
+        """Check on an engine that computes low precision itself."""
+        run, memory = self.run, dict[str, Any]()
+        probe = EngineProbe(model=SentModel.of(self.model), engine=run.engine, budget=run.budget)
+        values, inputs = dict[str, Measurement](), dict[str, Measurement]()
+        last = 0
+        with closing(observe(run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)) as results:
+            for last, checked, trouble in results:
+                if checked is None:
+                    return replace(report, skipped=self._in_vain(trouble, last))
+                join(values, checked.values)
+                join(inputs, checked.inputs)
+        feeds = check_inputs(self.model.proto, run.samples[last])
+        flow = probe.side_by_side(memory).result.prepare(feeds).flow
+        watched = [row for row in watched_values(flow) if row.value in values]
+        rows = classify(flow, watched, values, inputs)
+        self.ops.check({row.op for row in rows})
+        rows = tuple(row for row in rows if self.ops.takes(row.op))
+        return replace(report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None))
 
-def _checked(
-    report: RunCheck, checked: "_Checked", workers: Workers | None, samples: Samples, progress: Progress | None,
-    kept: KeptSamples[CheckedSample] | None,
-) -> RunCheck:  # fmt: skip
-    """:func:`check_run` by emulation."""
-    model, provider = checked.executable.model, checked.executable.provider
-    for number, trouble in enumerate(checked.run(workers, samples, progress, kept)):
-        if trouble is not None:
-            return replace(report, skipped=_in_vain(trouble, samples, number, model))
-        samples.forget(number)
-    parts = checked.parts
-    checked.ops.check({op_key(node) for part in parts for node in part.watched.runner.flow.nodes})
-    parts.sort(key=lambda part: part.first_bad() is None)  # those with a fault first; the sort is stable
-    values: dict[str, ValueCheck] = {}
-    for row in (row for part in parts for row in part.values()):
-        values.setdefault(row.value, row)
-    lowest = parts[0].watched.runner.flow.lowest
-    told = f", emulated {lowest}" if provider == "cuda" and lowest != "float32" else ""
-    where = engine_name(provider, lowest) + told
-    return replace(report, ran_on=where, values=tuple(values.values()), first_bad=parts[0].first_bad())
-
-
-def _in_vain(trouble: RuntimeFailure | Crash, samples: Samples, number: int, model: Model) -> str:
-    """A sentence about a sample on which the model does not run."""
-    if isinstance(trouble, Crash):
+    def _in_vain(self, trouble: RuntimeFailure | Crash | None, number: int) -> str:
+        """Return a sentence about a sample on which the model does not run."""
+        if isinstance(trouble, RuntimeFailure):
+            return input_failure("The model does not run", trouble, self.run.samples, number, self.model)
         return f"The model does not run (sample {number + 1}): {trouble}"
-    return input_failure("The model does not run", trouble, samples, number, model)
 
 
-def _check_seen(
-    report: RunCheck, run: SeenRun, workers: Workers | None, samples: Samples, ops: OpFilter,
-    progress: Progress | None, kept: KeptSamples[CheckedSample] | None,
-) -> RunCheck:  # fmt: skip
-    """:func:`check_run` on an engine that computes low precision itself."""
-    one, last = run.result, 0
-
-    def measure(number: int) -> CheckedSample | RuntimeFailure:
-        return run.check(samples[number], part_of(progress, number, samples.expected))
-
-    if workers is None:
-        found_all = each_sample(samples, kept, run.prepare, measure)
-    else:
-        work = SeenWork(SentModel.of(one.model), one.provider, one.budget, first=next(sent_samples(samples)))
-        found_all = run_samples(workers, work, samples, progress, kept)
-    for last, found in enumerate(found_all):
-        if not isinstance(found, CheckedSample):
-            return replace(report, skipped=_in_vain(found, samples, last, one.model))
-        run.add(found)
-        samples.forget(last)
-    rows = run.checks(check_inputs(one.model.proto, samples[last]))
-    ops.check({row.op for row in rows})
-    rows = tuple(row for row in rows if ops.takes(row.op))
-    return replace(report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None))
+_ACTIVITY: Final = "running"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
-    """The runs of samples that take the same branches, and which ops of them are looked at."""
+    """The samples in a row that take the same branches, and which ops of them are looked at."""
 
+    choices: Choices
     watched: WatchedRun
     ops: OpFilter
 
@@ -204,60 +248,6 @@ class _Part:
 
     def first_bad(self) -> FirstBad | None:
         return next((_in_words(row) for row in self.values() if row.fault), None)
-
-
-@dataclass(slots=True)
-class _Checked:
-    """What the samples have shown so far: a part for each run of samples that take the same branches."""
-
-    executable: Executable
-    ops: OpFilter
-    keep: frozenset[str]
-    stop: bool
-    parts: list[_Part] = field(default_factory=list)
-
-    def run(
-        self, workers: Workers | None, samples: Samples, progress: Progress | None,
-        kept: KeptSamples[CheckedSample] | None,
-    ) -> Iterator[RuntimeFailure | Crash | None]:  # fmt: skip
-        """Measure one sample after the other, or up to the first fault, and yield what prevented it."""
-        one, choices = self.executable, None
-        for number, pieces in enumerate(self._pieces(workers, samples, progress, kept)):
-            trouble = None
-            for found in pieces:
-                if not isinstance(found, CheckedSample):
-                    trouble = found
-                    break
-                if choices != found.choices:  # samples that take other branches are measured apart
-                    choices = found.choices
-                    self.parts.append(self._part(one.prepare(check_inputs(one.model.proto, samples[number]))))
-                self.parts[-1].watched.join(found.values, found.inputs)
-                if self.stop and self.parts[-1].first_bad() is not None:
-                    return
-            yield trouble
-
-    def _pieces(
-        self, workers: Workers | None, samples: Samples, progress: Progress | None,
-        kept: KeptSamples[CheckedSample] | None,
-    ) -> Iterator[Iterable[CheckedSample | RuntimeFailure | Crash]]:  # fmt: skip
-        """What each sample shows: all at once, or part by part where the first fault ends it."""
-        one, inner = self.executable, SampleCheck(self.executable, self.keep)
-
-        def told(number: int) -> Progress | None:
-            return part_of(progress, number, samples.expected)
-
-        if workers is not None:
-            first = next(sent_samples(samples))
-            work = CheckWork(SentModel.of(one.model), one.provider, self.keep, one.budget, self.stop, first=first)
-            results = run_samples(workers, work, samples, progress, kept)
-            return (found if isinstance(found, list) else [found] for found in results)
-        if self.stop:
-            return (inner.parts(samples[number], told(number)) for number in samples.numbers())
-        measured = each_sample(samples, kept, inner.prepare, lambda number: inner.check(samples[number], told(number)))
-        return ([found] for found in measured)
-
-    def _part(self, runner: Runner) -> _Part:
-        return _Part(watched_run(runner, self.executable.provider, self.keep, self.executable.budget), self.ops)
 
 
 def _in_words(row: ValueCheck) -> FirstBad:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._numerics.metrics import RELATIVE_FLOOR, VANISHED_ABOVE, Bad, TensorDiff, decibels, ratio
+from onnxamp._numerics.metrics import RELATIVE_FLOOR, VANISHED_ABOVE, Bad, Sums, TensorDiff, decibels
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -143,25 +143,33 @@ def _errors(a: Array, b: Array) -> Array:
 def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
     both = np.isfinite(a) & np.isfinite(b)
     magnitude = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a))
-    largest, noise = float(magnitude.max()), _norm(errors)
-    signal = _norm(magnitude)
-    rel_l2 = ratio(noise, signal)
-    x, y = np.where(both, a, 0), np.where(both, b, 0)
-    scale = max(float(np.abs(x).max()), 1e-300), max(float(np.abs(y).max()), 1e-300)
-    x, y = x / scale[0], y / scale[1]
-    norms = float(np.sqrt(_dot(x, x)) * np.sqrt(_dot(y, y)))
-    silent = not x.any() and not y.any()
-    without_signal = 1.0 if both.any() or not noise else np.nan
+    x, y = _in_units(np.where(both, a, 0)), _in_units(np.where(both, b, 0))
+    noise = _norm(errors)
+    sums = Sums(
+        elements=errors.size,
+        error_sum=float(errors.sum()),
+        error_norm=noise,
+        reference_norm=_norm(magnitude),
+        dot=_dot(x, y),
+        dot_energies=(_dot(x, x), _dot(y, y)),
+        is_comparable=bool(both.any()) or not noise,
+    )
     return {
-        "mean_abs": float(errors.mean()),
+        "mean_abs": sums.mean_abs,
         "max_abs": float(errors.max()),
-        "max_rel": _relative(errors, np.maximum(magnitude, RELATIVE_FLOOR * largest)),
+        "max_rel": _relative(errors, np.maximum(magnitude, RELATIVE_FLOOR * float(magnitude.max()))),
         "required_tolerance": float((errors / (1 + magnitude)).max()),
-        "rel_l2": rel_l2,
-        "rmse": noise / float(np.sqrt(errors.size)),
-        "snr_db": decibels(rel_l2),
-        "cosine": without_signal if silent else float(np.clip(_dot(x, y) / norms, -1, 1)) if norms else 0.0,
+        "rel_l2": sums.rel_l2,
+        "rmse": sums.rmse,
+        "snr_db": decibels(sums.rel_l2),
+        "cosine": sums.cosine,
     }
+
+
+def _in_units(x: Array) -> Array:
+    """Return multiples of the largest magnitude, whose squares do not overflow."""
+    units: Array = x / max(float(np.abs(x).max()), 1e-300)
+    return units
 
 
 def _norm(x: Array) -> float:
@@ -211,8 +219,15 @@ def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
 
 _WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
 _COUNTS: Final = (
-    "size", "reference_nan", "result_nan", "reference_inf", "result_inf", "reference_zero", "result_zero", "vanished",
-)  # fmt: skip
+    "size",
+    "reference_nan",
+    "result_nan",
+    "reference_inf",
+    "result_inf",
+    "reference_zero",
+    "result_zero",
+    "vanished",
+)
 _SHARES: Final = ("argmax_agreement", "top5_agreement")
 
 

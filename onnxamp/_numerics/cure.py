@@ -6,7 +6,7 @@ local error, and each candidate is compared as the failing result was.
 
 import re
 import shlex
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -22,11 +22,8 @@ from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options, default_of
-from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS
-from onnxamp._runtime.engines import Progress
-from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.defaults import CURE_SECONDS
+from onnxamp._runtime.run import Report, Run
 from onnxamp._target.kernels import takes_anywhere
 
 _FEW: Final = 4
@@ -67,18 +64,21 @@ class Recipe:
         return shlex.join(["onnxamp", "tune", source, "-o", target, *options])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How candidates are compared: as the comparison that failed was."""
+    """How candidates are compared: as the comparison that failed was.
 
-    samples: Samples
+    Attributes:
+        run: the samples, and how models run on them.
+        seconds: the time after which no further candidate is tried.
+        activity: what the run reports that it is doing.
+    """
+
+    run: Run
     limits: Limits = field(default_factory=Limits)
-    provider: Provider | None = None
-    budget: int = BUDGET
     metric: DiffMetric = "auto"
     seconds: float = CURE_SECONDS
-    """After which no further candidate is tried."""
-    progress: Callable[[int, int], None] | None = None
+    activity: str = "looking for a fix"
 
 
 def cure_conversion(
@@ -111,12 +111,17 @@ def cure_conversion(
     """
     model = Model.of(original)
     if comparison is None:
-        comparison = Comparison.of(
-            model, trial.samples, trial.limits, trial.provider, budget=trial.budget, metric=trial.metric,
-            target=recipe.options.target,
-        )  # fmt: skip
-    rounder = rounder or rounder_of(recipe.options, Run(inputs=trial.samples, provider=trial.provider))
-    search = _Search(model, recipe, trial, comparison, monotonic() + trial.seconds, 0 if failed is None else 1, rounder)
+        comparison = Comparison.of(model, trial.run, trial.limits, metric=trial.metric, target=recipe.options.target)
+    until = monotonic() + trial.seconds
+    search = _Search(
+        original=model,
+        recipe=recipe,
+        trial=trial,
+        comparison=replace(comparison, run=replace(comparison.run, state=None, report=stopping(until))),
+        until=until,
+        trials=0 if failed is None else 1,
+        rounder=rounder or rounder_of(recipe.options, trial.run.bare),
+    )
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed
     rounded = _rounded(report.layers) if report is not None else 0
@@ -167,14 +172,13 @@ class _Search:
     def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
         """Convert with these nodes in float32, and compare; None if it cannot be converted so, or in time."""
         self.trials += 1
-        if self.trial.progress is not None:
-            self.trial.progress(self.trials, TRIALS + _MORE)
+        self.trial.run.report(self.trial.activity, self.trials, TRIALS + _MORE)
         try:
             model = convert(self.original, self.recipe.keeping(nodes), rounder=self.rounder).embedded()
         except OnnxAmpError:  # the options contradict each other with these nodes
             return None
         with suppress(OutOfTime):
-            return self.comparison.compare(Model(model), layers=layers, progress=stopping(self.until))
+            return self.comparison.compare(Model(model), layers=layers)
         return None
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -197,15 +201,15 @@ class OutOfTime(Exception):  # noqa: N818 - nothing went wrong
     """The time for a search is over in the midst of a run."""
 
 
-def stopping(until: float) -> Progress:
-    """Return a progress callback that ends a run at a time.
+def stopping(until: float) -> Report:
+    """Return a report that ends a run at a time.
 
     Raises:
-        OutOfTime: by the callback, when it is called later.
+        OutOfTime: by the report, when it is called later.
     """
 
-    def told(done: int, total: int) -> None:
-        del done, total
+    def told(activity: str, done: int, total: int) -> None:
+        del activity, done, total
         if monotonic() > until:
             raise OutOfTime
 

@@ -6,19 +6,20 @@ is raised to float32 and converted again, for that engine.
 
 import re
 import shlex
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
 from onnxamp._convert.convert import convert
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._numerics.check import check_run
+from onnxamp._numerics.check import Check
 from onnxamp._numerics.cure import MOST_NODES, TRIALS, OutOfTime, Trial, node_count, stopping
 from onnxamp._numerics.results import Cure, RunCheck
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._runtime.session import is_plugin
+from onnxamp._runtime.run import Run
 
 CHECKS: Final = 24
 """Emulated runs that are tried for a model alone."""
@@ -35,7 +36,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     Returns:
         The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
-    if trial.provider is not None and is_plugin(trial.provider):
+    if not trial.run.engine.is_reference:
         return _cure_seen(Model.of(model), report, trial)
     nodes: dict[str, None] = {}
     checked, trials, until = report, 0, monotonic() + trial.seconds
@@ -47,13 +48,9 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
             break
         nodes |= around
         trials += 1
-        if trial.progress is not None:
-            trial.progress(trials, CHECKS)
+        trial.run.report(trial.activity, trials, CHECKS)
         try:
-            checked = check_run(
-                model, trial.samples, provider=trial.provider, budget=trial.budget, keep=frozenset(nodes),
-                progress=stopping(until),
-            )  # fmt: skip
+            checked = Check(Model.of(model), _hurried(trial, until), keep=frozenset(nodes)).report()
         except OutOfTime:
             break
     if checked.first_bad is not None or checked.skipped is not None:
@@ -63,6 +60,11 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     names = "|".join(map(re.escape, nodes))
     text = f"Tried: no fault is left with {node_count(nodes)} in float32. Convert the original again with"
     return Cure(f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, confirmed=True, trials=trials)
+
+
+def _hurried(trial: Trial, until: float) -> Run:
+    """Return the run of a trial in this process alone, which ends at a time."""
+    return replace(trial.run, workers=None, state=None, report=stopping(until))
 
 
 def _around_faults(checked: RunCheck) -> dict[str, None]:
@@ -75,7 +77,7 @@ def _cure_seen(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
     """:func:`cure_run` on an engine: the model is converted again as far as its kernels and its arithmetic allow, then
     with more and more nodes in float32, and each result is checked there.
     """
-    known = profile_of(trial.provider or "")
+    known = profile_of(trial.run.engine.provider)
     target = known.name if known is not None else "any"
     nodes: dict[str, None] = {}
     checked, trials, until = report, 0, monotonic() + trial.seconds
@@ -88,14 +90,11 @@ def _cure_seen(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
         if trials or known is None:
             nodes |= around
         trials += 1
-        if trial.progress is not None:
-            trial.progress(trials, TRIALS)
+        trial.run.report(trial.activity, trials, TRIALS)
         kept = tuple(map(re.escape, nodes))
         try:
             result = convert(model, Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)).embedded()
-            checked = check_run(
-                Model(result), trial.samples, provider=trial.provider, budget=trial.budget, progress=stopping(until)
-            )
+            checked = Check(Model(result), _hurried(trial, until)).report()
         except OutOfTime:
             break
         except OnnxAmpError:  # it cannot be raised to float32, or contradicts itself with these nodes

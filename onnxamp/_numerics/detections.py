@@ -54,10 +54,15 @@ class Detections:
     def __add__(self, other: "Detections") -> "Detections":
         overlaps = [one for one in (self.worst_overlap, other.worst_overlap) if one is not None]
         return Detections(
-            self.outputs, self.rows + other.rows, self.matched + other.matched, self.lost + other.lost,
-            self.new + other.new, min(overlaps, default=None), max(self.worst_score, other.worst_score),
-            max(self.error, other.error),
-        )  # fmt: skip
+            outputs=self.outputs,
+            rows=self.rows + other.rows,
+            matched=self.matched + other.matched,
+            lost=self.lost + other.lost,
+            new=self.new + other.new,
+            worst_overlap=min(overlaps, default=None),
+            worst_score=max(self.worst_score, other.worst_score),
+            error=max(self.error, other.error),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,16 @@ def match_rows(
 def _compared(names: tuple[str, ...], reference: Columns, result: Columns) -> tuple[Detections, Array, Array]:
     """The detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
-    total = Detections(names, 0, 0, 0, 0, None, 0.0, 0.0)
+    total = Detections(
+        outputs=names,
+        rows=0,
+        matched=0,
+        lost=0,
+        new=0,
+        worst_overlap=None,
+        worst_score=0.0,
+        error=0.0,
+    )
     pairs = []
     for index in range(len(reference.scores)):
         (one, kept), (other, others) = reference.image(index), result.image(index)
@@ -166,9 +180,15 @@ def _image(names: tuple[str, ...], one: Columns, other: Columns, scale: float) -
     errors += [_excess(lost, one.scores, other.scores), _excess(new, other.scores, one.scores)]
     error = float(np.concatenate(errors).max(initial=0)) / scale  # NaN if any is
     found = Detections(
-        names, len(one.scores), len(rows), len(lost), len(new), worst, float(gaps.max(initial=0)),
-        error if np.isfinite(error) else np.inf,
-    )  # fmt: skip
+        outputs=names,
+        rows=len(one.scores),
+        matched=len(rows),
+        lost=len(lost),
+        new=len(new),
+        worst_overlap=worst,
+        worst_score=float(gaps.max(initial=0)),
+        error=error if np.isfinite(error) else np.inf,
+    )
     return found, rows, columns
 
 

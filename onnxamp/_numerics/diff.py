@@ -1,9 +1,9 @@
 """Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from secrets import token_hex
 from time import monotonic
@@ -13,33 +13,31 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.accept import Accept, AcceptLike
-from onnxamp._numerics.limits import LimitLike, Limits, with_tolerance
-from onnxamp._numerics.metrics import DiffMetric
-from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport
+from onnxamp._numerics.compare import merge
+from onnxamp._numerics.detections import Detections
+from onnxamp._numerics.limits import LimitLike, Limits, apply_limits, size_only, with_tolerance
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.metrics import DiffMetric, TensorDiff
+from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff
 from onnxamp._numerics.rows import listed_outputs
-from onnxamp._numerics.sample_diff import DiffWork, SampleDiff, SampleRun, reference_on, result_on
-from onnxamp._numerics.tally import Tally, finished
-from onnxamp._numerics.walk import SideBySide
+from onnxamp._numerics.sample_diff import REFERENCE, RESULT, DiffProbe, SampleDiff, reference_on, result_on
+from onnxamp._numerics.tokens import Parting
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import (
-    Executable,
-    Progress,
-    engine_name,
-    part_of,
-)
+from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.kept import KeptSamples, each_sample
+from onnxamp._runtime.loop import KeptSamples, observe
+from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike
 from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.sent import SentModel, run_samples, sent_samples
-from onnxamp._runtime.session import BROWSER, Provider, choose_provider
-from onnxamp._state.state import Facts, Part, State, StateLike, fingerprint, opened
+from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._state.state import Facts, Part, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target
-from onnxamp._workers.executor import Crash, Workers
+from onnxamp._workers.executor import Memory
 from onnxamp._workers.place import Place
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -129,16 +127,18 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
 
-    def taken(run: Executable) -> Samples:
-        return as_samples(samples, one, count=count, seed=seed, dims=dims, reference=run, engines=(target, provider))
+    def drawn(reference: Executable) -> Samples:
+        return as_samples(
+            samples, one, count=count, seed=seed, dims=dims, reference=reference, engines=(target, provider)
+        )
 
-    chosen = choose_provider(provider, whole=not layers and whole is not False)
-    comparison = Comparison.of(one, taken, limits, chosen, whole=whole, budget=budget, metric=metric, target=target)
-    with (
-        opened(state) as kept,
-        Place(jobs, cluster).sharing(comparison.samples.counted, gpus=chosen == "cuda") as comparison.workers,
-    ):
-        return comparison.compare(other, layers=layers or None, progress=progress, state=kept)
+    engine = choose_engine(provider, whole=not layers and whole is not False)
+    run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
+    comparison = Comparison.of(one, run, limits, whole=whole, metric=metric, target=target, draw=drawn)
+    place, counted = Place(jobs, cluster), comparison.run.samples.counted
+    with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
+        comparison.run = replace(comparison.run, state=kept, workers=workers)
+        return comparison.compare(other, layers=layers or None)
 
 
 @dataclass(slots=True)
@@ -148,48 +148,52 @@ class Comparison:
     What the reference takes to prepare serves all of them, and so do its outputs, as far as they fit in memory.
 
     Attributes:
-        provider: where results run.
+        run: the samples, and how models run on them.
+        engine: where results run.
+        whole: whether each model runs in one session.
         selected: outputs that may list detections.
-        workers: who compares; None for this process.
     """
 
+    run: Run
     reference: Executable
-    provider: Provider
+    engine: Engine
     whole: bool
-    samples: Samples
     limits: Limits
     selected: frozenset[str]
-    workers: Workers | None = None
-    _sent: tuple[str, SentModel] | None = None
-    """The reference, once workers were sent it, and what stands for it."""
+    _key: str = field(default_factory=token_hex)
+    """Stands for the reference where processes remember it."""
 
     @classmethod
     def of(
         cls,
         reference: Model,
-        samples: Samples | Callable[[Executable], Samples],
-        limits: Limits | None,
-        provider: Provider | None,
+        run: Run,
+        limits: Limits | None = None,
         *,
         whole: bool | None = None,
-        budget: int = BUDGET,
         metric: DiffMetric = "auto",
         target: str = "cuda",
-        workers: Workers | None = None,
+        draw: Callable[[Executable], Samples] | None = None,
     ) -> "Comparison":
-        """Arguments and errors as :func:`diff_models`; ``samples`` may depend on the reference as it is run."""
-        chosen, limits = choose_provider(provider, whole=whole is not False), limits or Limits()
+        """Prepare a comparison; arguments and errors as :func:`diff_models`.
+
+        Args:
+            draw: gives the samples of a run that has none, which may depend on the reference as it is run.
+        """
+        engine, limits = choose_engine(run.provider, whole=whole is not False), limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
-        whole = chosen != "cpu" if whole is None else whole
-        arithmetic = emulated_arithmetic(check_target(target)) if chosen == "cpu" else None
-        executable = reference_on(chosen, reference, budget, arithmetic, whole=whole)
+        if engine.emulates:
+            engine = replace(engine, arithmetic=emulated_arithmetic(check_target(target)))
+        whole = not engine.emulates if whole is None else whole
+        executable = reference_on(engine, reference, run.budget, whole=whole)
         if metric not in get_args(DiffMetric):
             raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
         selected = listed_outputs(reference, metric)
-        samples = samples if isinstance(samples, Samples) else samples(executable)
-        return cls(executable, chosen, whole, samples, limits, selected, workers)
+        if draw is not None:
+            run = replace(run, inputs=draw(executable))
+        return cls(replace(run, provider=engine.provider), executable, engine, whole, limits, selected)
 
-    def try_reference(self, progress: Progress | None = None) -> None:
+    def try_reference(self) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
         keeps what this computes, as far as it fits in memory. Made-up inputs are left alone, and all but the first of
         those that workers will compare.
@@ -197,122 +201,204 @@ class Comparison:
         Raises:
             ArgumentError: the reference does not run on them.
         """
-        given = range(0 if self.samples.made_up else len(self.samples) if self.workers is None else 1)
-        for number, sample in ((number, self.samples[number]) for number in given):
-            feeds = check_inputs(self.reference.model.proto, sample)
+        samples, model = self.run.samples, self.reference.model
+        if samples.made_up:
+            return
+        progress = self.run.progress("running the original")
+        for number in range(len(samples) if self.run.sample_workers is None else 1):
+            feeds = check_inputs(model.proto, samples[number])
             try:
-                self.reference.run_sample(number, feeds, part_of(progress, number, len(self.samples)))
+                self.reference.run_sample(number, feeds, part_of(progress, number, len(samples)))
             except RuntimeFailure as error:
-                input_failure("The model does not run", error, self.samples, number, self.reference.model)
+                input_failure("The model does not run", error, samples, number, model)
 
     def compare(
-        self, result: Model, *, layers: bool | None, progress: Progress | None = None, state: State | None = None,
-        seconds: float = inf,
-    ) -> DiffReport:  # fmt: skip
-        """As :func:`diff_models`; ``layers`` is None to compare layers only if outputs miss their limits, of as many
-        samples as there is time for in so many ``seconds``, and of one at least.
+        self, result: Model, *, layers: bool | None, activity: str = "comparing", seconds: float = inf
+    ) -> DiffReport:
+        """Compare a result with the reference; see :func:`diff_models`.
+
+        Args:
+            layers: compare layers; None to do so only if outputs miss their limits.
+            activity: what the run reports that it is doing.
+            seconds: the time for layers in that case, in which as many samples as fit are compared, and at least one.
         """
         if layers:
-            choose_provider(self.provider)  # one that runs pieces
-        one = self.reference
-        other = result_on(self.provider, result, one, whole=self.whole)
+            choose_provider(self.engine.provider)  # one that runs pieces
+        other = result_on(self.engine, result, self.reference, whole=self.whole)
+        state = self.run.state
         part = None if state is None else state.part("comparison", self._depends_on(other))
-        report = self._compared(other, bool(layers), progress, part)
-        if layers is None and not report.passed and report.outputs and self.provider != BROWSER:
-            deep = self._compared(other, True, progress, part, monotonic() + seconds)
+        probe = self._probe(other, layers=bool(layers))
+        memory = {REFERENCE: (probe.key, self.reference), RESULT: (probe.result_key, other)}
+        report = self._compared(probe, activity, part, memory)
+        if layers is None and not report.passed and report.outputs and self.engine.runs_pieces:
+            deep = self._compared(replace(probe, layers=True), activity, part, memory, monotonic() + seconds)
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
             if deep.samples < report.samples:
                 text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
                 report = replace(report, notes=(*report.notes, text))
-        return replace(report, inputs=self.samples.summary, samples=self.samples.taken)
+        return replace(report, inputs=self.run.samples.summary, samples=self.run.samples.taken)
 
     @property
     def _sums_low(self) -> bool:
         """Whether float16 is summed up in float16, by the engine or in its emulation."""
-        return self.reference.arithmetic is not None or sums_low(self.provider)
+        return self.engine.arithmetic is not None or sums_low(self.engine.provider)
 
     def _depends_on(self, other: Executable) -> Facts:
-        """What the measurements depend on."""
-        one, accept = self.reference, self.limits.accept
+        """Return what the measurements depend on."""
+        one, accept, arithmetic = self.reference, self.limits.accept, self.engine.arithmetic
         options = (
-            engine_name(self.provider, "float32"), self.whole, one.budget, sorted(self.selected), other.origin is None,
-            "" if one.arithmetic is None else one.arithmetic.name, active_libraries(),
-        )  # fmt: skip
+            self.engine.name(),
+            self.whole,
+            one.budget,
+            sorted(self.selected),
+            other.origin is None,
+            "" if arithmetic is None else arithmetic.name,
+            active_libraries(),
+        )
         return {
             "the reference": model_print(one.model),
             "the result": model_print(other.model),
-            "the first input": sample_print(self.samples, 0),
+            "the first input": sample_print(self.run.samples, 0),
             "the options": fingerprint(repr(options)),
             "the function that accepts": accept.print if accept is not None else "",
             "the version of onnxamp or ONNX Runtime": versions(),
         }
 
+    def _probe(self, other: Executable, *, layers: bool) -> DiffProbe:
+        return DiffProbe(
+            key=self._key,
+            reference=SentModel.of(self.reference.model),
+            result=SentModel.of(other.model),
+            is_converted=other.origin is not None,
+            engine=self.engine,
+            whole=self.whole,
+            budget=self.reference.budget,
+            selected=self.selected,
+            accept=self.limits.accept,
+            layers=layers,
+        )
+
     def _compared(
-        self, other: Executable, layers: bool, progress: Progress | None, part: Part | None, until: float = inf
+        self, probe: DiffProbe, activity: str, part: Part | None, memory: Memory, until: float = inf
     ) -> DiffReport:
-        one, samples = self.reference, self.samples
+        """Compare as many samples as fit before a time, and at least one."""
+        model, result, samples = self.reference.model, probe.result.opened(), self.run.samples
         report = DiffReport(
-            one.model.label, other.model.label, engine_name(self.provider, "float32"), samples.description,
-            samples.taken, "float32", drawn=samples.made_up and self._sums_low,
-        )  # fmt: skip
-        tally = Tally(self.limits.accept)
-        what = "layers of sample" if layers else "sample"
-        kept = None if part is None else KeptSamples(part, samples, SampleDiff, what, lambda found: found.was_compared)
-        seen = self._here(other, progress, kept, layers=layers) if self.workers is None else self._elsewhere(
-            self.workers, other, progress, kept, layers=layers
-        )  # fmt: skip
-        with closing(seen):
-            for number, found in enumerate(seen):
-                if isinstance(found, Crash):
-                    tally.alarms.append(f"Sample {number} could not be compared. {found}")
+            reference=model.label,
+            result=result.label,
+            ran_on=self.engine.name(),
+            inputs=samples.description,
+            samples=samples.taken,
+            lowest="float32",
+            drawn=samples.made_up and self._sums_low,
+        )
+        tally = _Tally(self.limits.accept)
+        what = "layers of sample" if probe.layers else "sample"
+        kept = None if part is None else KeptSamples(part, samples, SampleDiff, what, lambda diff: diff.was_compared)
+        with closing(observe(self.run, probe, activity, kept=kept, memory=memory)) as results:
+            for number, diff, trouble in results:
+                if diff is None:
+                    tally.alarms.append(f"Sample {number} could not be compared. {trouble}")
                     continue
-                if found.facts is not None:
-                    report = replace(report, **asdict(found.facts))
-                if found.error is not None:
-                    text = input_failure("The reference does not run", found.error, samples, number, one.model)
+                if diff.facts is not None:
+                    report = replace(report, **asdict(diff.facts))
+                if diff.error is not None:
+                    text = input_failure("The reference does not run", diff.error, samples, number, model)
                     return replace(report, skipped=text)
-                if found.failure is not None:
-                    return replace(report, failure=f"{DOES_NOT_RUN}{found.failure}")
-                if found.noise is not None:
-                    report = replace(report, noise=max(found.noise, report.noise or 0.0))
-                tally.add(number, found)
+                if diff.failure is not None:
+                    return replace(report, failure=f"{DOES_NOT_RUN}{diff.failure}")
+                if diff.noise is not None:
+                    report = replace(report, noise=max(diff.noise, report.noise or 0.0))
+                tally.add(number, diff)
                 _LOG.debug("compared sample %d of %d", number + 1, samples.taken)
                 if monotonic() > until:
                     report = replace(report, samples=number + 1)
                     break
-        report = finished(report, tally, self.limits)
+        report = _finished(report, tally, self.limits)
         _LOG.info(
-            "compared %s with %s on %s: %s", other.model.label, one.model.label, report.ran_on,
+            "compared %s with %s on %s: %s",
+            result.label,
+            model.label,
+            report.ran_on,
             "passed" if report.passed else report.failure or "outside the limits",
-        )  # fmt: skip
+        )
         return report
 
-    def _here(
-        self, other: Executable, progress: Progress | None, kept: "KeptSamples[SampleDiff] | None", *, layers: bool
-    ) -> Generator[SampleDiff]:
-        """What each sample shows, compared in this process."""
-        one, samples = self.reference, self.samples
-        run = SampleRun(
-            one, other, self.provider, self.whole, self.selected, self.limits.accept,
-            SideBySide(one, other) if layers else None,
-        )  # fmt: skip
 
-        def measure(number: int) -> SampleDiff:
-            return run.diff(number, samples[number], part_of(progress, number, samples.expected))
+_HOPELESS: Final = 1e-2
+"""Noise floor from which on errors tell nothing about low precision."""
 
-        yield from each_sample(samples, kept, run.prepare, measure)
 
-    def _elsewhere(
-        self, workers: Workers, other: Executable, progress: Progress | None, kept: "KeptSamples[SampleDiff] | None",
-        *, layers: bool,
-    ) -> Generator[SampleDiff | Crash]:  # fmt: skip
-        """The same, compared by workers."""
-        one = self.reference
-        if self._sent is None:
-            self._sent = token_hex(), SentModel.of(one.model)
-        key, sent = self._sent
-        work = DiffWork(
-            key, sent, SentModel.of(other.model), other.origin is not None, one.budget, one.arithmetic, self.provider,
-            self.whole, self.selected, self.limits.accept, layers, first=next(sent_samples(self.samples)),
-        )  # fmt: skip
-        yield from run_samples(workers, work, self.samples, progress, kept)
+@dataclass(slots=True)
+class _Tally:
+    """What the samples have shown so far."""
+
+    accept: Accept | None
+    outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    layers: dict[str, LayerDiff] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    detections: dict[tuple[str, ...], Detections] = field(default_factory=dict)
+    tokens: dict[str, Parting] = field(default_factory=dict)
+
+    def add(self, number: int, sample: SampleDiff) -> None:
+        """Add a sample."""
+        self.alarms += sample.mismatches
+        for found in sample.detections:
+            before = self.detections.get(found.outputs)
+            self.detections[found.outputs] = found if before is None else before + found
+        for diff in sample.outputs:
+            self.outputs.setdefault(diff.name, []).append(diff)
+        for row in sample.layers:
+            self.layers[row.value] = _joined(self.layers.get(row.value), row)
+        if self.accept is not None:
+            self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
+        if sample.rejected is not None:
+            self.alarms.append(f"{sample.rejected!r} rejects the outputs of sample {number}.")
+        for tokens in sample.tokens:
+            earlier = self.tokens.get(tokens.output)
+            self.tokens[tokens.output] = tokens if earlier is None else earlier.and_then(tokens)
+        self.notes |= dict.fromkeys(sample.notes)
+
+
+def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
+    """The report with what all samples showed, judged by the limits."""
+    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
+    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d))]
+    rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
+    floats = [diff for diff in outputs if diff.is_float and diff.size]
+    spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
+    notes = [
+        f"The reference itself is NaN or infinite in {count:,} of {diff.size:,} elements of output {diff.name!r}."
+        for diff, count in spoiled
+        if count
+    ]
+    report = replace(
+        report,
+        outputs=outputs,
+        layers=rows,
+        failure=alarms[0] if alarms else None,
+        detections=tuple(tally.detections.values()),
+        tokens=tuple(tally.tokens.values()),
+    )
+    report = apply_limits(replace(report, notes=(*report.notes, *notes, *tally.notes)), limits)
+    if floats and all(count == diff.size for diff, count in spoiled):
+        text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
+        return replace(report, skipped=" ".join([text, *tally.notes]))
+    if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
+        text = (
+            f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
+        )
+        return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")
+    return report
+
+
+def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
+    if before is None:
+        return now
+    both = _sum(before.local, now.local), _sum(before.accumulated, now.accumulated)
+    return replace(before, local=both[0], accumulated=both[1], note=before.note or now.note)
+
+
+def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
+    return one + other if one is not None and other is not None else one or other

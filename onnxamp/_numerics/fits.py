@@ -12,16 +12,13 @@ from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
-from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import Trial
+from onnxamp._numerics.check import Check
 from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._numerics.results import OutOfRange, RangeFit, RunCheck
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.session import is_plugin
-from onnxamp._state.state import State
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
 """What is asked: may all be float16, with exponents where it takes them?"""
@@ -29,7 +26,7 @@ _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
 _TYPES: Final = frozenset({"float32", "float16"})
 
 
-def find_fit(model: Model, run: RunCheck, trial: Trial, state: State | None = None) -> RangeFit | None:
+def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
     """Which values do not fit float16, and whether they do with exponents; None where all fit.
 
     The model is raised to float32, and its ranges are measured. Where exponents help, they are tried: the model is
@@ -37,27 +34,26 @@ def find_fit(model: Model, run: RunCheck, trial: Trial, state: State | None = No
 
     Args:
         model: the model.
-        run: what checking it found.
-        trial: how it was checked; its limits are not used.
-        state: keeps what each sample showed.
+        found: what checking it found.
+        run: how it was checked.
     """
-    if not any(row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault) for row in run.values):
+    if not any(row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault) for row in found.values):
         return None
-    provider = None if trial.provider is None or is_plugin(trial.provider) else trial.provider
+    run = replace(run, provider=run.provider if run.engine.is_reference else None)
     try:
-        graph, ranges = measured_ranges(model, _OPTIONS, Run(inputs=trial.samples, provider=provider, state=state))
+        graph, ranges = measured_ranges(model, _OPTIONS, run)
         rescaling = find_rescaling(graph, _OPTIONS, ranges)
-        found = tuple(_out_of_range(graph, ranges.largest, rescaling))
+        rows = tuple(_out_of_range(graph, ranges.largest, rescaling))
         options = replace(_OPTIONS, rescaling=rescaling)
-        helped = any(row.exponent for row in found)
+        helped = any(row.exponent for row in rows)
         result = Model(convert(model, options).embedded()) if helped else None
-        again = None if result is None else check_run(result, trial.samples, provider=provider, budget=trial.budget)
+        again = None if result is None else Check(result, run.bare).report()
     except OnnxAmpError:  # what runs as it is need not run in float32, as opaque ops do
         return None
-    if not found:
+    if not rows:
         return None
     tried = again is not None and again.first_bad is None and again.skipped is None
-    return RangeFit(found, tried=tried, made_up=trial.samples.made_up)
+    return RangeFit(rows, tried=tried, made_up=run.samples.made_up)
 
 
 def _leaves_range(largest: float, fault: str | None) -> bool:

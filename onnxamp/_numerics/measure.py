@@ -7,7 +7,7 @@ CPU. Sums are in float64, and measurements of several samples add up.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from math import inf, isfinite, nan, prod, sqrt
+from math import inf, isfinite, prod, sqrt
 from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.meters import COUNTS, FIELDS, FLOATS, NO_LEAST, Kind, meter
-from onnxamp._numerics.metrics import VANISHED_ABOVE, decibels, ratio
+from onnxamp._numerics.metrics import VANISHED_ABOVE, Sums, decibels
 from onnxamp._runtime.session import Provider, memory_of
 
 if TYPE_CHECKING:
@@ -62,11 +62,22 @@ class Measurement:
     """f is zero where |r| is more than 5 % of ``reference_max``"""
 
     @property
+    def sums(self) -> Sums:
+        """What metrics derive from."""
+        return Sums(
+            elements=self.elements,
+            error_sum=self.error_sum,
+            error_norm=sqrt(self.error_energy),
+            reference_norm=sqrt(self.reference_energy),
+            dot=(self.reference_energy + self.found_energy - self.error_energy) / 2,
+            dot_energies=(self.reference_energy, self.found_energy),
+            is_comparable=self.elements > 0 and isfinite(self.error_energy),
+        )
+
+    @property
     def rel_l2(self) -> float:
-        """||f - r|| / ||r||; infinite if f breaks, or if r is zero and f is not."""
-        if self.broken:
-            return inf
-        return sqrt(ratio(self.error_energy, self.reference_energy))
+        """Relative L2 error as :attr:`Sums.rel_l2`; infinite if f breaks."""
+        return inf if self.broken else self.sums.rel_l2
 
     @property
     def snr_db(self) -> float:
@@ -75,19 +86,13 @@ class Measurement:
 
     @property
     def cosine(self) -> float:
-        """``r . f / (||r|| ||f||)`` over finite elements; 1 if both are zero, NaN if nothing is finite."""
-        if not self.elements or not isfinite(self.error_energy):
-            return nan
-        norms = sqrt(self.reference_energy) * sqrt(self.found_energy)
-        if norms == 0:
-            return 1.0 if self.reference_energy == self.found_energy else 0.0
-        dot = (self.reference_energy + self.found_energy - self.error_energy) / 2
-        return max(-1.0, min(1.0, dot / norms))
+        """Cosine as :attr:`Sums.cosine`, over finite elements."""
+        return self.sums.cosine
 
     @property
     def mean_abs(self) -> float:
         """Mean |f - r|."""
-        return self.error_sum / self.elements if self.elements else 0.0
+        return self.sums.mean_abs
 
     @property
     def alarm(self) -> str | None:
@@ -176,7 +181,26 @@ _MOST_QUICK: Final = SENTINEL
 _ORDINARY: Final = dict.fromkeys(("reference_nan", "found_nan", "reference_inf", "found_inf", "broken"), 0)
 """What a block counts where all is finite."""
 
-_NOTHING: Final = Measurement(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, inf, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+_NOTHING: Final = Measurement(
+    elements=0,
+    error_sum=0.0,
+    error_energy=0.0,
+    error_max=0.0,
+    reference_energy=0.0,
+    found_energy=0.0,
+    reference_max=0.0,
+    found_max=0.0,
+    reference_least=inf,
+    reference_nan=0,
+    found_nan=0,
+    reference_inf=0,
+    found_inf=0,
+    reference_zero=0,
+    found_zero=0,
+    broken=0,
+    flushed=0,
+    vanished=0,
+)
 """The measurement of an empty tensor."""
 
 

@@ -95,10 +95,16 @@ _UNMASKED: Final = {"common_r": "r", "common_f": "f", "top_r": "abs_r", "top_f":
 """What "quick" reduces instead: where all is finite there is nothing to mask."""
 
 COUNTS: Final = {
-    "reference_nan": "nan_r", "found_nan": "nan_f", "reference_inf": "infinite_r", "found_inf": "infinite_f",
-    "reference_zero": "zero_r", "found_zero": "zero_f", "broken": "broken", "flushed": "flushed",
+    "reference_nan": "nan_r",
+    "found_nan": "nan_f",
+    "reference_inf": "infinite_r",
+    "found_inf": "infinite_f",
+    "reference_zero": "zero_r",
+    "found_zero": "zero_f",
+    "broken": "broken",
+    "flushed": "flushed",
     "vanished": "vanished",
-}  # fmt: skip
+}
 """Count of a measurement -> the mask whose true elements it counts."""
 
 FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
@@ -129,11 +135,14 @@ def meter(kind: Kind, provider: Provider, reference: str, found: str) -> "ort.In
     """
     is_quick = kind == "quick"
     text = (_HEAD + _BODY[kind]).format(
-        reference=_element(reference), found=_element(found), sentinel=SENTINEL,
+        reference=_element(reference),
+        found=_element(found),
+        sentinel=SENTINEL,
         more=", double threshold" if kind == "vanished" else "",
-        sums="float" if is_quick else "double", elem=TensorProto.FLOAT if is_quick else TensorProto.DOUBLE,
+        sums="float" if is_quick else "double",
+        elem=TensorProto.FLOAT if is_quick else TensorProto.DOUBLE,
         largest=float(np.finfo(np.float32 if is_quick else np.float64).max),
-    )  # fmt: skip
+    )
     model = parser.parse_model(text + "\n".join(_reductions(kind)) + "\n}")
     for entry in model.graph.input[:2]:
         entry.type.tensor_type.ClearField("shape")  # any rank

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, log10
+from math import inf, isfinite, log10, nan, sqrt
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
@@ -65,18 +65,65 @@ def metric_name(metric: str) -> str:
     return AT_MOST.get(metric) or AT_LEAST.get(metric) or metric
 
 
-def ratio(error: float, reference: float) -> float:
-    """A relative error: 0 if there is none, infinite relative to zero."""
-    if error == 0:
-        return 0.0
-    return error / reference if reference else inf
-
-
 def decibels(relative_l2: float) -> float:
     """Signal-to-noise ratio in decibels of a relative L2 error; inf if it is zero."""
     if relative_l2 == 0:
         return inf
     return -20 * log10(relative_l2) if isfinite(relative_l2) else -inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What all metrics derive from, of a result *f* and its reference *r*: the one place that defines them.
+
+    NumPy fills it for outputs (:mod:`onnxamp._numerics.compare`), ONNX Runtime for all other values
+    (:mod:`onnxamp._numerics.measure`), each over the elements that its documentation names.
+
+    Attributes:
+        elements: their number.
+        error_sum: sum of abs(f - r).
+        error_norm: Euclidean norm of f - r.
+        reference_norm: Euclidean norm of r.
+        dot: r . f, over elements where both are finite.
+        dot_energies: sums of r^2 and of f^2 over these, in units in which ``dot`` has the product of both.
+        is_comparable: whether there are such elements, or nothing differs.
+    """
+
+    elements: int
+    error_sum: float
+    error_norm: float
+    reference_norm: float
+    dot: float
+    dot_energies: tuple[float, float]
+    is_comparable: bool
+
+    @property
+    def mean_abs(self) -> float:
+        """Mean abs(f - r)."""
+        return self.error_sum / self.elements if self.elements else 0.0
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean (f - r)^2."""
+        return self.error_norm / sqrt(self.elements)
+
+    @property
+    def rel_l2(self) -> float:
+        """Norm of f - r relative to that of r: 0 if equal, infinite if only r is zero."""
+        if self.error_norm == 0:
+            return 0.0
+        return self.error_norm / self.reference_norm if self.reference_norm else inf
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between r and f: 1 if both are zero, NaN if no elements can be compared."""
+        if not self.is_comparable:
+            return nan
+        reference, found = self.dot_energies
+        norms = sqrt(reference) * sqrt(found)
+        if norms == 0:
+            return 1.0 if reference == found else 0.0
+        return max(-1.0, min(1.0, self.dot / norms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,11 @@ def _readers(
         only_low: leave out those that read a float32 copy of it.
     """
     graph, start = analysis.graph, tuple(range(len(shape)))
-    waiting = [(node, port, start) for node, port in graph.uses[value]
-               if not only_low or analysis.decision.is_low(analysis.ports.consumed[node][port])]  # fmt: skip
+    waiting = [
+        (node, port, start)
+        for node, port in graph.uses[value]
+        if not only_low or analysis.decision.is_low(analysis.ports.consumed[node][port])
+    ]
     while waiting:
         index, port, turn = waiting.pop()
         node = graph.nodes[index]

@@ -1,6 +1,5 @@
 """Proof of upgrades and folds: the float32 model at the newer opset, or with single ops, computes what it did."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,11 +18,9 @@ class UpgradeProof:
 
     Attributes:
         comparison: has the original and its inputs, and keeps its outputs.
-        progress: called with the work that is done and all there is to do.
     """
 
     comparison: Comparison
-    progress: Callable[[int, int], None] | None = None
     _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(default_factory=dict)
     """Opset and numbers of ops of a model -> what is wrong with it."""
 
@@ -33,7 +30,7 @@ class UpgradeProof:
         if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder, origin=self.comparison.reference.model)
             exact = replace(self.comparison, limits=_SAME)
-            report = exact.compare(upgraded, layers=False, progress=self.progress)
+            report = exact.compare(upgraded, layers=False, activity="checking the upgrade")
             why = report.failure or next(iter(report.warnings), "its outputs differ")
             is_same = report.passed or report.skipped
             self._verdicts[changed] = None if is_same else f"float32 results would change already: {why.rstrip('.')}"

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
@@ -12,7 +10,6 @@ from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16
-from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.bodies import of_bodies, with_body_ranges
@@ -21,23 +18,18 @@ from onnxamp._numerics.sums import Watch, centred_norms, partial_sums, with_magn
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
-from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable, engine_name
+from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.kept import KeptSamples, each_sample
+from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all, one_by_one
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import Made, SampleWork, SentModel, run_samples, sent_samples
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import parts_of, start
 from onnxamp._runtime.values import Feed
 from onnxamp._state.state import fingerprint
-from onnxamp._workers.executor import Crash, Memory, Workers
-
-_ACTIVITY: Final = "measuring ranges"
+from onnxamp._workers.executor import Memory
 
 
 def with_ranges(model: Model, options: Options, run: Run) -> Options:
@@ -101,23 +93,28 @@ def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit:
 
 
 def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
-    """The largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
+    """Return the largest magnitude of each float32 tensor of the main graph below 1e30, where masks begin, by name.
 
     Arguments and errors as :func:`with_ranges`.
     """
+    engine = run.engine.reference
     kept = None
     if run.state is not None:
-        kept = KeptSamples(run.state.part("ranges", {}), run.samples, Magnitudes, _words(model, run))
+        # Several models of a job have their ranges in one part of its state.
+        prints = model_print(model), sample_print(run.samples, 0), engine.name(), versions()
+        kept = KeptSamples(run.state.part("ranges", {}), run.samples, Magnitudes, f"ranges {fingerprint(*prints)}")
+    magnitudes = observe_all(
+        run,
+        RangeProbe(SentModel.of(model), engine),
+        "measuring ranges",
+        kept=kept,
+        crashed="The ranges of sample {sample} cannot be measured. {crash} Leave it out.",
+        failed="The ranges of values cannot be measured",
+        model=model,
+    )
     largest: dict[str, float] = {}
-    workers = run.sample_workers
-    seen = _here(model, run, kept) if workers is None else _elsewhere(model, run, kept, workers)
-    for number, found in enumerate(seen):
-        if isinstance(found, Crash):
-            raise RuntimeFailure(f"The ranges of sample {number + 1} cannot be measured. {found} Leave it out.")
-        if isinstance(found, RuntimeFailure):
-            text = "The ranges of values cannot be measured"
-            raise RuntimeFailure(input_failure(text, found, run.samples, number, model)) from found
-        for name, magnitude in found.largest.items():
+    for one in magnitudes:
+        for name, magnitude in one.largest.items():
             largest[name] = max(magnitude, largest.get(name, 0.0))
     return largest
 
@@ -129,63 +126,24 @@ class Magnitudes:
     largest: Mapping[str, float]
 
 
-def _words(model: Model, run: Run) -> str:
-    """What the ranges are of: several models of a job have theirs in one part of its state."""
-    engine = engine_name(run.float32_provider, "float32")
-    return f"ranges {fingerprint(model_print(model), sample_print(run.samples, 0), engine, versions())}"
-
-
-def _here(model: Model, run: Run, kept: KeptSamples[Magnitudes] | None) -> Iterator[Magnitudes | RuntimeFailure]:
-    """What each sample shows, measured in this process."""
-    one, samples, told = _SampleRanges.of(model, run.float32_provider), run.samples, run.progress(_ACTIVITY)
-    for number, found in enumerate(each_sample(samples, kept, one.prepare, lambda number: one.run(samples[number]))):
-        yield found
-        told(number + 1, samples.expected)
-
-
-def _elsewhere(
-    model: Model, run: Run, kept: KeptSamples[Magnitudes] | None, workers: Workers
-) -> Iterator[Magnitudes | RuntimeFailure | Crash]:
-    """The same, measured by workers."""
-    work = RangeWork(SentModel.of(model), run.float32_provider, first=next(sent_samples(run.samples)))
-    yield from run_samples(workers, work, run.samples, run.progress(_ACTIVITY), kept)
-
-
 @dataclass(frozen=True, slots=True)
-class RangeWork(SampleWork):
-    """Measuring samples in worker processes."""
+class RangeProbe(Probe[Magnitudes]):
+    """Measuring how large the values of a float32 model become."""
+
+    has_steps = False
 
     model: SentModel
-    provider: Provider
+    engine: Engine
 
-    def made(self, _: Memory) -> Made:
-        """As :meth:`SampleWork.made`."""
-        one = _SampleRanges.of(self.model.opened(), self.provider)
-        return one.prepare, lambda item: one.run(item.read())
+    def open(self, _: Memory) -> Opened[Magnitudes]:
+        """As :meth:`Probe.open`."""
+        executable = Executable(self.model.opened(), self.engine)
 
+        def measure(item: Item) -> Magnitudes:
+            feeds = check_inputs(executable.model.proto, item.sample)
+            return Magnitudes(_magnitudes(executable.prepare(feeds), feeds))
 
-@dataclass(frozen=True, slots=True)
-class _SampleRanges:
-    """A float32 model, and how its ranges are measured on a sample."""
-
-    executable: Executable
-
-    @classmethod
-    def of(cls, model: Model, provider: Provider) -> "_SampleRanges":
-        return cls(Executable(model, provider, emulated=provider == "cpu", whole=False))
-
-    def prepare(self, sample: Sample) -> None:
-        """Prepare the model for a sample, as the first one does it for all; what is wrong with it, it tells itself."""
-        with suppress(OnnxAmpError):
-            self.executable.prepare(check_inputs(self.executable.model.proto, sample))
-
-    def run(self, sample: Sample) -> Magnitudes | RuntimeFailure:
-        """What a sample shows, or why the model does not run on it."""
-        feeds = check_inputs(self.executable.model.proto, sample)
-        try:
-            return Magnitudes(_magnitudes(self.executable.prepare(feeds), feeds))
-        except RuntimeFailure as error:
-            return error
+        return Opened(executable.prepare_sample, one_by_one(measure))
 
 
 def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:

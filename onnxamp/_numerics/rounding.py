@@ -7,10 +7,10 @@ budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -18,7 +18,6 @@ import numpy as np
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.rounding import RoundedWeights
 from onnxamp._dtypes import LowType
-from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
@@ -28,15 +27,17 @@ from onnxamp._numerics.arrangement import rows_of
 from onnxamp._numerics.compensate import Floats, compensate
 from onnxamp._numerics.products import ProductWeight, product_weights
 from onnxamp._options.options import Options
-from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.run import Run
+from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import Side, ancestors, parts_of
 from onnxamp._runtime.values import Feed, from_value, to_value
+from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -111,88 +112,122 @@ class WeightRounder:
         before, after = (_mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1))
         _LOG.info("%d of %d weights are rounded with compensation", len(chosen), len(weights) + len(others))
         return RoundedWeights(
-            chosen, len(weights) + len(others), len(wide), before, after, self.run.samples.description,
-            self.run.samples.made_up,
-        )  # fmt: skip
+            chosen=chosen,
+            weights=len(weights) + len(others),
+            wide=len(wide),
+            before=before,
+            after=after,
+            samples=self.run.samples.description,
+            made_up=self.run.samples.made_up,
+        )
 
     def _collected(self, graph: Graph, weights: Sequence[ProductWeight]) -> Iterator[tuple[ProductWeight, Floats]]:
         """Each weight that samples reach with the rows that it is multiplied by."""
         if not weights:
             return
-        provider = self.run.float32_provider
-        model = Model(graph.model, graph.folder)
-        executable, waiting = Executable(model, provider, emulated=provider == "cpu", whole=False), list(weights)
+        model, waiting, memory = Model(graph.model, graph.folder), list(weights), dict[str, Any]()
         while waiting:
-            rows = _Rows(waiting, max(self.budget // len(self.run.samples), 1), len(self.run.samples))
-            for number, sample in enumerate(self.run.samples):
-                feeds = check_inputs(graph.model, sample)
-                try:
-                    rows.note(executable.prepare(feeds), feeds, number)
-                except RuntimeFailure as error:
-                    text = "The inputs of weights cannot be measured"
-                    raise RuntimeFailure(input_failure(text, error, self.run.samples, number, model)) from error
-            done = {weight.value for weight in rows.chosen()}
-            for weight in rows.chosen():
-                if weight.value in rows.parts:
-                    yield weight, np.concatenate(rows.parts.pop(weight.value), axis=1)
-            waiting = [weight for weight in waiting if weight.value not in done]
+            parts, taken = self._one_pass(model, waiting, memory)
+            for weight in waiting:
+                if weight.value in parts:
+                    yield weight, np.concatenate(parts.pop(weight.value), axis=1)
+            waiting = [weight for weight in waiting if weight.value not in taken]
+
+    def _one_pass(self, model: Model, waiting: Sequence[ProductWeight], memory: Memory) -> "_SampleRows":
+        """Run all samples, and return the rows of as many weights as fit."""
+        run = replace(self.run, workers=None)  # the rows would have to travel
+        room = max(self.budget // len(run.samples), 1)
+        probe = _RowsProbe(SentModel.of(model), run.engine.reference, waiting, room, len(run.samples))
+        failed = "The inputs of weights cannot be measured"
+        total = _SampleRows({}, set())
+        for parts, taken in observe_all(run, probe, memory=memory, crashed="", failed=failed, model=model):
+            total = _SampleRows(total.parts, taken)
+            for value, rows in parts.items():
+                total.parts.setdefault(value, []).extend(rows)
+        return total
 
 
-@dataclass(slots=True)
-class _Rows:
-    """One pass over all samples: the rows of as many weights as fit, which the first sample decides."""
+_MEASURED: Final = "float32 model of rounded weights"
+"""Where the memory of a process holds the model."""
 
+
+class _SampleRows(NamedTuple):
+    """Rows by weight, of each sample and reader, and the weights that are taken in this pass over all samples."""
+
+    parts: dict[int, list[Floats]]
+    taken: set[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsProbe(Probe[_SampleRows]):
+    """Collecting the rows of as many weights as fit, which the first sample decides."""
+
+    model: SentModel
+    engine: Engine
     waiting: Sequence[ProductWeight]
     room: int
     samples: int
-    parts: dict[int, list[Floats]] = field(default_factory=dict)
-    """Weight -> rows of each sample and reader."""
-    _taken: set[int] | None = None
 
-    def chosen(self) -> list[ProductWeight]:
-        """The weights of this pass."""
-        return [weight for weight in self.waiting if self._taken is None or weight.value in self._taken]
+    def open(self, memory: Memory) -> Opened[_SampleRows]:
+        """As :meth:`Probe.open`."""
+        executable = remembered(memory, _MEASURED, "", lambda: Executable(self.model.opened(), self.engine))
+        taken: set[int] | None = None
 
-    def note(self, runner: Runner, feeds: Mapping[str, Feed], number: int) -> None:
-        """Run a sample as far as the weights need, and keep their rows."""
+        def measure(item: Item) -> _SampleRows:
+            nonlocal taken
+            feeds = check_inputs(executable.model.proto, item.sample)
+            rows = self._rows_of(executable.prepare(feeds), feeds, item.number, taken)
+            taken = rows.taken
+            return rows
+
+        return Opened(executable.prepare_sample, one_by_one(measure))
+
+    def _rows_of(self, runner: Runner, feeds: Mapping[str, Feed], number: int, taken: set[int] | None) -> _SampleRows:
+        """Run a sample as far as the weights need, and return their rows."""
         flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()
-        for weight in self.chosen():
-            for at, reader in enumerate(weight.readers):
-                readers.setdefault(reader.rows, []).append((weight, at))
+        for weight in self.waiting:
+            if taken is None or weight.value in taken:
+                for at, reader in enumerate(weight.readers):
+                    readers.setdefault(reader.rows, []).append((weight, at))
         known = {*flow.inputs, *flow.defaults, *flow.maker}
         wanted = [name for name in readers if name in known]
         nodes = ancestors(flow, wanted, set())
         uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
         side = Side(flow, runner, {}, uses)
         side.values |= {name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()}
-        size, begun = 0, set[int]()
+        size, parts = 0, dict[int, list[Floats]]()
+        begun = set[int]()
 
-        def take(made: list[str]) -> None:
+        def take(computed: list[str]) -> None:
             nonlocal size
-            for name in made:
-                for weight, at in readers[name] if name in side.values else ():
-                    if weight.value in begun or size <= self.room or self._taken is not None:
+            for name in computed:
+                if name not in side.values:
+                    continue
+                for weight, at in readers[name]:
+                    if weight.value in begun or size <= self.room or taken is not None:
                         begun.add(weight.value)
-                        size += self._keep(weight, at, side.values[name], number)
-            side.used(made)
+                        rows = self._rows(weight, at, side.values[name], number)
+                        if rows is not None:
+                            parts.setdefault(weight.value, []).append(rows)
+                            size += rows.nbytes
+            side.used(computed)
 
         take([name for name in wanted if name not in flow.maker])
         for part in parts_of(flow, nodes, BUDGET):
             side.run(part)
             take([name for node in part for name in flow.nodes[node].output if name in readers])
             runner.forget()
-        if self._taken is None:
-            self._taken = begun if size > self.room else {weight.value for weight in self.waiting}
+        if taken is None:
+            taken = begun if size > self.room else {weight.value for weight in self.waiting}
+        return _SampleRows(parts, taken)
 
-    def _keep(self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int) -> int:
-        """Keep rows that a reader multiplies a weight by; returns their bytes."""
+    def _rows(self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int) -> Floats | None:
+        """Return rows that a reader multiplies a weight by; None where they are of no use."""
         reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
-        most = -(-max(_LEAST_ROWS, _ROWS * weight.arrangement.depth) // (self.samples * len(weight.readers)))
+        depth = weight.arrangement.depth
+        most = -(-max(_LEAST_ROWS, _ROWS * depth) // (self.samples * len(weight.readers)))
         rows = rows_of(reader.node.proto, reader.product, reader.shape, value, most, number)
-        if rows is None or not np.isfinite(rows).all():
-            return 0
-        self.parts.setdefault(weight.value, []).append(rows)
-        return rows.nbytes
+        return rows if rows is not None and np.isfinite(rows).all() else None
 
 
 def _rounded(weight: ProductWeight, graph: Graph, rows: Floats, low: LowType) -> Found:

@@ -1,110 +1,190 @@
-"""Checking a model on one sample, here or in a worker process: every float is measured."""
+"""Checking a model on one sample: every float is measured.
+
+Low precision is emulated, or computed by the engine. There each op of the model runs on the engine with the exact
+values of the float32 model behind it, which the CPU computes: an op that goes wrong there, such as a sum that is kept
+in float16, is named even where float32 accumulation would be right.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
+from typing import Final, TypeAlias
 
 from onnx import TensorProto
 
-from onnxamp._errors import OnnxAmpError, RuntimeFailure
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.measure import Measurement, measure
+from onnxamp._numerics.pairing import Pairing, pair
+from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
-from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.emulate import without_rounding
+from onnxamp._runtime.engines import Engine, Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import Made, SampleWork, SentModel
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.values import Feed, to_value
 from onnxamp._workers.executor import Memory
+
+Choices: TypeAlias = tuple[tuple[str, bool], ...]
+"""The conditions that a sample meets."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSample:
     """What one sample shows: the branches that it takes, and what was measured of values and of inputs."""
 
-    choices: tuple[tuple[str, bool], ...]
+    choices: Choices
     values: Mapping[str, Measurement]
     inputs: Mapping[str, Measurement]
 
 
-@dataclass(slots=True)
-class SampleCheck:
-    """A model, and how it is checked on a sample; ``keep`` are nodes to compute in float32."""
+Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
+"""What each part of a model shows as soon as it has run; why the model does not run ends it."""
 
-    executable: Executable
-    keep: frozenset[str]
-    _prepared: tuple[Runner, WatchedRun] | None = None
-    """What ran the last sample; the next one that takes the same branches uses it."""
-
-    def prepare(self, sample: Sample) -> None:
-        """Prepare the model for a sample, as the first one does it for all; what is wrong with it, it tells itself."""
-        with suppress(OnnxAmpError):
-            self.executable.prepare(check_inputs(self.executable.model.proto, sample))
-
-    def check(self, sample: Sample, progress: Progress | None = None) -> CheckedSample | RuntimeFailure:
-        """What a sample shows, or why the model does not run on it; ``progress`` gets the nodes that have run.
-
-        Raises:
-            ArgumentError: the sample does not fit the model.
-        """
-        values, inputs = dict[str, Measurement](), dict[str, Measurement]()
-        for found in self.parts(sample, progress):
-            if isinstance(found, RuntimeFailure):
-                return found
-            values |= found.values
-            inputs |= found.inputs
-        return CheckedSample(self.executable.choices, values, inputs)
-
-    def parts(self, sample: Sample, progress: Progress | None = None) -> Iterator[CheckedSample | RuntimeFailure]:
-        """What each part of the model shows as soon as it has run; why the model does not run ends it.
-
-        Raises:
-            As :meth:`check`.
-        """
-        one, done = self.executable, 0
-        feeds = check_inputs(one.model.proto, sample)
-        try:
-            runner = one.prepare(feeds)
-            if self._prepared is None or self._prepared[0] is not runner:
-                self._prepared = runner, watched_run(runner, one.provider, self.keep, one.budget)
-            watched = replace(self._prepared[1], values={}, inputs={})
-            for part in watched.parts(feeds):
-                done += len(part)
-                if progress is not None:
-                    progress(done, len(watched.runner.flow.nodes))
-                yield CheckedSample(one.choices, watched.values, watched.inputs)
-                watched.values, watched.inputs = {}, {}
-        except RuntimeFailure as error:
-            yield error
-            return
-        if not done:
-            yield CheckedSample(one.choices, watched.values, watched.inputs)
+_CHECKED: Final = "checked model"
+"""Where the memory of a process holds the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckWork(SampleWork):
-    """Measuring samples in worker processes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckProbe(Probe[CheckedSample | Parts]):
+    """Measuring the values of an emulated model.
+
+    Attributes:
+        keep: nodes to compute in float32.
+        in_parts: return what each part of the model shows, lazily.
+        key: stands for the model in the memory of a process.
+    """
 
     model: SentModel
-    provider: Provider
-    keep: frozenset[str]
+    engine: Engine
     budget: int
-    apart: bool = False
-    """Whether to tell what each part of the model shows, as :meth:`SampleCheck.parts`."""
+    keep: frozenset[str]
+    in_parts: bool = False
+    key: str = field(default_factory=token_hex)
 
-    def made(self, _: Memory) -> Made:
-        """As :meth:`SampleWork.made`."""
-        executable = Executable(self.model.opened(), self.provider, emulated=True, whole=False, budget=self.budget)
-        one = SampleCheck(executable, self.keep)
-        return one.prepare, lambda item: list(one.parts(item.read())) if self.apart else one.check(item.read())
+    def executable(self, memory: Memory) -> Executable:
+        """Return the model as it is measured."""
+        return remembered(
+            memory, _CHECKED, self.key, lambda: Executable(self.model.opened(), self.engine, budget=self.budget)
+        )
+
+    def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
+        """As :meth:`Probe.open`."""
+        executable = self.executable(memory)
+        last: tuple[Runner, WatchedRun] | None = None
+
+        def parts(item: Item) -> Iterator[CheckedSample]:
+            nonlocal last
+            feeds = check_inputs(executable.model.proto, item.sample)
+            runner = executable.prepare(feeds)
+            if last is None or last[0] is not runner:  # the next sample that takes the same branches uses it
+                last = runner, watched_run(runner, self.keep, self.budget)
+            return _parts(replace(last[1], values={}, inputs={}), runner.flow.choices, feeds, item.progress)
+
+        def lazily(item: Item) -> Parts:
+            try:
+                yield from parts(item)
+            except RuntimeFailure as failure:
+                yield failure
+
+        def measure(item: Item) -> CheckedSample | Parts:
+            return lazily(item) if self.in_parts else _together(list(parts(item)))
+
+        return Opened(executable.prepare_sample, one_by_one(measure))
 
 
-def watched_run(runner: Runner, provider: Provider, keep: frozenset[str], budget: int) -> WatchedRun:
-    """A model to be run with its floats measured, and some of its nodes in float32."""
+def _parts(
+    watched: WatchedRun, choices: Choices, feeds: Mapping[str, Feed], progress: Progress
+) -> Iterator[CheckedSample]:
+    """Yield what each part of a model shows as soon as it has run.
+
+    Raises:
+        RuntimeFailure: a part does not run.
+    """
+    done = 0
+    for part in watched.parts(feeds):
+        done += len(part)
+        progress(done, len(watched.runner.flow.nodes))
+        yield CheckedSample(choices, watched.values, watched.inputs)
+        watched.values, watched.inputs = {}, {}
+    if not done:
+        yield CheckedSample(choices, watched.values, watched.inputs)
+
+
+def _together(parts: Sequence[CheckedSample]) -> CheckedSample:
+    """Return what all parts of a model show."""
+    values = {name: measured for part in parts for name, measured in part.values.items()}
+    inputs = {name: measured for part in parts for name, measured in part.inputs.items()}
+    return CheckedSample(parts[-1].choices, values, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProbe(Probe[CheckedSample]):
+    """Measuring what the ops of a model make of exact values on an engine that computes low precision itself."""
+
+    model: SentModel
+    engine: Engine
+    budget: int
+    key: str = field(default_factory=token_hex)
+
+    def side_by_side(self, memory: Memory) -> SideBySide:
+        """Return the float32 model behind the model, and the model as it runs on the engine.
+
+        Raises:
+            ModelError, OpsetError: there is no float32 model behind it.
+        """
+
+        def opened() -> SideBySide:
+            model = self.model.opened()
+            exact = Model(without_rounding(model.embedded()))
+            reference = Executable(exact, self.engine.reference, budget=self.budget)
+            return SideBySide(reference, Executable(model, self.engine, budget=self.budget), _replayed)
+
+        return remembered(memory, _CHECKED, self.key, opened)
+
+    def open(self, memory: Memory) -> Opened[CheckedSample]:
+        """As :meth:`Probe.open`."""
+        walk = self.side_by_side(memory)
+
+        def prepare(sample: Sample) -> None:
+            feeds = check_inputs(walk.result.model.proto, sample)
+            walk.reference.prepare(feeds)
+            walk.result.prepare(feeds)
+
+        return Opened(prepare, one_by_one(lambda item: _on_engine(walk, item)))
+
+
+def _replayed(reference: Flow, result: Flow) -> Pairing:
+    return replace(pair(reference, result), accumulated=False)
+
+
+def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
+    """Return what a sample shows on an engine.
+
+    Raises:
+        RuntimeFailure: the model does not run in float32 on the CPU, or none of its ops runs on the engine.
+    """
+    feeds = check_inputs(walk.result.model.proto, item.sample)
+    walked, flow = walk.run(feeds, item.progress), walk.result.prepare(feeds).flow
+    values = {name: row.local for name, row in walked.compared.items() if row.local is not None}
+    notes = (walked.failure, *(row.note for row in walked.compared.values()))
+    note = next(filter(None, notes), None)
+    if not values and note is not None:
+        raise RuntimeFailure(f"None of its ops runs by itself. {note}")
+    inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
+    floats = {name: value for name, value in inputs.items() if value.is_tensor() and "float" in value.data_type()}
+    return CheckedSample((), values, {name: measure(value, value) for name, value in floats.items()})
+
+
+def watched_run(runner: Runner, keep: frozenset[str], budget: int) -> WatchedRun:
+    """Return a model that runs with its floats measured, and some of its nodes in float32."""
     flow, rows = keep_float32(runner.flow, watched_values(runner.flow), keep)
-    return WatchedRun(Runner(flow, provider), rows, budget)
+    return WatchedRun(Runner(flow, runner.provider), rows, budget)
 
 
 _PASSING = frozenset({"Cast", "Identity"})

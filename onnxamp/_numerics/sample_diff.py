@@ -1,14 +1,14 @@
-"""Comparing two models on one sample, here or in a worker process, and what that shows."""
+"""Comparing two models on one sample, and what that shows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from secrets import token_hex
 from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.compare import compare_outputs
@@ -19,13 +19,12 @@ from onnxamp._numerics.results import LayerDiff
 from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
-from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.engines import Executable, Outputs, Progress, WholeModel, engine_name, part_of
+from onnxamp._runtime.engines import Engine, Executable, Outputs, Progress, WholeModel, engine_on, part_of
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import Made, SampleWork, SentModel
-from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import Memory
@@ -72,28 +71,33 @@ class SampleDiff:
 
 
 @dataclass(slots=True)
-class SampleRun:
-    """Two models, and how they are compared on a sample; see :class:`onnxamp._numerics.diff.Comparison`."""
+class TwoModels:
+    """Two models that are compared on samples.
+
+    Attributes:
+        selected: outputs that may list detections.
+        accept: the function of the user that judges outputs.
+        walk: compares intermediate values; None for outputs alone.
+    """
 
     reference: Executable
     result: Executable
-    provider: Provider
-    whole: bool
     selected: frozenset[str]
     accept: Accept | None
     walk: SideBySide | None
-    """What compares intermediate values; None for outputs alone."""
     _elsewhere: WholeModel | None = None
     """The reference, where it did not run."""
 
-    def diff(self, number: int, sample: Sample, progress: Progress | None = None) -> SampleDiff:
-        """Compare the models.
+    def compare(self, item: Item) -> SampleDiff:
+        """Return what a sample shows.
 
         Raises:
             ArgumentError: the sample does not fit the reference, the models do not fit each other, or the user's
                 function does not say yes or no.
         """
-        feeds, found = check_inputs(self.reference.model.proto, sample), SampleDiff()
+        number, sample, progress = item
+        feeds = check_inputs(self.reference.model.proto, sample)
+        found = SampleDiff()
         try:
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
@@ -107,37 +111,43 @@ class SampleRun:
         if missing is not None:
             raise ArgumentError(f"The models have different outputs: only the reference has {missing!r}.")
         detections, diffs = compare_matched(walked.reference, walked.result, self.selected)
-        noise, worst = None, max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
-        # float32 results are judged by it, and it may explain a large error
-        measured = number == 0 or facts.lowest == "float32" or not worst <= TOLERANCES[facts.lowest]
-        if self.whole and self.provider != "cpu" and measured and facts.reference_lowest == "float32":
-            noise = self._noise(feeds, walked.reference)
-        accept = self.accept
+        rejected = None
+        if self.accept is not None and not self.accept.takes(walked.reference, walked.result):
+            rejected = self.accept.name
         return replace(
-            found, noise=noise, outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
+            found,
+            noise=self._noise(feeds, walked.reference) if self._needs_noise(number, facts, diffs) else None,
+            outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
-            layers=tuple(_layers(*flows, walked.compared)), tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
+            layers=tuple(_layers(*flows, walked.compared)),
+            tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
             mismatches=tuple(_mismatches(walked)),
-            rejected=None if accept is None or accept.takes(walked.reference, walked.result) else accept.name,
+            rejected=rejected,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
-        )  # fmt: skip
+        )
 
     def prepare(self, sample: Sample) -> None:
-        """Prepare the models for a sample, as the first one does it for all; what is wrong with it, it tells itself."""
-        with suppress(OnnxAmpError):
-            feeds = check_inputs(self.reference.model.proto, sample)
-            self.reference.prepare(feeds)
-            self.result.prepare(feeds)
+        """Prepare both models for a sample."""
+        feeds = check_inputs(self.reference.model.proto, sample)
+        self.reference.prepare(feeds)
+        self.result.prepare(feeds)
+
+    def _needs_noise(self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]) -> bool:
+        """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
+        if not self.result.whole or self.result.engine.emulates or facts.reference_lowest != "float32":
+            return False
+        worst = max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+        return number == 0 or facts.lowest == "float32" or not worst <= TOLERANCES[facts.lowest]
 
     def _facts(self, reference: Flow, result: Flow) -> RunFacts:
         """What is known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
-        if self.whole and lowest != "float32" and self.provider == "cpu":
+        if self.result.whole and lowest != "float32" and self.result.engine.emulates:
             raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
-        ran_on = engine_name(self.provider, lowest, self.reference.arithmetic)
+        ran_on = self.result.engine.name(lowest)
         return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))
 
-    def _run(self, number: int, feeds: Mapping[str, Feed], progress: Progress | None) -> Walked:
+    def _run(self, number: int, feeds: Mapping[str, Feed], progress: Progress) -> Walked:
         """Run both models on one sample: side by side if values are compared, whole if that is how they run.
 
         Raises:
@@ -155,9 +165,10 @@ class SampleRun:
 
     def _noise(self, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
         """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
-        one, on_device = self.reference, self.reference.provider == self.provider
+        one, on_device = self.reference, self.result.engine.is_reference
         if self._elsewhere is None:
-            self._elsewhere = WholeModel(one.model.path or one.model.proto, "cpu" if on_device else self.provider)
+            elsewhere = engine_on("cpu") if on_device else self.result.engine
+            self._elsewhere = elsewhere.load(one.model.path or one.model.proto)
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
 
     def _tokens(self, number: int, feeds: Mapping[str, Feed], flow: Flow, walked: Walked) -> Iterator[Parting]:
@@ -172,55 +183,63 @@ class SampleRun:
         return run_alone(self.reference.prepare(feeds), feeds, [name], self.reference.budget).output(name)
 
 
-_REFERENCE: Final = "diff reference"
-"""Where a worker remembers the last reference that it compared with."""
+REFERENCE: Final = "diff reference"
+"""Where the memory of a process holds the last reference that it compared with."""
+RESULT: Final = "diff result"
+"""Where it holds the last result."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiffWork(SampleWork):
-    """:meth:`SampleRun.diff` in worker processes. They keep the reference for the next result."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffProbe(Probe[SampleDiff]):
+    """Comparing two models. A process keeps the reference for the next result.
+
+    Attributes:
+        key: stands for the reference and how it is run.
+        result_key: stands for the result.
+        is_converted: whether the result was converted from the reference.
+        engine: where the result runs.
+        whole: whether it runs in one session.
+        layers: compare intermediate values, too.
+        Others as for :class:`TwoModels`.
+    """
 
     key: str
-    """Stands for the reference and how it is run."""
+    result_key: str = field(default_factory=token_hex)
     reference: SentModel
     result: SentModel
     is_converted: bool
-    """Whether the result was converted from the reference."""
-    budget: int
-    arithmetic: Profile | None
-    provider: Provider
+    engine: Engine
     whole: bool
+    budget: int
     selected: frozenset[str]
     accept: Accept | None
     layers: bool
 
-    def made(self, memory: Memory) -> Made:
-        """As :meth:`SampleWork.made`."""
-        if memory.get(_REFERENCE, ("",))[0] != self.key:
-            one = reference_on(self.provider, self.reference.opened(), self.budget, self.arithmetic, whole=self.whole)
-            memory[_REFERENCE] = self.key, one
-        _, one = memory[_REFERENCE]
-        result = self.result.opened(one.model if self.is_converted else None)
-        other = result_on(self.provider, result, one, whole=self.whole)
-        run = SampleRun(
-            one, other, self.provider, self.whole, self.selected, self.accept,
-            SideBySide(one, other) if self.layers else None,
-        )  # fmt: skip
-        return run.prepare, lambda item: run.diff(item.number, item.read())
+    def open(self, memory: Memory) -> Opened[SampleDiff]:
+        """As :meth:`Probe.open`."""
+        one = remembered(memory, REFERENCE, self.key, self._open_reference)
+        other = remembered(memory, RESULT, self.result_key, lambda: self._open_result(one))
+        walk = SideBySide(one, other) if self.layers else None
+        models = TwoModels(one, other, self.selected, self.accept, walk)
+        return Opened(models.prepare, one_by_one(models.compare))
+
+    def _open_reference(self) -> Executable:
+        return reference_on(self.engine, self.reference.opened(), self.budget, whole=self.whole)
+
+    def _open_result(self, reference: Executable) -> Executable:
+        model = self.result.opened(reference.model if self.is_converted else None)
+        return result_on(self.engine, model, reference, whole=self.whole)
 
 
-def reference_on(
-    provider: Provider, model: Model, budget: int, arithmetic: Profile | None, *, whole: bool
-) -> Executable:
-    """The reference of results that run on a provider: on the same, or on the CPU beside a plugin provider."""
-    home = "cpu" if is_plugin(provider) else provider
-    return Executable(model, home, home == "cpu", whole and home == provider, budget, arithmetic=arithmetic)
+def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Executable:
+    """Return the reference of results that run on an engine: on the same, or on the CPU beside a plugin provider."""
+    return Executable(model, engine.reference, whole=whole and engine.is_reference, budget=budget)
 
 
-def result_on(provider: Provider, model: Model, reference: Executable, *, whole: bool) -> Executable:
-    """The result, as it is compared with a reference."""
+def result_on(engine: Engine, model: Model, reference: Executable, *, whole: bool) -> Executable:
+    """Return the result, as it is compared with a reference."""
     origin = reference if model.origin is reference.model else None
-    return Executable(model, provider, provider == "cpu", whole, reference.budget, origin, reference.arithmetic)
+    return Executable(model, engine, whole=whole, budget=reference.budget, origin=origin)
 
 
 def noise_floor(
@@ -278,7 +297,15 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
         if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
             continue  # shapes, indices and masks that are equal
         yield LayerDiff(
-            position, name, label, op_key(node), dtype, row.local, row.accumulated, row.note, exponents.get(name, 0)
+            position=position,
+            value=name,
+            node=label,
+            op=op_key(node),
+            dtype=dtype,
+            local=row.local,
+            accumulated=row.accumulated,
+            note=row.note,
+            exponent=exponents.get(name, 0),
         )
 
 

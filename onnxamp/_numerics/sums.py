@@ -141,7 +141,7 @@ def partial_sums(
     watched: Sequence[Watch],
     largest: Mapping[str, float],
     shapes: Sequence[Shape | None],
-) -> dict[str, Partial]:  # fmt: skip
+) -> dict[str, Partial]:
     """Value -> what the sums on the way to it reach.
 
     Args:

@@ -69,12 +69,32 @@ def find_parting(
     differs = reference != result
     parted = np.flatnonzero(differs.any(-1))
     if not len(parted):
-        return Parting(output, len(reference), 0, sample, 0, 0, 0, 0, None)
+        return Parting(
+            output=output,
+            sequences=len(reference),
+            parted=0,
+            sample=sample,
+            sequence=0,
+            position=0,
+            reference=0,
+            result=0,
+            gap=None,
+        )
     row = int(parted[0])
     position = int(differs[row].argmax())
     token, other = int(reference[row, position]), int(result[row, position])
     gap = _gap(logits(), reference, row * reference.shape[1] + position, token, other)
-    return Parting(output, len(reference), len(parted), sample, row, position, token, other, gap)
+    return Parting(
+        output=output,
+        sequences=len(reference),
+        parted=len(parted),
+        sample=sample,
+        sequence=row,
+        position=position,
+        reference=token,
+        result=other,
+        gap=gap,
+    )
 
 
 def _gap(logits: npt.NDArray[Any], tokens: npt.NDArray[Any], place: int, token: int, other: int) -> float | None:

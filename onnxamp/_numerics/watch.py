@@ -136,14 +136,14 @@ def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoil
     kind = flow.low.get(row.value)
     was_cast = node.op_type == "Identity" and any(name in flow.low for name in node.input) and kind is None
     return ValueCheck(
-        row.node,
-        row.value,
-        node.name or row.value,
-        "Cast" if was_cast else op_key(node),
-        dtype_of(flow, row.value),
-        m,
-        None if spoiled else fault,
-        spoiled and odd,
+        position=row.node,
+        value=row.value,
+        node=node.name or row.value,
+        op="Cast" if was_cast else op_key(node),
+        dtype=dtype_of(flow, row.value),
+        measured=m,
+        fault=None if spoiled else fault,
+        inherited=spoiled and odd,
     )
 
 
@@ -238,10 +238,15 @@ class WatchedRun:
 
     def join(self, values: Mapping[str, Measurement], inputs: Mapping[str, Measurement]) -> None:
         """Add what was measured elsewhere."""
-        for into, more in ((self.values, values), (self.inputs, inputs)):
-            for name, measured in more.items():
-                into[name] = into[name] + measured if name in into else measured
+        join(self.values, values)
+        join(self.inputs, inputs)
 
     def checks(self) -> tuple[ValueCheck, ...]:
         """The values so far, in execution order, with their faults."""
         return classify(self.runner.flow, self.rows, self.values, self.inputs)
+
+
+def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None:
+    """Add measurements of another sample, by name."""
+    for name, measured in more.items():
+        total[name] = total[name] + measured if name in total else measured

@@ -12,18 +12,22 @@ from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import Cure, RunCheck
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._runtime.run import Run
 
 _OPTIONS: Final = Options(Level.O3, hazards=False, target="float16-only", from_dtype="auto")
-_WAYS: Final = (("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
-                ("--rescale", Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto")))  # fmt: skip
+_WAYS: Final = (
+    ("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
+    ("--rescale", Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto")),
+)
 """What may make all values fit: options, and the conversion that they stand for."""
 
 
 NO_ISLANDS: Final = Cure(
-    "", (), "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
-    confirmed=False, trials=0,
-)  # fmt: skip
+    "",
+    (),
+    "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
+    confirmed=False,
+    trials=0,
+)
 """What to do about a conversion whose values do not fit."""
 
 
@@ -65,10 +69,9 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
         trial: the inputs for ranges, and where they are measured.
     """
     for trials, (flag, options) in enumerate(_WAYS, 1):
-        if trial.progress is not None:
-            trial.progress(trials, len(_WAYS))
+        trial.run.report(trial.activity, trials, len(_WAYS))
         try:
-            asked = with_ranges(model, options, Run(inputs=trial.samples, provider=trial.provider))
+            asked = with_ranges(model, options, trial.run.bare)
             again = check_whole(Model(convert(model, asked).embedded()), check)
         except OnnxAmpError:
             continue

@@ -11,18 +11,18 @@ import numpy as np
 from onnxamp._convert.deciding import carried_out
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._ops.profiles import Profile
 from onnxamp._pipeline.choices import Choice, recorded
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._pipeline.models import Calls, PipelineModel
 from onnxamp._pipeline.state import BROKEN, Measured
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable, Outputs, WholeModel
+from onnxamp._runtime.engines import Engine, Executable, Outputs
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import Feed
 from onnxamp._tuning.job import converted_model
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.runs import Backend, converted_error
+from onnxamp._tuning.runs import converted_error
 
 Runs = Callable[[Mapping[str, Feed]], Outputs]
 """Runs a model on a sample."""
@@ -39,7 +39,7 @@ class PipelineRuns:
     """
 
     pipeline: Pipeline
-    backends: Mapping[str, Backend]
+    engines: Mapping[str, Engine]
     """By model: they differ in the target whose sums are emulated."""
     metric: Metric
     folder: Path
@@ -60,12 +60,8 @@ class PipelineRuns:
         """
         self.calls = {member.name: Calls() for member in self.pipeline.members}
         for member in self.pipeline.members:
-            home = self.backend.reference
-            one = Executable(
-                member.model, home, home == "cpu", whole=home != "cpu", budget=self.budget,
-                arithmetic=self._arithmetic(member.name),
-            )  # fmt: skip
-            self._float32[member.name] = one.run
+            engine = self.engines[member.name].reference
+            self._float32[member.name] = self._executable(member.model, engine).run
         self.reference = self._called(self._models({}, self.calls), "in float32")
         value = self.value
         if value is not None and not isfinite(value):
@@ -79,9 +75,9 @@ class PipelineRuns:
             )
 
     @property
-    def backend(self) -> Backend:
-        """Where all models run."""
-        return next(iter(self.backends.values()))
+    def engine(self) -> Engine:
+        """Where all models run; they differ in the arithmetic of emulations alone."""
+        return next(iter(self.engines.values()))
 
     @property
     def value(self) -> float | None:
@@ -119,22 +115,23 @@ class PipelineRuns:
         self._runs(name, choice)
         member = next(one for one in self.pipeline.members if one.name == name)
         made = self._converted[name][1]
-        return converted_error(member.model, made, self.samples(name), metric, self.backends[name], budget=self.budget)
+        run = Run(inputs=self.samples(name), budget=self.budget)
+        return converted_error(member.model, made, run, metric, self.engines[name])
 
     def written(self, paths: Mapping[str, Path]) -> Measured:
         """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
-        return self.judged(self._models({
-            name: WholeModel(path, self.backend.provider).run for name, path in paths.items()
-        }))  # fmt: skip
+        return self.judged(self._models({name: self.engine.load(path).run for name, path in paths.items()}))
 
     def _models(self, runs: Mapping[str, Runs], calls: Mapping[str, Calls] | None = None) -> dict[str, PipelineModel]:
         return {
             member.name: PipelineModel(
-                member.name, member.model.proto, runs.get(member.name, self._float32[member.name]),
+                member.name,
+                member.model.proto,
+                runs.get(member.name, self._float32[member.name]),
                 None if calls is None else calls[member.name],
             )
             for member in self.pipeline.members
-        }  # fmt: skip
+        }
 
     def _runs(self, name: str, choice: Choice) -> Runs:
         """What runs a model in some precision; the last choice of each model is kept."""
@@ -148,18 +145,11 @@ class PipelineRuns:
             made = carried_out(
                 model, plan.options, plan, None, lambda _, found: converted_model(found, size, path / "converted.onnx")
             )
-            backend = self.backends[name]
-            ready = Executable(
-                made, backend.provider, backend.emulated, whole=not backend.emulated, budget=self.budget,
-                arithmetic=self._arithmetic(name),
-            )  # fmt: skip
-            self._converted[name] = choice.key, made, ready.run
+            self._converted[name] = choice.key, made, self._executable(made, self.engines[name]).run
         return self._converted[name][2]
 
-    def _arithmetic(self, name: str) -> Profile | None:
-        """The target whose sums emulations of a model show."""
-        backend = self.backends[name]
-        return backend.arithmetic if backend.emulated else None
+    def _executable(self, model: Model, engine: Engine) -> Executable:
+        return Executable(model, engine, whole=not engine.emulates, budget=self.budget)
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
         """What the function returns: a dict of arrays, or a number.

@@ -30,6 +30,7 @@ from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
 from onnxamp._pipeline.state import PART, PipelineState, facts_of
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
 from onnxamp._state.state import State, StateLike, opened
@@ -37,7 +38,7 @@ from onnxamp._target.roofline import device_called
 from onnxamp._target.versions import AUTO
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
-from onnxamp._tuning.runs import Backend, choose_backend
+from onnxamp._tuning.runs import tuning_engine
 from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 from onnxamp._workers.folders import temporary_folder
@@ -195,7 +196,7 @@ def run_tuning(
         chosen = search.decided
         job.progress("writing", 0, 0)
         made = write_pipeline(
-            pipeline.members, chosen, output, sink, job.runs.backend.provider,
+            pipeline.members, chosen, output, sink, job.runs.engine.provider,
             lambda paths: ran.append(job.approved(paths, chosen)), folder / "source",
         )  # fmt: skip
         return job.outcome(search, made, output, *ran[0])
@@ -216,12 +217,12 @@ class _Job:
     def of(cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path, kept: State | None) -> "_Job":
         """Run the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
-        backends = {
-            member.name: choose_backend(asked.provider, member.asked(Level.O2, "float16").target)
+        engines = {
+            member.name: tuning_engine(asked.provider, member.asked(Level.O2, "float16").target)
             for member in pipeline.members
         }
-        runs = PipelineRuns(pipeline, backends, metric, folder, asked.budget)
-        low = _names(backends, "float16")
+        runs = PipelineRuns(pipeline, engines, metric, folder, asked.budget)
+        low = _names(engines, "float16")
         part = None if kept is None else kept.part(PART, facts_of(pipeline, metric.name, low))
         job = cls(runs, asked, PipelineState.of(part))
         job.progress("running in float32", 0, asked.runs)
@@ -248,14 +249,15 @@ class _Job:
     def searched(self) -> PipelineSearch:
         """The search, done."""
         runs, asked = self.runs, self.asked
-        device, provider = device_called(asked.device), runs.backend.reference
+        device, provider = device_called(asked.device), runs.engine.reference.provider
         clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
         float32, choices = dict[str, Choice](), dict[str, list[Choice]]()
         for member in runs.pipeline.members:
             name = member.name
             self.progress(f"looking at {name}", 0, asked.runs)
             samples = runs.samples(name)
-            proof = UpgradeProof(Comparison.of(member.model, samples, None, provider, budget=asked.budget))
+            run = Run(inputs=samples, provider=provider, budget=asked.budget)
+            proof = UpgradeProof(Comparison.of(member.model, run))
             float32[name], choices[name] = choices_of(
                 member, samples, clocks[name], provider, proof, allow_slower=asked.allow_slower
             )
@@ -301,8 +303,8 @@ class _Job:
             RuntimeFailure: they do not run where they are meant to, or miss the tolerance.
         """
         self.progress("running what was written", 0, 0)
-        found, name = self.runs.written(paths), self.runs.backend.provider
-        if found.failure and self.runs.backend.emulated:
+        found, name = self.runs.written(paths), self.runs.engine.provider
+        if found.failure and self.runs.engine.emulates:
             return None, f"on {name.upper()}: {found.failure.rstrip('.')}"
         if found.error > self.tolerance and any(not choice.is_float32 for choice in chosen.values()):
             raise RuntimeFailure(
@@ -340,14 +342,14 @@ class _Job:
         return TunedPipeline(
             members, self.order, pipeline.path, output, pipeline.called, metric, pipeline.better,
             self.tolerance, runs.value, last.value, last.error, last.error <= self.tolerance, self.noise,
-            _names(runs.backends, lowest), written, note, state.made, len(state.recalled),
+            _names(runs.engines, lowest), written, note, state.made, len(state.recalled),
             search.stopped, self.asked.device, tuple(search.trials), tuple(dict.fromkeys(said)),
         )  # fmt: skip
 
 
-def _names(backends: Mapping[str, Backend], low: str) -> str:
+def _names(engines: Mapping[str, Engine], low: str) -> str:
     """What runs the models, as reports name it."""
-    return " and ".join(dict.fromkeys(backend.name(low) for backend in backends.values()))
+    return " and ".join(dict.fromkeys(engine.name(low) for engine in engines.values()))
 
 
 def _member(

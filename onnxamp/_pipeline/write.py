@@ -22,7 +22,8 @@ from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.choices import Choice
 from onnxamp._pipeline.manifest import Member
-from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.engines import engine_on
+from onnxamp._runtime.session import Provider
 from onnxamp._target.versions import device_of
 
 Approve = Callable[[Mapping[str, Path]], None]
@@ -101,7 +102,8 @@ def _in_file(model: Model, path: Path) -> Model:
 def _check_loads(member: Member, choice: Choice, path: Path, provider: Provider) -> None:
     """Let ONNX Runtime load a file, in a process of its own."""
     options = choice.plan.options
-    place = provider if provider == device_of(options.target) and not is_plugin(provider) else None
+    is_meant = provider == device_of(options.target) and engine_on(provider).is_reference
+    place = provider if is_meant else None
     loaded = load_result(Model.read(path, member.model), member.model, place)
     if loaded.fault:
         raise RuntimeFailure(

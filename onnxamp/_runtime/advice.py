@@ -3,7 +3,7 @@
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime.draws import other_sizes
-from onnxamp._runtime.engines import WholeModel
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.samples import Samples
@@ -33,7 +33,7 @@ def _advice(draw: Draw, model: Model) -> str:
     """Sizes with which the model does run, as options; else what else may help."""
     found = draw
     if not draw.tried:
-        session = WholeModel(model.path or model.proto, "cpu")
+        session = engine_on("cpu").load(model.path or model.proto)
         found = other_sizes(draw, lambda other: session.run(check_inputs(model.proto, other.make(0))))
     options = " ".join(f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items())
     if options and found.sizes != draw.sizes:

@@ -1,11 +1,16 @@
-"""Ways to run a model: whole, in one optimised session, as in production; or piece by piece, emulated if asked."""
+"""Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision, and a browser.
 
+A model on an engine is an :class:`Executable`. It runs whole, in one optimised session, as in production; or piece by
+piece, so that all of its values can be observed.
+"""
+
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -15,10 +20,11 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.observe import Observed, observe
+from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
-from onnxamp._runtime.session import BROWSER, Provider, assigned_nodes, is_plugin, make_session, run
+from onnxamp._runtime.session import BROWSER, Provider, assigned_nodes, choose_provider, make_session, run
+from onnxamp._runtime.settle import settled_flow
 from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
 
@@ -34,39 +40,217 @@ _STEPS: Final = 1000
 Outputs: TypeAlias = Mapping[str, Any]
 """Arrays by output; lists for sequences, dicts for maps, None for empty optionals."""
 
+ModelFile: TypeAlias = ModelProto | str | PathLike[str]
+"""A model in memory, or the path of its file."""
 
-@dataclass(slots=True)
-class WholeModel:
+
+class WholeModel(Protocol):
     """A model in one session with all fusions, which the first run loads."""
 
-    model: ModelProto | str | PathLike[str]
-    provider: Provider
-    _sessions: "list[ort.InferenceSession | WebSession]" = field(default_factory=list)
-
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
-        """Outputs by name. Feeds that the model does not take are ignored, floats are cast to the model's types.
+        """Return the outputs by name. Feeds that the model does not take are ignored.
 
         Raises:
-            RuntimeFailure: the model does not load or run on the provider.
+            RuntimeFailure: the model does not load or run.
         """
-        if not self._sessions:
-            is_web = self.provider == BROWSER
-            self._sessions.append(open_web(self.model) if is_web else make_session(self.model, self.provider))
-        session = self._sessions[0]
-        if isinstance(session, WebSession):
-            return dict(session.run(feeds))
-        entries = (*session.get_inputs(), *session.get_overridable_initializers())
-        types = {item.name: item.type for item in entries}
-        return run(session, {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types})
 
     def left_to_cpu(self) -> Counter[str]:
-        """By op, the nodes of the session that a plugin provider left to the CPU; nothing before a run."""
-        if not self._sessions or not is_plugin(self.provider):
+        """Count by op the nodes that the engine left to the CPU; none before a run."""
+
+
+@dataclass(slots=True)
+class _OrtModel:
+    """A :class:`WholeModel` in ONNX Runtime; floats are cast to the types of its inputs."""
+
+    model: ModelFile
+    provider: Provider
+    leaves_nodes: bool
+    _session: "ort.InferenceSession | None" = None
+
+    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+        if self._session is None:
+            self._session = make_session(self.model, self.provider)
+        entries = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
+        types = {item.name: item.type for item in entries}
+        taken = {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types}
+        return run(self._session, taken)
+
+    def left_to_cpu(self) -> Counter[str]:
+        if self._session is None or not self.leaves_nodes:
             return Counter()
-        session = self._sessions[0]
-        if isinstance(session, WebSession):
-            return session.left
-        return Counter(op for provider, op, _ in assigned_nodes(session) if provider == "CPU")
+        return Counter(op for provider, op, _ in assigned_nodes(self._session) if provider == "CPU")
+
+
+@dataclass(slots=True)
+class _WebModel:
+    """A :class:`WholeModel` in a browser."""
+
+    model: ModelFile
+    _session: WebSession | None = None
+
+    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+        if self._session is None:
+            self._session = open_web(self.model)
+        return dict(self._session.run(feeds))
+
+    def left_to_cpu(self) -> Counter[str]:
+        return Counter() if self._session is None else self._session.left
+
+
+@dataclass(frozen=True, slots=True)
+class Engine(ABC):
+    """What runs models. Everything in which engines differ is asked of them.
+
+    Attributes:
+        provider: the provider of ONNX Runtime, or the browser.
+        emulates: compute low precision in float32 with explicit rounding.
+        arithmetic: the target whose float16 sums emulations show; None for float32 sums.
+        is_reference: whether float32 models that results are compared with run here as well.
+        runs_pieces: whether a few nodes of a model can run, to observe their values, and nodes tell their times.
+        gpus: how many GPUs of a cluster a worker takes.
+    """
+
+    provider: Provider
+    emulates: bool = False
+    arithmetic: Profile | None = None
+
+    is_reference: ClassVar[bool] = True
+    runs_pieces: ClassVar[bool] = True
+    gpus: ClassVar[int] = 0
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The name in reports, if it computes float32."""
+
+    def name(self, lowest: str = "float32") -> str:
+        """Return the name in reports, such as "CUDA (device)" or "CPU, emulated float16".
+
+        Args:
+            lowest: the lowest precision of what it computes.
+        """
+        if lowest == "float32" or not self.emulates:
+            return self.title
+        whose = "" if self.arithmetic is None else f" of {self.arithmetic.name}"
+        return f"{self.title}, emulated {lowest}{whose}"
+
+    @property
+    def reference(self) -> "Engine":
+        """The engine of the float32 models that results are compared with."""
+        return self if self.is_reference else CpuEngine("cpu", emulates=True)
+
+    @property
+    def emulation(self) -> "Engine":
+        """The emulation of low precision on the CPU, with the same sums."""
+        return CpuEngine("cpu", emulates=True, arithmetic=self.arithmetic)
+
+    @property
+    def place(self) -> str:
+        """The name beside that of the runtime."""
+        return self.title
+
+    @property
+    def runtime(self) -> str:
+        """What runs models, with its version."""
+        import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
+
+        return f"onnxruntime {ort.__version__}"
+
+    @property
+    def piece_provider(self) -> Provider:
+        """The provider of sessions that run pieces, and the conditions of branches."""
+        return self.provider
+
+    def load(self, model: ModelFile) -> WholeModel:
+        """Return a model that runs whole; the first run loads it."""
+        return _OrtModel(model, self.provider, leaves_nodes=not self.is_reference)
+
+
+class CpuEngine(Engine):
+    """ONNX Runtime on the CPU, which computes float16 in float32 and so hides what it does, unless it is emulated."""
+
+    __slots__ = ()
+
+    @property
+    def title(self) -> str:
+        """As :attr:`Engine.title`."""
+        return "CPU"
+
+
+class CudaEngine(Engine):
+    """ONNX Runtime on the first CUDA device."""
+
+    __slots__ = ()
+    gpus = 1
+
+    @property
+    def title(self) -> str:
+        """As :attr:`Engine.title`."""
+        return f"CUDA ({device_name()})"
+
+
+class PluginEngine(Engine):
+    """A plugin provider, which computes low precision itself; float32 may be off there already."""
+
+    __slots__ = ()
+    is_reference = False
+
+    @property
+    def title(self) -> str:
+        """As :attr:`Engine.title`, as in "OpenVINO (hint dynamic) on ..."."""
+        return engine_called(self.provider).name
+
+
+class BrowserEngine(Engine):
+    """A browser, which runs ONNX Runtime's provider of WebGPU, and whole models alone."""
+
+    __slots__ = ()
+    is_reference = False
+    runs_pieces = False
+
+    @property
+    def title(self) -> str:
+        """As :attr:`Engine.title`."""
+        return f"{self.place} with {self.runtime}"
+
+    @property
+    def place(self) -> str:
+        """As :attr:`Engine.place`."""
+        return open_browser().name
+
+    @property
+    def runtime(self) -> str:
+        """As :attr:`Engine.runtime`."""
+        return open_browser().runtime
+
+    @property
+    def piece_provider(self) -> Provider:
+        """As :attr:`Engine.piece_provider`: what a browser runs is analysed on the CPU."""
+        return "cpu"
+
+    def load(self, model: ModelFile) -> WholeModel:
+        """As :meth:`Engine.load`."""
+        return _WebModel(model)
+
+
+_ENGINES: Final[Mapping[Provider, type[Engine]]] = {"cpu": CpuEngine, "cuda": CudaEngine, BROWSER: BrowserEngine}
+
+
+def engine_on(provider: Provider, *, emulates: bool | None = None, arithmetic: Profile | None = None) -> Engine:
+    """Return the engine on a provider.
+
+    Args:
+        provider: the provider, which exists.
+        emulates: compute low precision in float32 with explicit rounding; None to do so on the CPU alone.
+        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
+    """
+    kind = _ENGINES.get(provider, PluginEngine)
+    return kind(provider, kind is CpuEngine if emulates is None else emulates, arithmetic)
+
+
+def choose_engine(provider: Provider | None, *, whole: bool = False) -> Engine:
+    """Return the engine on a provider that can be used here; arguments and errors as :func:`choose_provider`."""
+    return engine_on(choose_provider(provider, whole=whole))
 
 
 @dataclass(slots=True)
@@ -97,70 +281,68 @@ def _bytes_of(output: Any) -> int:
 
 @dataclass(slots=True)
 class Executable:
-    """A model and how it is run. What one sample takes to prepare (analysis, emulation, sessions) serves the next.
+    """A model on an engine. What one sample takes to prepare (analysis, emulation, sessions) serves the next.
 
-    ``emulated`` computes low precision in float32 with explicit rounding. ``whole`` takes one optimised session instead
-    of pieces, except for samples with empty optionals, which sessions cannot be fed.
+    Attributes:
+        whole: run it in one optimised session instead of pieces, except for samples with empty optionals, which
+            sessions cannot be fed.
+        budget: bytes of values and weights that pieces hold at a time.
+        origin: what the model was converted from: sizes of values that both have are taken from there.
+        outputs: what it computed of numbered samples, to compare others with.
     """
 
     model: Model
-    provider: Provider
-    emulated: bool
-    whole: bool
+    engine: Engine
+    whole: bool = False
     budget: int = BUDGET
     origin: "Executable | None" = None
-    """What the model was converted from: sizes of values that both have are taken from there."""
-    arithmetic: Profile | None = None
-    """The target whose float16 sums are emulated; None for float32 sums."""
     outputs: OutputCache = field(default_factory=OutputCache)
-    """What it computed of numbered samples, to compare others with."""
-    _observed: Observed | None = None
     _runner: Runner | None = None
     _session: WholeModel = field(init=False)
 
+    def __post_init__(self) -> None:
+        self._session = self.engine.load(self.model.path or self.model.proto)
+
     def left_to_cpu(self) -> Counter[str]:
-        """As :meth:`WholeModel.left_to_cpu`, of the model run whole."""
+        """Count as :meth:`WholeModel.left_to_cpu`, of the model run whole."""
         return self._session.left_to_cpu()
 
-    def __post_init__(self) -> None:
-        self._session = WholeModel(self.model.path or self.model.proto, self.provider)
-
     def prepare(self, feeds: Mapping[str, Feed]) -> Runner:
-        """What runs pieces of the model on this sample; the same object as before if the same branches are taken.
+        """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
-            As :func:`~onnxamp._runtime.observe.observe`.
+            As :func:`~onnxamp._runtime.settle.settled_flow`.
         """
-        observed = observe(
-            self.model.proto, self.model.folder, feeds, emulated=self.emulated, provider=self._pieces_on,
-            before=self._observed, like=self.origin.prepare(feeds).flow if self.origin else None,
-            arithmetic=self.arithmetic,
-        )  # fmt: skip
-        if self._runner is None or observed is not self._observed:
-            self._observed, self._runner = observed, Runner(observed.flow, self._pieces_on)
+        before = None if self._runner is None else self._runner.flow
+        flow = settled_flow(
+            self.model.proto,
+            self.model.folder,
+            feeds,
+            emulated=self.engine.emulates,
+            provider=self.engine.piece_provider,
+            before=before,
+            like=self.origin.prepare(feeds).flow if self.origin else None,
+            arithmetic=self.engine.arithmetic,
+        )
+        if self._runner is None or flow is not before:
+            self._runner = Runner(flow, self.engine.piece_provider)
         return self._runner
 
-    @property
-    def _pieces_on(self) -> Provider:
-        """Where pieces run, if any do: a browser runs none, but what it runs is analysed all the same."""
-        return "cpu" if self.provider == BROWSER else self.provider
-
-    @property
-    def choices(self) -> tuple[tuple[str, bool], ...]:
-        """The conditions that the last prepared sample met: others with the same are run by the same runner."""
-        return self._observed.choices if self._observed is not None else ()
+    def prepare_sample(self, sample: Mapping[str, Feed]) -> Runner:
+        """Prepare the model for a sample that was not checked; raises ArgumentError, too, if it does not fit."""
+        return self.prepare(check_inputs(self.model.proto, sample))
 
     def runs_whole(self, feeds: Mapping[str, Feed]) -> bool:
         """Whether the sample runs in one session."""
         return self.whole and all(feed is not None for feed in feeds.values())
 
     def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
-        """Outputs by name.
+        """Return the outputs by name.
 
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
-        return self.run_together([feeds], progress)[0] if not self.runs_whole(feeds) else self._session.run(feeds)
+        return self._session.run(feeds) if self.runs_whole(feeds) else self.run_together([feeds], progress)[0]
 
     def run_sample(self, number: int, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
         """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
@@ -183,28 +365,14 @@ class Executable:
 
 
 def on_cpu(model: Model) -> Executable:
-    """A model in pieces on the CPU, as references are run there."""
-    return Executable(model, "cpu", emulated=True, whole=False)
+    """Return a model in pieces on the CPU, as references run there."""
+    return Executable(model, engine_on("cpu"))
 
 
-def engine_name(provider: Provider, lowest: str, arithmetic: Profile | None = None) -> str:
-    """What computed, as reports name it: "CUDA (device)", "CPU, emulated float16", "OpenVINO (hint dynamic) on ..."."""
-    if provider == "cuda":
-        return f"CUDA ({device_name()})"
-    if provider == BROWSER:
-        browser = open_browser()
-        return f"{browser.name} with {browser.runtime}"
-    if is_plugin(provider):
-        return engine_called(provider).name
-    whose = "" if arithmetic is None else f" of {arithmetic.name}"
-    return "CPU" if lowest == "float32" else f"CPU, emulated {lowest}{whose}"
-
-
-def part_of(progress: Progress | None, part: int, parts: int, together: int = 1) -> Progress | None:
-    """Progress of some of several equal parts, which may differ in their number of steps."""
+def part_of(progress: Progress, part: int, parts: int, together: int = 1) -> Progress:
+    """Return the progress of some of several equal parts, which may differ in their number of steps."""
 
     def scaled(done: int, total: int) -> None:
-        if progress is not None:
-            progress(part * _STEPS + done * together * _STEPS // max(total, 1), parts * _STEPS)
+        progress(part * _STEPS + done * together * _STEPS // max(total, 1), parts * _STEPS)
 
-    return None if progress is None else scaled
+    return scaled

@@ -73,6 +73,8 @@ class Flow:
     """Every name of the model, including those in bodies."""
     exponents: Mapping[str, int]
     """Value -> e, where it is stored as a multiple by 2^-e."""
+    choices: tuple[tuple[str, bool], ...] = ()
+    """Conditions, and optional inputs that are empty, as the sample has them that the branches were settled for."""
 
 
 def make_flow(

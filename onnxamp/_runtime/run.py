@@ -1,7 +1,7 @@
 """How a job runs models: on which samples, where, with whose help, and who hears how far it is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -10,7 +10,7 @@ from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
     from onnxamp._model.model import Model
-    from onnxamp._runtime.engines import Executable, Progress
+    from onnxamp._runtime.engines import Engine, Executable, Progress
     from onnxamp._runtime.samples import Samples, SamplesLike
     from onnxamp._runtime.session import Provider
     from onnxamp._state.state import State, StateLike
@@ -23,6 +23,17 @@ Report: TypeAlias = Callable[[str, int, int], None]
 def silent(activity: str, done: int, total: int) -> None:
     """Ignore how far a job is."""
     del activity, done, total
+
+
+def reported_to(progress: "Progress | None") -> Report:
+    """Return a report that passes on the progress of a job with one activity."""
+
+    def report(activity: str, done: int, total: int) -> None:
+        del activity
+        if progress is not None:
+            progress(done, total)
+
+    return report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +70,16 @@ class Run:
         return self.inputs
 
     @property
-    def float32_provider(self) -> "Provider":
-        """Where float32 models run: on the CPU if the provider is a plugin, and else on the provider itself."""
-        from onnxamp._runtime.session import choose_provider, is_plugin  # noqa: PLC0415 - loads ONNX Runtime
+    def engine(self) -> "Engine":
+        """Where results run."""
+        from onnxamp._runtime.engines import choose_engine  # noqa: PLC0415 - loads ONNX Runtime
 
-        chosen = choose_provider(self.provider)
-        return "cpu" if is_plugin(chosen) else chosen
+        return choose_engine(self.provider)
+
+    @property
+    def bare(self) -> "Run":
+        """The same run without a state and a report, for what a job does on the side."""
+        return replace(self, state=None, report=silent)
 
     @property
     def sample_workers(self) -> "Workers | None":

@@ -76,7 +76,7 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         if _PACKED.search(held := tensor_type(elem)):
             return _made("Constant", {}, held, value=numpy_helper.from_array(feed))
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(feed.view(f"u{feed.dtype.itemsize}"), elem)
-    if feed is None:  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.observe.observe`
+    if feed is None:  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.settle.settled_flow`
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
     if not all(isinstance(item, np.ndarray) for item in feed) or (kind or "seq").startswith("map"):
         raise RuntimeFailure(f"A value of type {kind or type(feed).__name__} cannot be fed.")

@@ -13,7 +13,6 @@ from typing import Final
 from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.session import is_plugin
 from onnxamp._runtime.switch import node_key
 from onnxamp._tuning.fusions import find_fusions
 from onnxamp._tuning.job import Job
@@ -69,27 +68,27 @@ def measure_times(job: Job, device: str) -> str:
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    provider, space, where = job.backend.provider, job.space, job.backend.name(job.low.name)
+    provider, space, where = job.engine.provider, job.space, job.engine.name(job.low.name)
     sample = check_inputs(job.prepared.proto, job.samples[0])
     high = job.state.node_times(f"{where} float32", lambda: profile_nodes(job.prepared, sample, provider))
-    if provider == "cpu":
+    if job.engine.emulates:
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
         return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
     if not high:
         return f"estimates for {device}, as {where} does not tell what its kernels take"
     lowered = job.made(space.all_low)
     low = job.state.node_times(f"{where} low", lambda: profile_nodes(lowered, sample, provider))
-    if is_plugin(provider):
+    if not job.engine.is_reference:
         high = apportioned(space.all_low.graph, high, space.estimate)
     graph = Graph.of(lowered.proto)
     own = {node_key(node) for node in space.all_low.graph.nodes}
     inserted = {node_key(node) for node in graph.nodes if node.key == "Cast"} - own
     casts = sum(low.get(key, 0.0) for key in inserted) * 1e6
-    if is_plugin(provider):
+    if not job.engine.is_reference:
         estimate = replace(space.estimate, graph=graph, shapes=graph.shapes)
         low = apportioned(graph, low, estimate)
     estimated = sum(map(space.estimate.cast_time, space.estimate.casts(space.all_low.ports, space.all_low.decision)))
     price = max(casts / estimated, _CHEAPEST) if estimated else None
-    fusions = find_fusions(space.all_low.graph, space.estimate, high, low) if is_plugin(provider) else ()
+    fusions = find_fusions(space.all_low.graph, space.estimate, high, low) if not job.engine.is_reference else ()
     job.space = space.retimed({key: (time, low.get(key)) for key, time in high.items()}, price, fusions)
     return f"measured on {where}, kernel by kernel, Casts included"

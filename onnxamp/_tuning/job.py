@@ -18,17 +18,17 @@ from onnxamp._model.blobs import Bits, WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.products import product_weights
-from onnxamp._numerics.rounding import rounding_seconds
-from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import OutputCache
-from onnxamp._runtime.kept import KeptSamples
+from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
+from onnxamp._runtime.engines import Engine, OutputCache
+from onnxamp._runtime.loop import KeptSamples, observe_all
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.sent import SentModel
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
-from onnxamp._tuning.runs import Backend, converted_error, device_noise
-from onnxamp._tuning.sensitivity import LocalError, Progress, local_of, measure_samples, names_of
-from onnxamp._tuning.shared import Shared
+from onnxamp._tuning.runs import converted_error, device_noise
+from onnxamp._tuning.sensitivity import OUTPUTS, LocalError, LocalProbe, local_of, names_of
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
 
@@ -45,19 +45,24 @@ class Job:
 
     prepared: Model
     space: SearchSpace
-    samples: Samples
+    run: Run
     metric: Metric
     state: TuningState
-    backend: Backend
-    shared: Shared
+    engine: Engine
+    """What runs converted models."""
     folder: Path
     """Where converted models go whose weights are too large for the memory."""
-    budget: int = BUDGET
+    rounder: WeightRounder | None = None
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and the analysis that it was made from."""
+
+    @property
+    def samples(self) -> Samples:
+        """The samples that models run on."""
+        return self.run.samples
 
     @property
     def low(self) -> LowType:
@@ -92,22 +97,34 @@ class Job:
             return self.space.all_low  # its pins are the same
         return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
-    def measure_locally(self, progress: Progress) -> None:
-        """Measure the local errors that the state lacks."""
-        missing = self.state.local.missing(len(self.samples)) if self.space.tunable else []
-        if not missing:
+    def measure_locally(self) -> None:
+        """Measure the local errors of the tunable nodes on each sample.
+
+        Raises:
+            RuntimeFailure: the model does not run, or a sample ends the processes that run it.
+        """
+        if not self.space.tunable:
             return
-        if self.shared.workers is not None:
-            self.shared.measure(
-                missing, self.prepared, self.made(self.space.all_low), names_of(self.space.tunable),
-                self.budget, self.backend.arithmetic, progress, self.state.add,
-            )  # fmt: skip
-        else:
-            measure_samples(
-                missing, self.prepared, self.made(self.space.all_low), self.space.tunable,
-                self.samples, self.metric, progress, self.state.add, self.references, self.budget,
-                self.backend.arithmetic,
-            )  # fmt: skip
+        probe = LocalProbe(
+            model=SentModel.of(self.prepared),
+            lowered=SentModel.of(self.made(self.space.all_low)),
+            names=names_of(self.space.tunable),
+            engine=self.engine.emulation,
+            metric=self.metric,
+            budget=self.run.budget,
+        )
+        samples = observe_all(
+            self.run,
+            probe,
+            "measuring each op",
+            kept=self.state.measured(self.samples),
+            memory={OUTPUTS: self.references},
+            crashed="Sample {sample} of {total} cannot be measured. {crash} Leave it out of the inputs.",
+            failed="The model does not run",
+            model=self.prepared,
+        )
+        for sample in samples:
+            self.state.local.add(sample)
 
     def everything_error(self) -> dict[frozenset[str], float]:
         """The error with everything lowered, which measuring local errors gives."""
@@ -120,7 +137,7 @@ class Job:
 
     def rounded(self, analysis: Analysis) -> Analysis:
         """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
-        return with_rounding(analysis, self.shared.rounder)[0]
+        return with_rounding(analysis, self.rounder)[0]
 
     def rounded_weights(self) -> dict[str, Bits]:
         """What weights are that are not rounded to nearest, by name, with all tunable nodes lowered."""
@@ -130,28 +147,32 @@ class Job:
     def error(self, low: frozenset[str], plan: Plan) -> float:
         """The error of the model converted by a plan, which lowers these nodes, on all samples."""
         if low not in self.errors:
-            if self.backend.emulated and self.space.tunable and plan.decisions() == self.everything.decisions():
+            if self.engine.emulates and self.space.tunable and plan.decisions() == self.everything.decisions():
                 self.errors[low] = self.state.local.worst
             else:
-                analysis, where = self.planned(plan), self.backend.name(self.low.name)
+                analysis, where = self.planned(plan), self.engine.name(self.low.name)
                 self.errors[low] = self.state.error(
                     low, where, lambda: self._error(self.made(analysis), self.state.judged(low, where, self.samples))
                 )
         return self.errors[low]
 
     def _error(self, result: Model, kept: KeptSamples[float] | None) -> float:
-        if self.shared.workers is not None:
-            return self.shared.error(self.prepared, result, self.backend, self.budget, kept)
         return converted_error(
-            self.prepared, result, self.samples, self.metric, self.backend, self.references, self.budget, kept
+            self.prepared,
+            result,
+            self.run,
+            self.metric,
+            self.engine,
+            references=self.references,
+            kept=kept,
         )
 
     @cached_property
     def device_noise(self) -> float | None:
         """The error that the device alone causes in the float32 model, on the first sample."""
-        if self.backend.provider == "cpu":
+        if self.engine.emulates:
             return None
-        return device_noise(self.prepared, self.samples[0], self.metric, self.backend)
+        return device_noise(self.prepared, self.samples[0], self.metric, self.engine)
 
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
         """The plan that lowers exactly these nodes, with the measured reasons of the others."""

@@ -15,11 +15,12 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.blobs import Bits
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.custom_ops import Surroundings
+from onnxamp._runtime.loop import SentSample, remembered, sent_samples
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.sent import SentModel, SentSample, sent_samples
+from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.switch import Ports
+from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.runs import MaskedModel
-from onnxamp._tuning.shared import Judge
 from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 _MASKED: Final = "tuning switches"
@@ -33,14 +34,14 @@ class MaskItem(NamedTuple):
     low: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MaskWork:
     """:meth:`MaskedModel.error` on one sample, in worker processes."""
 
     model: SentModel
     ports: Mapping[str, Ports]
     low: str
-    judge: Judge
+    metric: Metric
     samples: Sequence[SentSample]
     budget: int
     threads: int
@@ -51,17 +52,9 @@ class MaskWork:
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
     def __call__(self, memory: Memory) -> Callable[[MaskItem], float]:
-        """The model is read; its switches are prepared for the first sample."""
+        """Read the model, and prepare its switches for the first sample."""
         self.surroundings.enter()
-        if memory.get(_MASKED, ("",))[0] != self.key:
-            masked = MaskedModel(
-                self.model.opened(), self.ports, low_type(self.low), Samples("", [item.read for item in self.samples]),
-                self.judge.made(), self.budget, self.threads, self.arithmetic, self.rounded,
-            )  # fmt: skip
-            masked.prepare(range(len(self.samples)))
-            memory[_MASKED] = self.key, masked
-        masked = memory[_MASKED][1]
-        assert isinstance(masked, MaskedModel)
+        masked = remembered(memory, _MASKED, self.key, self._prepared)
         keys = list(self.ports)
 
         def error(item: MaskItem) -> float:
@@ -70,6 +63,21 @@ class MaskWork:
             return masked.error(low, [item.position])
 
         return error
+
+    def _prepared(self) -> MaskedModel:
+        masked = MaskedModel(
+            model=self.model.opened(),
+            ports=self.ports,
+            low=low_type(self.low),
+            samples=Samples("", [item.read for item in self.samples]),
+            metric=self.metric,
+            budget=self.budget,
+            threads=self.threads,
+            arithmetic=self.arithmetic,
+            rounded=self.rounded,
+        )
+        masked.prepare(range(len(self.samples)))
+        return masked
 
 
 @dataclass(slots=True)
@@ -81,16 +89,25 @@ class SharedMasks:
     runs: int = 0
 
     @classmethod
-    def of(cls, masked: MaskedModel, judge: Judge, subset: Sequence[int], workers: Workers) -> "SharedMasks":
-        """Args:
-        masked: what is shared.
-        judge: what makes its metric.
-        subset: the samples of all runs.
-        workers: who runs them.
+    def of(cls, masked: MaskedModel, subset: Sequence[int], workers: Workers) -> "SharedMasks":
+        """Share a model.
+
+        Args:
+            masked: what is shared.
+            subset: the samples of all runs.
+            workers: who runs them.
         """
-        sent = tuple(sent_samples(masked.samples, subset, workers))
-        work = MaskWork(SentModel.of(masked.model), masked.ports, masked.low.name, judge, sent, masked.budget,
-                        masked.threads, masked.arithmetic, masked.rounded)  # fmt: skip
+        work = MaskWork(
+            model=SentModel.of(masked.model),
+            ports=masked.ports,
+            low=masked.low.name,
+            metric=masked.metric,
+            samples=tuple(sent_samples(masked.samples, subset, workers)),
+            budget=masked.budget,
+            threads=masked.threads,
+            arithmetic=masked.arithmetic,
+            rounded=masked.rounded,
+        )
         return cls(workers, work)
 
     def errors(self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]) -> Iterator[float]:

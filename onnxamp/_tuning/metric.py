@@ -8,7 +8,7 @@ is taken as it is; if it adds up differently, candidates are tried in a worse or
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any, Final, TypeAlias
 
@@ -31,8 +31,13 @@ class Metric:
     name: str
     tolerance: float
     measure: Measure
-    squared: bool = False
+    squared: bool
     """Whether errors are squares of what adds up as squares."""
+    made_from: "tuple[MetricLike, float, frozenset[str], Accept | None]"
+    """The arguments of :func:`make_metric`, which makes it anew in other processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_metric, self.made_from
 
     def amplitude(self, error: float) -> float:
         """The quantity that adds up as squares; :meth:`of_amplitude` is the inverse."""
@@ -67,8 +72,10 @@ MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], f
 """What public functions take as a metric: a name, or a function of the outputs of the reference and of the result."""
 
 
-def make_metric(name: MetricLike, tolerance: float, selected: frozenset[str] = frozenset()) -> Metric:
-    """A metric by name.
+def make_metric(
+    name: MetricLike, tolerance: float, selected: frozenset[str] = frozenset(), accept: Accept | None = None
+) -> Metric:
+    """Return a metric by name.
 
     Args:
         name: "auto"; "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which
@@ -79,24 +86,34 @@ def make_metric(name: MetricLike, tolerance: float, selected: frozenset[str] = f
             share of elements that differ, or by their relative L2 error if that is smaller.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
+        accept: a function of the user; where it says no, the error is infinite.
 
     Raises:
         ArgumentError: there is no such metric, or the tolerance is not a positive number.
     """
     if not np.isfinite(tolerance) or tolerance <= 0:
         raise ArgumentError(f"The tolerance must be a positive number, not {tolerance}.")
+    made_from = (name, tolerance, selected, accept)
     if not isinstance(name, str):
         if not callable(name):
             raise ArgumentTypeError(f"metric must be a name or a function, not {type(name).__name__}.")
-        return Metric(_called(name), tolerance, _measured(_called(name), name))
-    if ":" in name:
-        return Metric(name, tolerance, _function(name))
-    if name not in {"auto", *METRICS}:
+        measure, name = _measured(_called(name), name), _called(name)
+    elif ":" in name:
+        measure = _measured(name, imported("metric", name))
+    elif name not in {"auto", *METRICS}:
         raise ArgumentError(
             f"Unknown metric {name!r}: choose one of auto, {', '.join(METRICS)}, or 'package:function'."
         )
-    if name == "auto":
-        name = "detections" if selected else "rel-l2"
+    else:
+        if name == "auto":
+            name = "detections" if selected else "rel-l2"
+        measure = _of_outputs(name, selected)
+    largest = 10 ** (-tolerance / 20) if name == "snr" else tolerance
+    return Metric(name, largest, _accepted(measure, accept), name == "cosine", made_from)
+
+
+def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
+    """Return the worst error of all outputs by a metric of this name."""
     of_output = _OF_OUTPUT.get(name, _OF_OUTPUT["rel-l2"])
 
     def measure(reference: Outputs, result: Outputs) -> float:
@@ -109,11 +126,7 @@ def make_metric(name: MetricLike, tolerance: float, selected: frozenset[str] = f
             return max((min(diff.differing, diff.rel_l2) for diff in diffs), default=0.0)
         return max(of_output(diff) if diff.detections is None else diff.detections for diff in floats)
 
-    return Metric(name, 10 ** (-tolerance / 20) if name == "snr" else tolerance, measure, squared=name == "cosine")
-
-
-def _function(name: str) -> Measure:
-    return _measured(name, imported("metric", name))
+    return measure
 
 
 def _called(function: Callable[..., Any]) -> str:
@@ -138,12 +151,12 @@ def _measured(name: str, function: Callable[..., Any]) -> Measure:
     return measure
 
 
-def accepted(metric: Metric, accept: Accept | None) -> Metric:
-    """The metric whose error is infinite where ``accept`` says no."""
+def _accepted(judge: Measure, accept: Accept | None) -> Measure:
+    """Return the error of a metric, infinite where ``accept`` says no."""
     if accept is None:
-        return metric
+        return judge
 
     def measure(reference: Outputs, result: Outputs) -> float:
-        return metric.measure(reference, result) if accept.takes(reference, result) else inf
+        return judge(reference, result) if accept.takes(reference, result) else inf
 
-    return replace(metric, measure=measure)
+    return measure

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
+from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
@@ -17,20 +20,23 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable, OutputCache, Outputs, WholeModel, engine_name
+from onnxamp._runtime.engines import Engine, Executable, OutputCache, Outputs, choose_engine, engine_on
 from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.kept import KeptSamples
-from onnxamp._runtime.observe import settle, shapes_of
+from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told, observe_all, remembered
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.session import Provider
+from onnxamp._runtime.settle import settle, shapes_of
 from onnxamp._runtime.shell import Shell, take_weights
-from onnxamp._runtime.side import batched, run_together
+from onnxamp._runtime.side import run_together
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
 from onnxamp._runtime.values import as_typed
 from onnxamp._tuning.metric import Metric
+from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -132,9 +138,14 @@ class MaskedModel:
         if any(feed is None for feed in sample.values()):
             shell, _ = settle(self.model.proto, self.model.folder, sample, emulated=False, provider="cpu")
         graph = switched(
-            shell.model, self.ports, self.low, hollow=shell.weights, arithmetic=self.arithmetic,
-            shapes=shapes_of(sample), given=self.rounded,
-        )  # fmt: skip
+            shell.model,
+            self.ports,
+            self.low,
+            hollow=shell.weights,
+            arithmetic=self.arithmetic,
+            shapes=shapes_of(sample),
+            given=self.rounded,
+        )
         weights = {**shell.weights, **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()}}
         flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample))
         fed = {name: self.rounded[weight] for name, (weight, _) in graph.fed.items() if weight in self.rounded}
@@ -148,89 +159,150 @@ def _without_empty_inputs(model: ModelProto, sample: "Mapping[str, Feed]", provi
     return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[0].model
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """What runs converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the CPU."""
+def tuning_engine(provider: Provider | None, target: str = "cuda") -> Engine:
+    """Return what runs converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the CPU.
 
-    provider: Provider
-    emulated: bool
-    arithmetic: Profile | None = None
-    """The target whose float16 sums emulations show; None for float32 sums."""
-
-    @property
-    def reference(self) -> Provider:
-        """Where the float32 model runs that they are compared with."""
-        return "cpu" if is_plugin(self.provider) else self.provider
-
-    def name(self, low: str) -> str:
-        """Its name in reports; ``low`` is the low-precision type."""
-        return engine_name(self.provider, low if self.emulated else "float32", self.arithmetic)
-
-
-def choose_backend(provider: Provider | None, target: str = "cuda") -> Backend:
-    """The backend on a provider; None for CUDA if it is available, else the CPU.
-
-    ``target`` says whose sums are emulated, on the way to a plugin provider, too, unless that has a profile itself.
+    Args:
+        provider: where they run; None for CUDA if it is available, else the CPU.
+        target: whose sums are emulated, on the way to a plugin provider, too, unless that has a profile itself.
 
     Raises:
         ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
     """
-    chosen = choose_provider(provider)
-    return Backend(chosen, chosen == "cpu", emulated_arithmetic(chosen if is_plugin(chosen) else target))
+    engine = choose_engine(provider)
+    return replace(engine, arithmetic=emulated_arithmetic(target if engine.is_reference else engine.provider))
 
 
 def converted_error(
     original: Model,
     result: Model,
-    samples: Samples,
+    run: Run,
     metric: Metric,
-    backend: Backend,
+    engine: Engine,
+    *,
     references: OutputCache | None = None,
-    budget: int = BUDGET,
     kept: KeptSamples[float] | None = None,
 ) -> float:
-    """The worst error of a converted model over all samples; infinite if it does not run.
+    """Return the worst error of a converted model over all samples; infinite if it does not run.
 
     Args:
+        original: the float32 model.
+        result: the converted model.
+        run: the samples, and who measures them.
+        metric: measures the error.
+        engine: what runs the result.
         references: outputs of the original from an earlier emulated run.
-        budget: bytes of values and weights that emulations hold at a time.
         kept: keeps the error of each sample.
+
+    Raises:
+        RuntimeFailure: the original does not run, or a sample ends the processes that run it.
+    """
+    probe = ErrorProbe(
+        key=original.ask(_token),
+        original=SentModel.of(original),
+        result=SentModel.of(result),
+        engine=engine,
+        metric=metric,
+        budget=run.budget,
+    )
+    before = probe.open_original()
+    if references is not None and engine.emulates:
+        before.outputs = references
+    memory = {_REFERENCE: (probe.key, before)}
+    crashed = "Sample {sample} cannot be run. {crash} Leave it out of the inputs."
+    worst = 0.0
+    with closing(observe_all(run, probe, kept=kept, memory=memory, crashed=crashed)) as errors:
+        for error in errors:
+            worst = max(worst, error)
+            if worst == inf:
+                break
+    return worst
+
+
+def _token(model: Model) -> str:
+    """Return what stands for a model in the memory of workers."""
+    del model
+    return token_hex()
+
+
+_REFERENCE: Final = "tuning reference"
+"""Where the memory of a process holds the original, for the next candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorProbe(Probe[float]):
+    """Measuring the error of a converted model; it is infinite if the model does not run.
+
+    Attributes:
+        key: stands for the original and how it is run.
+    """
+
+    has_steps = False
+
+    key: str
+    original: SentModel
+    result: SentModel
+    engine: Engine
+    metric: Metric
+    budget: int
+
+    def open(self, memory: Memory) -> Opened[float]:
+        """As :meth:`Probe.open`."""
+        original = remembered(memory, _REFERENCE, self.key, self.open_original)
+        result = self._executable(self.result.opened(), self.engine)
+
+        def prepare(sample: Sample) -> None:
+            feeds = check_inputs(original.model.proto, sample)
+            for executable in (original, result):
+                if not executable.runs_whole(feeds):
+                    executable.prepare(feeds)
+
+        def measure(items: Iterator[SentSample], told: Told) -> Iterator[float | RuntimeFailure]:
+            del told
+            while group := list(islice(items, _TOGETHER)):
+                feeds = {item.number: check_inputs(original.model.proto, item.read()) for item in group}
+                try:
+                    yield from _errors(original, result, feeds, self.metric)
+                except RuntimeFailure as failure:
+                    yield from [failure] * len(group)
+
+        return Opened(prepare, measure)
+
+    def open_original(self) -> Executable:
+        """Return the original as it is run."""
+        return self._executable(self.original.opened(), replace(self.engine.reference, emulates=self.engine.emulates))
+
+    def _executable(self, model: Model, engine: Engine) -> Executable:
+        return Executable(model, engine, whole=not engine.emulates, budget=self.budget)
+
+
+def _errors(
+    original: Executable, result: Executable, feeds: "Mapping[int, Mapping[str, Feed]]", metric: Metric
+) -> list[float]:
+    """Return the errors of a converted model on a few numbered samples; infinite if it does not run.
 
     Raises:
         RuntimeFailure: the original does not run.
     """
-    known = references.kept if references is not None and backend.emulated else {}
-    before, after = (
-        Executable(
-            model, provider, backend.emulated, whole=not backend.emulated, budget=budget,
-            arithmetic=backend.arithmetic if backend.emulated else None,
-        )
-        for model, provider in ((original, backend.reference), (result, backend.provider))
-    )  # fmt: skip
-    done = [] if kept is None else [number for number in range(len(samples)) if number in kept]
-    worst = 0.0 if kept is None else max((kept[number] for number in done), default=0.0)
-    for numbers in batched(sorted({*range(len(samples))}.difference(done)), _TOGETHER):
-        feeds = [check_inputs(original.proto, samples[number]) for number in numbers]
-        missing = [at for at, number in enumerate(numbers) if number not in known]
-        ran = dict(zip(missing, before.run_together([feeds[at] for at in missing]), strict=True))
-        try:
-            found = after.run_together(feeds)
-        except RuntimeFailure:
-            return inf
-        pairs = ((ran[at] if at in ran else known[number], found[at]) for at, number in enumerate(numbers))
-        errors = [float(metric.error(reference, outputs)) for reference, outputs in pairs]
-        if kept is not None:
-            for number, error in zip(numbers, errors, strict=True):
-                kept.keep(number, error)
-        worst = max(worst, *errors)
-    return worst
+    known = original.outputs.kept
+    references = {number: known[number] for number in feeds if number in known}
+    missing = [number for number in feeds if number not in known]
+    computed = original.run_together([feeds[number] for number in missing])
+    for number, outputs in zip(missing, computed, strict=True):
+        references[number] = outputs
+        original.outputs.keep(number, outputs)
+    try:
+        results = result.run_together(list(feeds.values()))
+    except RuntimeFailure:
+        return [inf] * len(feeds)
+    return [float(metric.error(references[number], one)) for number, one in zip(feeds, results, strict=True)]
 
 
-def device_noise(original: Model, sample: Sample, metric: Metric, backend: Backend) -> float | None:
-    """The error of the original on the device against itself on the CPU; None if either does not run whole."""
+def device_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -> float | None:
+    """Return the error of the original on an engine against itself on the CPU; None if either does not run whole."""
     try:
         feeds, proto = check_inputs(original.proto, sample), original.path or original.embedded()
-        return metric.error(WholeModel(proto, "cpu").run(feeds), WholeModel(proto, backend.provider).run(feeds))
+        return metric.error(engine_on("cpu").load(proto).run(feeds), engine.load(proto).run(feeds))
     except RuntimeFailure:
         return None
 

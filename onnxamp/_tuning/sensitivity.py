@@ -6,28 +6,29 @@ at a time, and halve the worst again and again. The error of a block is shared a
 price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
 from math import inf
 from typing import Final, TypeAlias
 
 from onnxamp._dtypes import LowType
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.pairing import Pairing, pair
 from onnxamp._numerics.walk import SideBySide, Walked
-from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.advice import input_failure
-from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable, OutputCache, part_of
+from onnxamp._numerics.watch import join
+from onnxamp._runtime.engines import Engine, Executable, OutputCache
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.loop import Opened, Probe, SentSample, Told
+from onnxamp._runtime.samples import Sample
+from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.values import Feed
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode
+from onnxamp._workers.executor import Memory
 
 Errors: TypeAlias = Callable[[Sequence[range]], Sequence[float]]
 """Measures blocks that do not depend on each other: for each, the error with its ops in low precision."""
@@ -64,98 +65,118 @@ class LocalSample:
 
 @dataclass(slots=True)
 class LocalErrors:
-    """What the pass has measured: the number of samples, the local error of each value, and the worst error of the
-    outputs with everything in (emulated) low precision. ``ahead`` are samples that were done before earlier ones.
+    """The local error of each value over all samples, and the worst error of the outputs with everything in (emulated)
+    low precision.
     """
 
-    samples: int = 0
     values: dict[str, Measurement] = field(default_factory=dict)
     worst: float = 0.0
-    ahead: dict[int, LocalSample] = field(default_factory=dict)
 
-    def missing(self, count: int) -> list[int]:
-        """Which of so many samples are not measured yet."""
-        return [number for number in range(self.samples, count) if number not in self.ahead]
-
-    def fold(self) -> None:
-        """Add up what is next, in the order of the samples."""
-        while (found := self.ahead.pop(self.samples, None)) is not None:
-            for name, row in found.values.items():
-                self.values[name] = self.values[name] + row if name in self.values else row
-            self.samples, self.worst = self.samples + 1, max(self.worst, found.error)
+    def add(self, sample: LocalSample) -> None:
+        """Add what a sample shows."""
+        join(self.values, sample.values)
+        self.worst = max(self.worst, sample.error)
 
 
-def measure_samples(
-    missing: Sequence[int],
-    model: Model,
-    lowered: Model,
-    units: Sequence[TunableNode],
-    samples: Samples,
-    metric: Metric,
-    progress: Progress,
-    add: Callable[[int, LocalSample], None],
-    references: OutputCache,
-    budget: int = BUDGET,
-    arithmetic: Profile | None = None,
-) -> None:
-    """Measure the samples that are missing, several at a time where they share large weights.
+OUTPUTS: Final = "outputs of the tuned model"
+"""Where the memory of this process collects float32 outputs, by sample."""
 
-    ``add`` is called with the number of each, and what it shows; ``references`` keep float32 outputs; ``budget`` is the
-    number of bytes of values and weights to hold at a time; ``arithmetic`` is the target whose float16 sums are
-    emulated.
 
-    Raises:
-        RuntimeFailure: the model does not run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalProbe(Probe[LocalSample]):
+    """Replaying every op of the lowered model on the values of the float32 model.
+
+    Attributes:
+        names: the values that are compared.
+        engine: emulates low precision.
+        metric: measures the error of the outputs.
     """
-    walk = side_by_side(model, lowered, names_of(units), budget, arithmetic)
-    if missing and missing[0]:  # all are prepared as the first one is
-        walk.together(check_inputs(model.proto, samples[0]), ())
-    while missing:
-        first = missing[0]
-        left = (check_inputs(model.proto, samples[number]) for number in missing)
-        try:
-            group = walk.together(next(left), left)
-            numbers, missing = missing[: len(group)], missing[len(group) :]
-            told = partial(progress, _activity(first, len(group), len(samples)))
-            walks = walk.run_together(group, part_of(told, first, len(samples), len(group)))
-        except RuntimeFailure as failure:
-            raise RuntimeFailure(input_failure("The model does not run", failure, samples, first, model)) from failure
-        for number, walked in zip(numbers, walks, strict=True):
-            if walked.failure is None:
-                references.keep(number, walked.reference)
-            add(number, local_sample(walked, metric))
 
+    model: SentModel
+    lowered: SentModel
+    names: frozenset[str]
+    engine: Engine
+    metric: Metric
+    budget: int
 
-def _activity(first: int, count: int, total: int) -> str:
-    """What is being done, for people."""
-    which = f"sample {first + 1}" if count == 1 else f"samples {first + 1} to {first + count}"
-    return f"measuring each op: {which} of {total}"
+    def open(self, memory: Memory) -> Opened[LocalSample]:
+        """As :meth:`Probe.open`."""
+        one = Executable(self.model.opened(), self.engine, budget=self.budget)
+        lowered = Executable(self.lowered.opened(), self.engine, budget=self.budget, origin=one)
+        walk = SideBySide(one, lowered, self._paired)
 
+        def prepare(sample: Sample) -> None:
+            walk.together(check_inputs(one.model.proto, sample), ())
 
-def side_by_side(
-    model: Model, lowered: Model, names: Collection[str], budget: int, arithmetic: Profile | None
-) -> SideBySide:
-    """The model and its lowered form, of which values of some names are compared."""
+        return Opened(prepare, _LocalErrors(walk, self.metric, memory.get(OUTPUTS)).measure)
 
-    def paired(reference: Flow, result: Flow) -> Pairing:
+    def activity(self, activity: str, first: int, count: int, total: int) -> str:
+        """As :meth:`Probe.activity`."""
+        which = f"sample {first + 1}" if count == 1 else f"samples {first + 1} to {first + count}"
+        return f"{activity}: {which} of {total}"
+
+    def _paired(self, reference: Flow, result: Flow) -> Pairing:
         pairing = pair(reference, result)
-        shared = {name: replay for name, replay in pairing.shared.items() if name in names and replay is not None}
+        shared = {name: replay for name, replay in pairing.shared.items() if name in self.names and replay is not None}
         return Pairing(shared, pairing.replaceable, accumulated=False)
 
-    one = Executable(model, "cpu", emulated=True, whole=False, budget=budget, arithmetic=arithmetic)
-    return SideBySide(one, replace(one, model=lowered, origin=one), paired)
+
+@dataclass(slots=True)
+class _LocalErrors:
+    """Measures local errors of several samples at a time where they share large weights."""
+
+    walk: SideBySide
+    metric: Metric
+    outputs: OutputCache | None
+    _waiting: deque[tuple[int, Mapping[str, Feed]]] = field(default_factory=deque)
+    """Samples that were read, by number."""
+
+    def measure(self, items: Iterator[SentSample], told: Told) -> Iterator[LocalSample | RuntimeFailure]:
+        """Measure samples, as :data:`Measure`."""
+        feeds = self._read(items)
+        while self._waiting or next(feeds, None) is not None:
+            first, count = self._waiting[0], 1
+            results: Sequence[LocalSample | RuntimeFailure]
+            try:
+                group = self.walk.together(first[1], self._following(feeds))
+                count = len(group)
+                walks = self.walk.run_together(group, told(first[0], count))
+            except RuntimeFailure as failure:
+                results = [failure] * count
+            else:
+                numbers = [number for number, _ in islice(self._waiting, count)]
+                results = [self._sample(number, walked) for number, walked in zip(numbers, walks, strict=True)]
+            for _ in range(count):
+                self._waiting.popleft()
+            yield from results
+
+    def _read(self, items: Iterator[SentSample]) -> Iterator[Mapping[str, Feed]]:
+        """Read samples one by one, which wait then."""
+        for item in items:
+            feeds = check_inputs(self.walk.reference.model.proto, item.read())
+            self._waiting.append((item.number, feeds))
+            yield feeds
+
+    def _following(self, feeds: Iterator[Mapping[str, Feed]]) -> Iterator[Mapping[str, Feed]]:
+        """Yield the samples after the first that waits, as far as they are asked for."""
+        waiting = [feeds for _, feeds in self._waiting]
+        yield from waiting[1:]
+        yield from feeds
+
+    def _sample(self, number: int, walked: Walked) -> LocalSample:
+        """Return what was measured on one sample."""
+        error = inf
+        if walked.failure is None:
+            error = self.metric.error(walked.reference, walked.result)
+            if self.outputs is not None:
+                self.outputs.keep(number, walked.reference)
+        local = {name: row.local for name, row in walked.compared.items() if row.local is not None}
+        return LocalSample(local, error)
 
 
 def names_of(units: Iterable[TunableNode]) -> frozenset[str]:
     """The values that the nodes compute."""
     return frozenset(name for unit in units for name in unit.names)
-
-
-def local_sample(walked: Walked, metric: Metric) -> LocalSample:
-    """What was measured on one sample."""
-    error = metric.error(walked.reference, walked.result) if walked.failure is None else inf
-    rows = walked.compared.items()
-    return LocalSample({name: row.local for name, row in rows if row.local is not None}, error)
 
 
 def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType) -> LocalError:

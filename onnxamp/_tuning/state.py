@@ -3,18 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Final
 
 from onnxamp._options.options import Options
-from onnxamp._runtime.kept import KeptSamples
+from onnxamp._runtime.loop import KeptSamples
 from onnxamp._runtime.samples import Samples
-from onnxamp._state.plain import as_data, from_data
+from onnxamp._state.plain import as_data
 from onnxamp._state.state import Part, fingerprint
 from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
 
-PARTS: Final = (
-    "tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation"
-)  # fmt: skip
+PARTS: Final = ("tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation")
 """Parts of the state file."""
 
 
@@ -40,18 +39,15 @@ class TuningState:
     @classmethod
     def of(cls, part: Part | None) -> "TuningState":
         """What a part holds."""
-        local, errors, times = LocalErrors(), dict[str, float](), dict[str, Any]()
+        errors, times = dict[str, float](), dict[str, Any]()
         for key in part or ():
             assert part is not None
             kind, _, name = key.partition(" ")
-            if kind == "sample":
-                local.ahead[int(name)] = from_data(LocalSample, part[key])
-                local.fold()
-            elif kind == "error":
+            if kind == "error":
                 errors[name] = float(part[key])
             elif kind == "time":
                 times[name] = part[key]
-        return cls(part, local, errors, times, frozenset(errors))
+        return cls(part, LocalErrors(), errors, times, frozenset(errors))
 
     def error(self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]) -> float:
         """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
@@ -60,7 +56,11 @@ class TuningState:
     def judged(self, low: Iterable[str], how: str, samples: Samples) -> KeptSamples[float] | None:
         """What keeps the error of a choice on each sample; None if nothing is kept."""
         key = f"judged {fingerprint(*sorted(low), '', how)}"
-        return None if self.part is None else KeptSamples(self.part, samples, float, key)
+        return None if self.part is None else KeptSamples(self.part, samples, float, key, isfinite)
+
+    def measured(self, samples: Samples) -> KeptSamples[LocalSample] | None:
+        """Return what keeps the local errors of each sample; None if nothing is kept."""
+        return None if self.part is None else KeptSamples(self.part, samples, LocalSample)
 
     def errors_of(
         self,
@@ -105,12 +105,6 @@ class TuningState:
     def _time(self, key: str, value: object) -> None:
         self.times[key] = value
         self._keep(f"time {key}", value)
-
-    def add(self, number: int, sample: LocalSample) -> None:
-        """Keep what a sample showed, and add it up once all before it are there."""
-        self._keep(f"sample {number}", as_data(sample, named=False))
-        self.local.ahead[number] = sample
-        self.local.fold()
 
     def _keep(self, key: str, value: object) -> None:
         if self.part is not None:

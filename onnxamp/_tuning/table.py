@@ -10,11 +10,11 @@ from typing import Any, Final, get_type_hints
 from onnxamp._convert.plan import plan_json, plan_of
 from onnxamp._errors import ArgumentError
 from onnxamp._options.options import Options
+from onnxamp._runtime.engines import Engine
 from onnxamp._state.plain import as_data, from_data
 from onnxamp._state.state import Facts, Part, State, fingerprint
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.results import KeptNode, Tuned
-from onnxamp._tuning.runs import Backend
 from onnxamp._tuning.verified import Outcome, checked_pick
 
 TABLES: Final = "candidates of a tuning"
@@ -89,7 +89,7 @@ class Table:
         )
 
 
-def table_of(state: State, given: Facts, options: Options, search: Search, backend: Backend) -> Table | None:
+def table_of(state: State, given: Facts, options: Options, search: Search, engine: Engine) -> Table | None:
     """Where the candidates are kept that follow from some arguments; None where a function of the user is one.
 
     Args:
@@ -97,7 +97,7 @@ def table_of(state: State, given: Facts, options: Options, search: Search, backe
         given: what all measurements depend on.
         options: those of the conversion.
         search: how the model is tuned.
-        backend: what runs converted models.
+        engine: what runs converted models.
     """
     if options.rule is not None:
         return None
@@ -107,7 +107,7 @@ def table_of(state: State, given: Facts, options: Options, search: Search, backe
         "times": search.times,
         "runs": search.runs,
         "allow_slower": search.allow_slower,
-        "provider": backend.name(options.low.name),
+        "provider": engine.name(options.low.name),
         "options": fingerprint(json.dumps(options.as_json(), sort_keys=True)),
     }
     return Table(state.part(TABLES, given), asked)

@@ -112,7 +112,7 @@ def whole_times(job: Job) -> WholeTimes | None:
     feeds = check_inputs(job.prepared.proto, job.samples[0])
     if any(feed is None for feed in feeds.values()):
         return None
-    where = job.backend.name(job.low.name)
+    where = job.engine.name(job.low.name)
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
         made = converted_model(job.planned(job.plan(low)), job.prepared.stock.size, job.folder / f"timed{number}.onnx")
@@ -121,7 +121,7 @@ def whole_times(job: Job) -> WholeTimes | None:
     def run(choices: Sequence[frozenset[str]]) -> Sequence[float]:
         models = [job.prepared.path or job.prepared.embedded(), *(model(low, n) for n, low in enumerate(choices))]
         how = BenchOptions(seconds=_SECONDS, profile=False)
-        report = bench_models(*models, provider=job.backend.provider, feeds=feeds, options=how)
+        report = bench_models(*models, provider=job.engine.provider, feeds=feeds, options=how)
         return [timing.latency.median for timing in report.timings]
 
     return WholeTimes(

@@ -33,6 +33,7 @@ from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Report, Run
@@ -45,14 +46,13 @@ from onnxamp._tuning.exponents import tune_both
 from onnxamp._tuning.frontier import Aim
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.masks import SharedMasks
-from onnxamp._tuning.metric import MetricLike
+from onnxamp._tuning.metric import Metric, MetricLike, make_metric
 from onnxamp._tuning.prints import given_prints, options_print
 from onnxamp._tuning.race import Race
 from onnxamp._tuning.results import Tuned
 from onnxamp._tuning.rounded import tune_rounded
-from onnxamp._tuning.runs import Backend, MaskedModel, choose_backend
+from onnxamp._tuning.runs import MaskedModel, tuning_engine
 from onnxamp._tuning.search import CandidateSearch
-from onnxamp._tuning.shared import Judge, Shared
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._tuning.table import TABLES, table_of
@@ -83,9 +83,8 @@ def tune(model: Model, options: Options, search: Search, run: Run, rounder: Weig
     """
     options = replace(options, strict_options=False)  # names were checked, and plans repeat what was measured
     search = replace(search, device=meant_device(search.device, options.target))
-    backend = choose_backend(run.provider, options.target)
-    judge = Judge(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
-    judge.made()  # checks it
+    engine = tuning_engine(run.provider, options.target)
+    metric = make_metric(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
     samples = run.samples
     if samples.counted is None:
         for number in samples.numbers():  # each is run several times
@@ -96,16 +95,15 @@ def tune(model: Model, options: Options, search: Search, run: Run, rounder: Weig
     if state is not None and not run.renews:
         for name in (*PARTS, TABLES):
             state.check(name, given)  # before ranges are added to it
-    table = None if state is None or run.renews else table_of(state, given, options, search, backend)
+    table = None if state is None or run.renews else table_of(state, given, options, search, engine)
     if table is not None and search.pick is not None and (known := table.picked(search.pick)) is not None:
         return known
     with temporary_folder() as folder:
-        shared = Shared(run.sample_workers, judge, samples, rounder)
         measured = partial(with_ranges, model, run=run)
 
         def attempt(options: Options) -> Outcome:
             kept = replace(run, state=None) if options.unsound else run  # measured with more nodes to lower
-            once = partial(_tune_once, model, backend, shared, kept, given, folder)
+            once = partial(_tune_once, model, engine, metric, rounder, kept, given, folder)
             both = partial(tune_both, once=once, measured=measured)
             found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
             return found if search.pick is None else found.picked(search.pick)
@@ -121,8 +119,9 @@ def tune(model: Model, options: Options, search: Search, run: Run, rounder: Weig
 
 def _tune_once(
     model: Model,
-    backend: Backend,
-    shared: Shared,
+    engine: Engine,
+    metric: Metric,
+    rounder: WeightRounder | None,
     run: Run,
     given: Facts,
     folder: Path,
@@ -130,11 +129,10 @@ def _tune_once(
     search: Search,
 ) -> Outcome:
     """:func:`tune` with the exponents of the options."""
-    device, samples, judge = device_called(search.device), shared.samples, shared.judge.made()
+    device, samples = device_called(search.device), run.samples
     usual = replace(options, level=Level.O2)
     reference = reference_of(model, options)
-    comparison = Comparison.of(reference, samples, None, backend.provider, budget=run.budget, workers=shared.workers)
-    proof = UpgradeProof(comparison)
+    proof = UpgradeProof(Comparison.of(reference, replace(run.bare, provider=engine.provider)))
     upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
     estimate = Estimate(
@@ -142,17 +140,26 @@ def _tune_once(
     )
     space = find_space(graph, options, estimate)
     live = find_live(graph, samples, model)
-    _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), judge.name)
+    _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), metric.name)
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
-    if not backend.emulated and ready.path is None:
+    if not engine.emulates and ready.path is None:
         ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
     part = None
     if run.state is not None:
         changed = "" if graph.model is model.proto else model_print(ready)
-        facts = {**given, "the options": options_print(changed, space, options, backend)}
+        facts = {**given, "the options": options_print(changed, space, options, engine)}
         part = run.state.part(part_of(options), facts, renew=run.renews)
-    job = Job(ready, space, samples, judge, TuningState.of(part), backend, shared, folder, run.budget)
+    job = Job(
+        prepared=ready,
+        space=space,
+        run=run,
+        metric=metric,
+        state=TuningState.of(part),
+        engine=engine,
+        folder=folder,
+        rounder=rounder,
+    )
     told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
     tuned, prices = _tuned(job, search, run.report, live, device)
     plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
@@ -166,13 +173,22 @@ def _tuned(
     space, judge = job.space, job.metric
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
-    subset, workers = choose_samples(live, _SUBSET), job.shared.workers
-    alone = MaskedModel(job.prepared, space.ports(), job.low, job.samples, judge, job.budget, threads,
-                        job.backend.arithmetic, job.rounded_weights())  # fmt: skip
-    masked = alone if workers is None else SharedMasks.of(alone, job.shared.judge, subset, workers)
+    subset, workers = choose_samples(live, _SUBSET), job.run.sample_workers
+    alone = MaskedModel(
+        model=job.prepared,
+        ports=space.ports(),
+        low=job.low,
+        samples=job.samples,
+        metric=judge,
+        budget=job.run.budget,
+        threads=threads,
+        arithmetic=job.engine.arithmetic,
+        rounded=job.rounded_weights(),
+    )
+    masked = alone if workers is None else SharedMasks.of(alone, subset, workers)
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
-    job.measure_locally(progress)
+    job.measure_locally()
     if noise is None and not judge.holds(job.state.local.worst):
         noise = _noise(job, masked, subset)
     timing = f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
@@ -185,7 +201,7 @@ def _tuned(
         search.seconds,
     )  # fmt: skip
     tuned = verified(job, candidates, noise, search, timing)
-    is_timed = search.times == "measured" and not job.backend.emulated and bool(space.tunable)
+    is_timed = search.times == "measured" and not job.engine.emulates and bool(space.tunable)
     if is_timed and (times := whole_times(job)) is not None:
         progress("timing converted models", 0, 1)
         tuned = Race(job, candidates, times).confirmed(tuned, allow_slower=search.allow_slower)

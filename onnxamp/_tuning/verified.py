@@ -80,7 +80,7 @@ def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Sear
     chosen = next(number for number, item in enumerate(front) if item.low == low)
     return Tuned(
         plan, judge.name, judge.tolerance, job.samples.summary, len(job.samples), noise,
-        job.device_noise, error, job.backend.name(job.low.name), search.masked.runs,
+        job.device_noise, error, job.engine.name(job.low.name), search.masked.runs,
         len(job.state.recalled), len(job.errors), len(job.space.tunable),
         tuple(unit.label for unit in job.space.tunable if not unit.seen),
         tuple(map(partial(_in_metric_units, judge), front)), chosen, tuple(kept), asked.device, times,

@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.sampling import as_samples
@@ -95,7 +95,7 @@ def check_layer_numerics(
         raise ArgumentTypeError(f"layer must be the name of a node, or several names, not {layer!r}.")
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    watcher = Watcher(Executable(opened, choose_provider(provider), emulated=True, whole=False))
+    watcher = Watcher(Executable(opened, engine_on(choose_provider(provider), emulates=True)))
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
     for step, sample in enumerate(samples):

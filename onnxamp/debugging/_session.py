@@ -13,7 +13,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.storage import data_files, parse_model
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._checker import TensorChecker, next_check
@@ -135,8 +135,8 @@ class InferenceSession:
     def _watcher_of_source(self) -> Watcher:
         if self._watcher is None:
             on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
-            executable = Executable(Model.of(self._source), "cuda" if on_cuda else "cpu", emulated=True, whole=False)
-            self._watcher = Watcher(executable)
+            engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
+            self._watcher = Watcher(Executable(Model.of(self._source), engine))
         return self._watcher
 
     def _operators(self) -> OperatorStats:

@@ -13,7 +13,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.engines import engine_name
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
 from onnxamp.train._decorate import Decorated, Excluded
@@ -176,7 +176,7 @@ def _check(optimizer: object, boost_level: str, unknown: Mapping[str, object]) -
 
 def _runs_on(provider: Provider, *, is_exact: bool) -> str:
     if is_plugin(provider):
-        return engine_name(provider, "float32")
+        return engine_on(provider).name()
     return "CUDA" if provider == "cuda" else "CPU" if is_exact else "CPU, emulated"
 
 

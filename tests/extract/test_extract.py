@@ -17,13 +17,15 @@ from real_models import needs, real_model
 import onnxamp
 from onnxamp._cli.extract import command
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError
-from onnxamp._extract.around import Run, differences, extract_region, same
+from onnxamp._extract.around import extract_region
+from onnxamp._extract.record import differences, same
 from onnxamp._extract.region import save_region
 from onnxamp._numerics.diff import diff_models
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import make_flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
@@ -367,7 +369,9 @@ class TestTheProof:
     def test_differences(self, change, distance):
         region = extract_region(parse(CHAIN), "five")
         expected = {name: change(array).astype(array.dtype) for name, array in region.expected.items()}
-        found = differences(make_flow(region.model, emulated=True), region.inputs, expected, Run("cpu", 2**20))
+        found = differences(
+            make_flow(region.model, emulated=True), region.inputs, expected, Run(provider="cpu", budget=2**20)
+        )
         assert found == ({} if distance is None else dict.fromkeys(expected, pytest.approx(distance)))
 
     @pytest.mark.parametrize(

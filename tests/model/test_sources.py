@@ -4,6 +4,7 @@ Files are replaced before any of the accesses to files in turn, however the comm
 """
 
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -255,7 +256,7 @@ def test_a_model_of_a_folder(replacer: Replacer, tmp_path: Path) -> None:
 
 def test_workers_read_the_same_files(tmp_path: Path) -> None:
     store(tmp_path, network(), "external")
-    sent = SentModel.of(Model.of(tmp_path / "model.onnx"))
+    sent = pickle.loads(pickle.dumps(SentModel.of(Model.of(tmp_path / "model.onnx"))))
     assert sent.opened().proto.graph.node
     (tmp_path / "new").mkdir()
     store(tmp_path / "new", network(), "external")

@@ -19,6 +19,7 @@ from onnxamp._numerics.cure_run import CHECKS, cure_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._options.options import Options
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 
 CARELESS = ("--level", "O3", "--no-hazards", "--no-validate", "-q")
@@ -113,7 +114,7 @@ def test_outcome_and_nodes():
         original,
         (str(original), "out.onnx"),
         recipe,
-        Trial(samples, progress=lambda *args: told.append(args)),
+        Trial(run=Run(inputs=samples, report=lambda _, *args: told.append(args))),
         tried=False,
     )
     assert cure.confirmed
@@ -131,7 +132,9 @@ def test_fewer_nodes_than_are_tried():
     """What turns out not to be needed is not told."""
     model = saved(chain("a", "b"), "model.onnx")
     recipe = Recipe(Options.of("O3", {"hazards": False}))
-    cure = cure_conversion(model, (str(model), "out.onnx"), recipe, Trial(samples_of({"X": BIG})), tried=False)
+    cure = cure_conversion(
+        model, (str(model), "out.onnx"), recipe, Trial(run=Run(inputs=samples_of({"X": BIG}))), tried=False
+    )
     assert cure.confirmed
     assert {"a", "b"} <= set(cure.nodes) <= {"a", "b", "root 0", "root 1"}
 
@@ -150,7 +153,7 @@ def test_no_cure_is_said():
         source,
         (str(source), "o.onnx"),
         Recipe(),
-        Trial(samples_of({"X": NORM_X}), Limits(accept=Accept.of("judge.py:same"))),
+        Trial(run=Run(inputs=samples_of({"X": NORM_X})), limits=Limits(accept=Accept.of("judge.py:same"))),
         tried=False,
     )
     assert (cure.confirmed, cure.command) == (False, "")
@@ -207,13 +210,16 @@ def test_a_check_of_float32_tells_nothing():
     result = run("check", source, *inputs(X=-BIG))
     assert result.exit_code == 1
     assert "--keep-fp32" not in result.output
-    assert cure_run(source, check_run(source, samples_of({"X": -BIG})), Trial(samples_of({"X": -BIG}))) is None
+    assert (
+        cure_run(source, check_run(source, samples_of({"X": -BIG})), Trial(run=Run(inputs=samples_of({"X": -BIG}))))
+        is None
+    )
 
 
 def test_a_fault_in_float32_that_a_low_model_shows_tells_nothing():
     model = convert_model(parse("(float[4] X) => (float[4] Y) { [root] r = Sqrt (X) [e] Y = Exp (r) }"), "O3")
     samples = samples_of({"X": -BIG})
-    cure = cure_run(model, check_run(model, samples), Trial(samples))
+    cure = cure_run(model, check_run(model, samples), Trial(run=Run(inputs=samples)))
     assert cure is None or not cure.confirmed
 
 
@@ -221,7 +227,7 @@ def test_what_no_node_in_float32_helps_is_said():
     """The input itself is too large for float16."""
     text = "(float16[2] X) => (float16[2] Y) { [double] d = Add (X, X) [half] Y = Add (d, d) }"
     samples = samples_of({"X": np.float16([6e4, 1])})
-    cure = cure_run(parse(text), check_run(parse(text), samples), Trial(samples))
+    cure = cure_run(parse(text), check_run(parse(text), samples), Trial(run=Run(inputs=samples)))
     assert cure is not None
     assert not cure.confirmed
     assert cure.command == ""
@@ -251,7 +257,9 @@ def test_odd_names_in_conversions(name):
     Path("a folder").mkdir()
     source = saved(chain(name), "a folder/it's a model.onnx")
     recipe = Recipe(Options.of("O3", {"hazards": False}))
-    cure = cure_conversion(source, (str(source), "out put.onnx"), recipe, Trial(samples_of({"X": BIG})), tried=False)
+    cure = cure_conversion(
+        source, (str(source), "out put.onnx"), recipe, Trial(run=Run(inputs=samples_of({"X": BIG}))), tried=False
+    )
     assert cure.confirmed
     words = shlex.split(cure.command)
     assert words[2] == str(source)
@@ -305,7 +313,7 @@ def test_integers_that_are_too_large_for_float16():
     assert run("convert", source, "-o", "bad.onnx", *CARELESS, "--force-low", "down|root|after").exit_code == 0
     report = check_run("bad.onnx", samples)
     assert report.first_bad.node == "down"
-    cure = cure_run("bad.onnx", report, Trial(samples))
+    cure = cure_run("bad.onnx", report, Trial(run=Run(inputs=samples)))
     kept = check_run("bad.onnx", samples, keep=frozenset(cure.nodes))
     assert kept.skipped is None
     assert cure.confirmed
@@ -334,7 +342,7 @@ def test_a_careless_input_cast_is_cured_with_the_same_recipe():
         source,
         (str(source), "o.onnx"),
         Recipe(Options.of("O3", {"hazards": False})),
-        Trial(samples),
+        Trial(run=Run(inputs=samples)),
         tried=False,
     )
     assert cure.confirmed

@@ -12,9 +12,9 @@ from onnx import ModelProto
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import Trial
 from onnxamp._numerics.fits import find_fit
 from onnxamp._numerics.results import RangeFit
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 
 STREAM = """(float[2,8] X) => (float[2,8] Y) {
@@ -39,7 +39,7 @@ def careless(text: str, size: float) -> ModelProto:
 
 def fit(proto: ModelProto) -> RangeFit | None:
     samples = as_samples(FEEDS, proto)
-    return find_fit(Model.of(proto), check_run(proto, samples, provider="cpu"), Trial(samples, provider="cpu"))
+    return find_fit(Model.of(proto), check_run(proto, samples, provider="cpu"), Run(inputs=samples, provider="cpu"))
 
 
 @pytest.mark.parametrize("made", [model, careless])

@@ -8,6 +8,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import random_samples
 
 TEXT = """(float[1,2,5,7] x) => (float[1,2,M,N] y) {
@@ -17,8 +18,9 @@ TEXT = """(float[1,2,5,7] x) => (float[1,2,M,N] y) {
 def test_the_numbers_of_an_upgrade_are_compared_once() -> None:
     model = Model(add_weights(parse(TEXT, opset=9, ir=4), {"w": (2, 2, 1, 1)}))
     ran = []
-    comparison = Comparison.of(model, random_samples(model, 2, seed=1), None, "cpu")
-    proof = UpgradeProof(comparison, lambda done, total: ran.append((done, total)))
+    samples = random_samples(model, 2, seed=1)
+    run = Run(inputs=samples, provider="cpu", report=lambda _, done, total: ran.append((done, total)))
+    proof = UpgradeProof(Comparison.of(model, run))
     right = upgraded(Graph.of(model.proto), 13)
     assert proof(right) is None
     assert not proof.has_refused
@@ -30,7 +32,7 @@ def test_the_numbers_of_an_upgrade_are_compared_once() -> None:
 
 def test_other_coordinates_are_found_out() -> None:
     model = Model(add_weights(parse(TEXT, opset=9, ir=4), {"w": (2, 2, 1, 1)}))
-    proof = UpgradeProof(Comparison.of(model, random_samples(model, 1, seed=1), None, "cpu"))
+    proof = UpgradeProof(Comparison.of(model, Run(inputs=random_samples(model, 1, seed=1), provider="cpu")))
     wrong = onnx.ModelProto.FromString(upgraded(Graph.of(model.proto), 13).model.SerializeToString())
     resize = next(node for node in wrong.graph.node if node.op_type == "Resize")
     for item in resize.attribute:
@@ -42,5 +44,5 @@ def test_other_coordinates_are_found_out() -> None:
 
 def test_a_model_that_does_not_run_proves_nothing() -> None:
     model = Model(parse("(float[2] x) => (float[2] y) { y = own.Unknown (x) }", opset=9, ir=4, domains={"own": 1}))
-    proof = UpgradeProof(Comparison.of(model, random_samples(model, 1, seed=1), None, "cpu"))
+    proof = UpgradeProof(Comparison.of(model, Run(inputs=random_samples(model, 1, seed=1), provider="cpu")))
     assert proof(upgraded(Graph.of(model.proto), 13)) is None

@@ -32,7 +32,7 @@ from onnxamp._runtime.browser.messages import TYPES, pack, unpack
 from onnxamp._runtime.browser.server import Server
 from onnxamp._runtime.browser.session import Browser, open_browser, open_web
 from onnxamp._runtime.browser.web import BUNDLE, WEB, find_web
-from onnxamp._runtime.engines import WholeModel, engine_name
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import choose_provider, make_session
 
 
@@ -277,7 +277,7 @@ def test_a_page_that_leads_to_the_address_is_its_users_own(tmp_path: Path) -> No
 @pytest.mark.browser
 class TestRuns:
     def test_a_model_runs_and_what_is_left_to_the_cpu_is_counted(self) -> None:
-        whole = WholeModel(parse(MIXED), "browser")
+        whole = engine_on("browser").load(parse(MIXED))
         assert whole.left_to_cpu() == {}
         assert whole.run({"x": np.array([[1, 2], [3, 4]], np.float32), "stranger": np.zeros(1)})["y"] == pytest.approx(
             20
@@ -285,7 +285,7 @@ class TestRuns:
         assert whole.left_to_cpu()["Det"] == 1
 
     def test_the_report_names_the_device_that_ran(self) -> None:
-        name = engine_name("browser", "float32")
+        name = engine_on("browser").name()
         assert name.startswith("WebGPU on ")
         assert ", in Chromium " in name
         assert " with onnxruntime-web 1." in name
@@ -353,7 +353,7 @@ class TestNumbers:
         seen = onnxamp.diff_models(ENCODER, low, provider="browser")
         assert seen.passed
         assert seen.lowest == "float16"
-        assert seen.ran_on == engine_name("browser", "float16")
+        assert seen.ran_on == engine_on("browser").name("float16")
         assert seen.noise is not None
         assert seen.noise < 1e-5
         emulated = onnxamp.diff_models(ENCODER, low, provider="cpu", target="webgpu")

@@ -13,7 +13,7 @@ from onnx import ModelProto, parser
 
 import onnxamp
 from onnxamp import ArgumentError, RuntimeFailure
-from onnxamp._runtime.engines import WholeModel, engine_name
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp.train import SGD, build_train_network
@@ -91,7 +91,7 @@ def test_a_session_runs_on_webgpu_and_counts_what_it_leaves_to_the_cpu() -> None
     model = parser.parse_model("""
         <ir_version: 9, opset_import: ["": 17]>
         mixed (float[2, 2] x) => (float y) { s = Mul (x, x) d = Det (s) y = Neg (d) }""")
-    whole = WholeModel(model, "webgpu")
+    whole = engine_on("webgpu").load(model)
     assert whole.left_to_cpu() == {}
     assert whole.run({"x": np.array([[1, 2], [3, 4]], np.float32)})["y"] == pytest.approx(20)
     assert whole.left_to_cpu() == {"Det": 1}
@@ -110,7 +110,7 @@ def test_a_sum_that_overflows_in_float16_passes_by_emulation_and_fails_where_it_
     assert onnxamp.diff_models(model, low, FEEDS, provider="cpu").passed
     seen = onnxamp.diff_models(model, low, FEEDS, provider="webgpu")
     assert not seen.passed
-    assert seen.ran_on == engine_name("webgpu", "float16")
+    assert seen.ran_on == engine_on("webgpu").name("float16")
     assert seen.ran_on.startswith("WebGPU on ")
     assert seen.noise is not None
     assert seen.noise < 1e-5
@@ -142,7 +142,7 @@ def test_convert_heals_on_the_engine(tmp_path: Path) -> None:
 @pytest.mark.webgpu
 def test_tune_judges_converted_models_on_the_engine() -> None:
     _, tuned = onnxamp.tune_model(pooled(), 1e-2, samples=FEEDS, provider="webgpu")
-    assert tuned.ran_on == engine_name("webgpu", "float16")
+    assert tuned.ran_on == engine_on("webgpu").name("float16")
     assert tuned.error <= 1e-2
     assert "pool" in {kept.node for kept in tuned.kept}
 
@@ -166,7 +166,7 @@ def test_a_training_step_runs_on_the_engine() -> None:
     for provider in ("webgpu", "cpu"):
         net = build_train_network(model, SGD(learning_rate=0.1), "cross-entropy", "O3", provider=provider)
         losses.append([net.step(feeds).loss for _ in range(3)])
-        assert net.runs_on == ("CPU, emulated" if provider == "cpu" else engine_name("webgpu", "float16"))
+        assert net.runs_on == ("CPU, emulated" if provider == "cpu" else engine_on("webgpu").name("float16"))
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     assert losses[0][2] < losses[0][0]
 

@@ -21,11 +21,12 @@ from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.sample_diff import noise_floor
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.terminal import as_text
-from onnxamp._runtime.engines import WholeModel
+from onnxamp._runtime.engines import engine_on
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import EXACT, cuda_available, make_session
 from onnxamp._runtime.session import run as run_session
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import Backend, choose_backend, converted_error, device_noise
+from onnxamp._tuning.runs import converted_error, device_noise, tuning_engine
 
 on_cuda = pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
 
@@ -87,8 +88,10 @@ def test_empty_optionals_go_through_pieces() -> None:
 
 def test_whole_takes_floats_of_another_width() -> None:
     model = parse("(float16[2] x, float[2] unused) => (float16[2] y) { y = Relu (x) }")
-    found = WholeModel(model, "cpu").run(
-        {"x": np.float32([-1, 2]), "unused": np.float32([0, 0]), "other": np.float32([1])}
+    found = (
+        engine_on("cpu")
+        .load(model)
+        .run({"x": np.float32([-1, 2]), "unused": np.float32([0, 0]), "other": np.float32([1])})
     )
     assert found["y"].dtype == np.float16
     assert found["y"].tolist() == [0, 2]
@@ -97,12 +100,12 @@ def test_whole_takes_floats_of_another_width() -> None:
 def test_the_noise_floor_is_the_worst_of_all_outputs() -> None:
     model = parse("(float[2] x) => (float[2] a, float[2] b) { a = Relu (x)\n b = Neg (x) }")
     feeds = {"x": np.float32([3, 4])}
-    found = WholeModel(model, "cpu").run(feeds)
-    assert noise_floor(WholeModel(model, "cpu"), feeds, found) == 0
+    found = engine_on("cpu").load(model).run(feeds)
+    assert noise_floor(engine_on("cpu").load(model), feeds, found) == 0
     found["b"] = found["b"] + np.float32([0, 0.005])
-    assert noise_floor(WholeModel(model, "cpu"), feeds, found) == pytest.approx(0.001, rel=1e-3)
+    assert noise_floor(engine_on("cpu").load(model), feeds, found) == pytest.approx(0.001, rel=1e-3)
     broken = parse("(float[2] x) => (float[2] y) <int64[1] s = {3}> { y = Reshape (x, s) }")
-    assert noise_floor(WholeModel(broken, "cpu"), feeds, found) is None
+    assert noise_floor(engine_on("cpu").load(broken), feeds, found) is None
 
 
 def test_the_noise_floor_stands_beside_the_error() -> None:
@@ -135,9 +138,9 @@ def shown(found: DiffReport) -> str:
 def test_tuned_models_are_confirmed_whole() -> None:
     model = onnx.load(CLASSIFIER)
     samples, metric = random_samples(model, 2), make_metric("rel-l2", 1e-2)
-    place = Backend("cpu", emulated=False)
-    assert converted_error(Model(model), Model(model), samples, metric, place) == 0
-    assert converted_error(Model(model), Model(altered(model, 1.5)), samples, metric, place) > 1e-2
+    place = engine_on("cpu", emulates=False)
+    assert converted_error(Model(model), Model(model), Run(inputs=samples), metric, place) == 0
+    assert converted_error(Model(model), Model(altered(model, 1.5)), Run(inputs=samples), metric, place) > 1e-2
     assert device_noise(Model(model), samples[0], metric, place) == 0
 
 
@@ -211,8 +214,8 @@ class TestCuda:
 
     def test_a_tuned_model_is_confirmed(self) -> None:
         model = onnx.load(CLASSIFIER)
-        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), choose_backend("cuda")
-        assert converted_error(Model(model), Model(convert_model(model)), samples, metric, place) <= 1e-2
+        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), tuning_engine("cuda")
+        assert converted_error(Model(model), Model(convert_model(model)), Run(inputs=samples), metric, place) <= 1e-2
         noise = device_noise(Model(model), samples[0], metric, place)
         assert noise is not None
         assert noise < 1e-4

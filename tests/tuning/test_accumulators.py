@@ -14,9 +14,10 @@ from onnxamp._convert.analysis import decided
 from onnxamp._convert.convert import rewritten
 from onnxamp._dtypes import FLOAT16
 from onnxamp._model.model import Model
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import MaskedModel, choose_backend, converted_error
+from onnxamp._tuning.runs import MaskedModel, converted_error, tuning_engine
 from onnxamp._tuning.space import exactly
 
 tune_model = partial(onnxamp.tune_model, allow_slower=True)
@@ -69,20 +70,20 @@ def low_nodes(tuned: onnxamp.Tuned) -> set[str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_mask_run_is_the_conversion(name: str, budget: int) -> None:
     model, feeds = MODELS[name]
-    backend, metric = choose_backend("cpu", "webgpu"), make_metric("rel-l2", 1)
+    engine, metric = tuning_engine("cpu", "webgpu"), make_metric("rel-l2", 1)
     space = space_of(model, target="webgpu", hazards=False, split_k=False)
     samples = as_samples([feeds], Model(model))
     masked = MaskedModel(
-        Model(model), space.ports(), FLOAT16, samples, metric, budget, arithmetic=backend.arithmetic
+        Model(model), space.ports(), FLOAT16, samples, metric, budget, arithmetic=engine.arithmetic
     )  # fmt: skip
     keys = {unit.key for unit in (*space.tunable, *space.followers)}
     assert masked.error(frozenset(), [0]) == 0
     for low in (frozenset(keys), frozenset(keys & {"pooled", "h", "b"})):
         analysis = decided(space.all_low.problem, prices=exactly(space, low, {}))
         found, converted = masked.error(low, [0]), Model(rewritten(analysis))
-        error = converted_error(Model(model), converted, samples, metric, backend)
+        error = converted_error(Model(model), converted, Run(inputs=samples), metric, engine)
         assert found == pytest.approx(error, rel=0.1), "the order of sums shows in what is rounded"
-        plain = converted_error(Model(model), converted, samples, metric, choose_backend("cpu"))
+        plain = converted_error(Model(model), converted, Run(inputs=samples), metric, tuning_engine("cpu"))
         assert found > 2 * plain > 0
 
 

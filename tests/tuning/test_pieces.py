@@ -16,12 +16,13 @@ from onnxamp._dtypes import low_type
 from onnxamp._model.lowering import raised, rounded
 from onnxamp._model.model import Model
 from onnxamp._numerics.walk import SideBySide
-from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import make_flow
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.side import fitting, parts_of
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import MaskedModel, choose_backend, converted_error
+from onnxamp._tuning.runs import MaskedModel, converted_error, tuning_engine
 from onnxamp._tuning.space import exactly
 
 SIZE, LAYERS = 900, 4
@@ -52,13 +53,15 @@ def test_a_mask_run_is_the_conversion(model: ModelProto, samples: Samples, low: 
     assert masked.error(frozenset(), range(2)) == 0
     for chosen in (everything, everything - {"m2", "t3", "y"}):
         analysis = decided(space.all_low.problem, prices=exactly(space, chosen, {}))
-        wanted = converted_error(Model(model), Model(rewritten(analysis)), samples, EXACT, choose_backend("cpu"))
+        wanted = converted_error(
+            Model(model), Model(rewritten(analysis)), Run(inputs=samples), EXACT, tuning_engine("cpu")
+        )
         assert masked.error(chosen, range(3)) == pytest.approx(wanted, rel=0.02)
 
 
 def test_samples_together_are_samples_alone(model: ModelProto, samples: Samples) -> None:
     low = rewritten(space_of(model).all_low)
-    one, other = (Executable(Model(proto), "cpu", emulated=True, whole=False, budget=8 * MB) for proto in (model, low))
+    one, other = (Executable(Model(proto), engine_on("cpu"), budget=8 * MB) for proto in (model, low))
     feeds = [check_inputs(model, sample) for sample in samples]
     walk = SideBySide(one, other)
     group = walk.together(feeds[0], iter(feeds[1:]))

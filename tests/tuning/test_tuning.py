@@ -35,14 +35,16 @@ from onnxamp import tune_model as tune_for_speed
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.engines import Executable, OutputCache
+from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._tuning.arguments import SENSITIVITY_RUNS
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.runs import Backend, choose_backend, converted_error
-from onnxamp._tuning.search import CANDIDATE_RUNS, SENSITIVITY_RUNS, pareto_front
+from onnxamp._tuning.runs import converted_error, tuning_engine
+from onnxamp._tuning.search import CANDIDATE_RUNS, pareto_front
 from onnxamp._tuning.sensitivity import Block, error_prices, measure_blocks
 from onnxamp._tuning.space import choose_samples, find_live
 
@@ -525,17 +527,20 @@ def test_without_emulation_the_converted_model_itself_runs(cuda_double: CudaDoub
 def test_what_does_not_run_is_not_written() -> None:
     model = onnx.load(called("classifier"))
     judge, samples = make_metric("rel-l2", 1), random_samples(model, 1)
-    assert converted_error(Model(model), Model(model), samples, judge, choose_backend("cpu")) == 0
+    assert converted_error(Model(model), Model(model), Run(inputs=samples), judge, tuning_engine("cpu")) == 0
     low = convert_at_level(model, dtype="bfloat16")
-    assert converted_error(Model(model), Model(low), samples, judge, choose_backend("cpu")) < 0.1
-    assert converted_error(Model(model), Model(low), samples, judge, Backend("cpu", emulated=False)) == np.inf
+    assert converted_error(Model(model), Model(low), Run(inputs=samples), judge, tuning_engine("cpu")) < 0.1
+    assert (
+        converted_error(Model(model), Model(low), Run(inputs=samples), judge, engine_on("cpu", emulates=False))
+        == np.inf
+    )
 
 
 def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its outputs are known, only the result runs: once a sample, as one piece is enough."""
     model = onnx.load(called("classifier"))
     low, judge, samples = convert_at_level(model), make_metric("rel-l2", 1), random_samples(model, 3)
-    original, references = Executable(Model.of(model), "cpu", emulated=True, whole=False), OutputCache()
+    original, references, run = on_cpu(Model.of(model)), OutputCache(), Run(inputs=samples)
     for number, sample in enumerate(samples):
         references.keep(number, original.run(check_inputs(model, sample)))
     runs: list[None] = []
@@ -546,10 +551,12 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().run_with_ort_values(*arguments, **given)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    error = converted_error(Model(model), Model(low), samples, judge, choose_backend("cpu"), references)
+    error = converted_error(Model(model), Model(low), run, judge, tuning_engine("cpu"), references=references)
     assert len(runs) == 3
     del references.kept[1]
-    assert converted_error(Model(model), Model(low), samples, judge, choose_backend("cpu"), references) == error > 0
+    assert (
+        converted_error(Model(model), Model(low), run, judge, tuning_engine("cpu"), references=references) == error > 0
+    )
     assert len(runs) == 3 + 4
     measured: list[int] = []
 
@@ -565,7 +572,7 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_model_passes_through_outlives_the_sample() -> None:
     model = parse("(float[4] x) => (float[4] x, float[4] y) { y = Mul (x, x) }")
     x = np.arange(4, dtype=np.float32)
-    found = Executable(Model.of(model), "cpu", emulated=True, whole=False).run({"x": x})
+    found = on_cpu(Model.of(model)).run({"x": x})
     assert not np.shares_memory(found["x"], x)
     np.testing.assert_array_equal(found["x"], x)
 
@@ -602,15 +609,17 @@ def test_what_does_not_run_once_rounded_stays_float32() -> None:
 
 def everything_low(model: ModelProto, samples: Samples) -> float:
     low = convert_at_level(model, "O3", hazards=False)
-    return converted_error(Model(model), Model(low), samples, make_metric("rel-l2", 1), choose_backend("cpu"))
+    return converted_error(
+        Model(model), Model(low), Run(inputs=samples), make_metric("rel-l2", 1), tuning_engine("cpu")
+    )
 
 
 def test_cuda_that_is_not_there() -> None:
     if cuda_available():
         pytest.skip("there is a CUDA device")
-    assert choose_backend(None) == Backend("cpu", emulated=True)
+    assert tuning_engine(None) == engine_on("cpu")
     with pytest.raises(RuntimeFailure, match="CUDA cannot be used here"):
-        choose_backend("cuda")
+        tuning_engine("cuda")
 
 
 @pytest.mark.cuda

@@ -19,6 +19,7 @@ import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._report.machine import diff_json
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp._workers.processes import Processes
 
@@ -56,14 +57,14 @@ class Fatal(dict[str, Any]):
 def test_the_comparison_is_that_of_one_process(stem: str, layers: bool | None, three: Processes) -> None:
     """Of the detector, outputs miss their limits, so that layers are compared, too."""
     original, low = Model.read(model(stem)), Model.of(onnxamp.convert_model(model(stem), "O3", hazards=False))
-    one = Comparison.of(original, random_samples(original, 7), None, "cpu")
+    one = Comparison.of(original, Run(inputs=random_samples(original, 7), provider="cpu"))
     wanted = diff_json(one.compare(low, layers=layers))
-    assert diff_json(replace(one, workers=three).compare(low, layers=layers)) == wanted
+    assert diff_json(replace(one, run=replace(one.run, workers=three)).compare(low, layers=layers)) == wanted
 
 
 def test_workers_keep_the_reference_for_the_next_result(three: Processes) -> None:
     original = Model.read(model("classifier"))
-    comparison = Comparison.of(original, random_samples(original, 4), None, "cpu", workers=three)
+    comparison = Comparison.of(original, Run(inputs=random_samples(original, 4), provider="cpu", workers=three))
     for level in ("O1", "O2"):
         low = onnxamp.convert_model(model("classifier"), level)
         wanted = onnxamp.diff_models(model("classifier"), low, random_samples(original, 4), provider="cpu")
@@ -74,7 +75,7 @@ def test_a_model_in_memory_whose_weights_are_in_a_file(three: Processes, tmp_pat
     onnx.save(onnx.load(model("encoder")), tmp_path / "e.onnx", save_as_external_data=True, location="w")
     read = Model.read(tmp_path / "e.onnx")
     memory = Model(read.proto, read.folder)
-    comparison = Comparison.of(memory, random_samples(memory, 3), None, "cpu", workers=three)
+    comparison = Comparison.of(memory, Run(inputs=random_samples(memory, 3), provider="cpu", workers=three))
     assert comparison.compare(read, layers=False).passed
 
 
@@ -152,7 +153,7 @@ def test_a_sample_that_kills_fails_alone(folder: Path, three: Processes) -> None
     original = Model.read(model("classifier"))
     good = onnxamp.load_samples("samples")
     bad = Samples("six", [Fatal if number == 4 else reader for number, reader in enumerate(good.readers)])
-    comparison = Comparison.of(original, bad, None, "cpu", workers=three)
+    comparison = Comparison.of(original, Run(inputs=bad, provider="cpu", workers=three))
     report = comparison.compare(Model.of(onnxamp.convert_model(model("classifier"))), layers=False)
     assert report.failure is not None
     assert report.failure.startswith("Sample 4 could not be compared. The worker process ended with exit code 9")

@@ -1,7 +1,7 @@
-"""Making the values of a model observable: functions inlined, branches that a sample takes moved to the main graph."""
+"""Settling what a model computes of a sample, so that its values can be observed: functions inlined, branches taken."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 
 import numpy as np
@@ -19,28 +19,18 @@ from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A prepared model and what it depends on: conditions, and optional inputs that are empty. A sample that differs in
-    them needs another one.
-    """
-
-    flow: Flow
-    choices: tuple[tuple[str, bool], ...]
-
-
-def observe(
+def settled_flow(
     model: ModelProto,
     base_dir: str | PathLike[str] | None,
     feeds: Mapping[str, Feed],
     *,
     emulated: bool,
     provider: Provider = "cpu",
-    before: Observed | None = None,
+    before: Flow | None = None,
     like: Flow | None = None,
     arithmetic: Profile | None = None,
-) -> Observed:
-    """Prepare a model for a sample.
+) -> Flow:
+    """Prepare a model for a sample. One that meets other conditions, or leaves other inputs empty, takes another flow.
 
     Args:
         model: it is not changed.
@@ -62,7 +52,7 @@ def observe(
     if before is not None and before.choices == taken:
         return before
     flow = flow_of(shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic)
-    return Observed(flow, taken)
+    return replace(flow, choices=taken)
 
 
 def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
@@ -81,7 +71,7 @@ def settle(
 ) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
     """The model as one sample runs it, functions inlined and branches taken; and the conditions that led to it.
 
-    ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`observe`.
+    ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
     """
     shell = take_weights(model, base_dir, keep=keep)
     shell = replace(shell, model=_without_empty(inline_functions(shell.model), feeds))

@@ -1,0 +1,353 @@
+"""The one loop over samples: comparisons, checks, ranges, tuning and rounding are probes that it leads.
+
+A :class:`Probe` knows how to open its models and what to find out about a sample. :func:`observe` does all else: it
+measures in this process or hands samples to workers, survives a worker that dies, keeps results in a state and takes
+them from there, and reports progress.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._runtime.advice import input_failure
+from onnxamp._runtime.custom_ops import Surroundings
+from onnxamp._runtime.dataset import read_row
+from onnxamp._runtime.engines import Progress, part_of
+from onnxamp._runtime.fingerprints import IN_FILES, sample_print
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.spool import read_spooled
+from onnxamp._state.plain import as_data, from_data
+from onnxamp._state.state import Part
+from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
+
+T = TypeVar("T")
+
+
+class SentSample(NamedTuple):
+    """A sample: its number, and what reads it, here or in another process."""
+
+    number: int
+    read: Callable[[], Sample]
+
+
+class Item(NamedTuple):
+    """A sample that is measured now: its number, its arrays, and who hears how much of it is done."""
+
+    number: int
+    sample: Sample
+    progress: Progress
+
+
+Told: TypeAlias = Callable[[int, int], Progress]
+"""Gives the progress callback of a few samples, by the number of the first and how many they are."""
+
+Measure: TypeAlias = Callable[[Iterator[SentSample], Told], Iterator[T | RuntimeFailure]]
+"""Yields what each of some samples shows, or why the model does not run on it; it may take several together."""
+
+
+class Opened(NamedTuple, Generic[T]):
+    """A probe whose models are open.
+
+    Attributes:
+        prepare: prepares the models for the first sample, if another one is measured before it. What is wrong with that
+            sample does not matter here, as its own measurement will tell.
+        measure: measures samples.
+    """
+
+    prepare: Callable[[Sample], object]
+    measure: Measure[T]
+
+
+def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
+    """Return what measures samples one after the other; ``measure`` raises RuntimeFailure if the model does not run."""
+
+    def measured(items: Iterator[SentSample], told: Told) -> Iterator[T | RuntimeFailure]:
+        for item in items:
+            try:
+                result = measure(Item(item.number, item.read(), told(item.number, 1)))
+            except RuntimeFailure as failure:
+                yield failure
+            else:
+                yield result
+
+    return measured
+
+
+class Probe(ABC, Generic[T]):
+    """What to find out about each sample. It goes to worker processes, so it holds what can be pickled.
+
+    Attributes:
+        has_steps: whether measuring a sample reports its own progress; if not, the loop tells when a sample is done.
+    """
+
+    has_steps: ClassVar[bool] = True
+
+    @abstractmethod
+    def open(self, memory: Memory) -> Opened[T]:
+        """Open the models.
+
+        Args:
+            memory: what earlier probes have left, of a worker or of the caller; see :func:`remembered`.
+        """
+
+    def activity(self, activity: str, first: int, count: int, total: int) -> str:
+        """Return what is being done with some samples in this process, for people."""
+        del first, count, total
+        return activity
+
+
+def remembered(memory: Memory, name: str, key: str, make: Callable[[], T]) -> T:
+    """Return what was made for a key, and forget what was made under the same name for another one."""
+    if name not in memory or memory[name][0] != key:
+        memory[name] = key, make()
+    result: T = memory[name][1]
+    return result
+
+
+@dataclass(slots=True)
+class KeptSamples(Generic[T]):
+    """Records of samples in a part of a state file. Each belongs to what the sample holds: one that changed is missing.
+
+    Attributes:
+        part: where they are kept.
+        samples: the samples.
+        kind: the type of the records.
+        what: what the records are of, where a part has several.
+        takes: whether to keep a record; what is of another type never is.
+    """
+
+    part: Part
+    samples: Samples
+    kind: type[T]
+    what: str = "sample"
+    takes: Callable[[T], bool] = lambda _: True
+    _keys: dict[int, str] = field(default_factory=dict)
+
+    def __contains__(self, number: int) -> bool:
+        return self._key(number) in self.part
+
+    def __getitem__(self, number: int) -> T:
+        record: T = from_data(self.kind, self.part[self._key(number)])
+        return record
+
+    def keep(self, number: int, record: object) -> None:
+        """Keep a record.
+
+        Raises:
+            OutputError: the state file cannot be written.
+        """
+        if isinstance(record, self.kind) and self.takes(record):
+            self.part[self._key(number)] = as_data(record, named=False)
+
+    def _key(self, number: int) -> str:
+        if number not in self._keys:
+            self._keys[number] = f"{self.what} {number} {sample_print(self.samples, number)}"
+        return self._keys[number]
+
+
+class Found(NamedTuple, Generic[T]):
+    """What a sample shows, or what kept it from being measured."""
+
+    number: int
+    result: T | None
+    trouble: RuntimeFailure | Crash | None
+
+
+def observe(
+    run: Run,
+    probe: Probe[T],
+    activity: str = "",
+    *,
+    kept: KeptSamples[T] | None = None,
+    memory: Memory | None = None,
+    once: bool = False,
+) -> Generator[Found[T]]:
+    """Yield what each sample of a run shows, in order.
+
+    Models are prepared for the first sample, whichever is measured first, so results do not depend on the workers.
+
+    Args:
+        run: the samples, who measures them, and who hears how far it is.
+        probe: what to find out.
+        activity: what is being done, for people; "" to report nothing.
+        kept: results of an earlier run, which are not measured again; new ones are added at once, whatever their order.
+        memory: what the probe finds in this process; workers have their own.
+        once: no sample is needed again, so that those of an iterator can be forgotten.
+
+    Raises:
+        OutputError: the state file cannot be written.
+        Others as the probe, but for RuntimeFailure, and as
+        :func:`onnxamp._workers.executor.run_in_order`.
+    """
+    round_ = _Round(run, probe, activity, kept)
+    workers = run.sample_workers
+    results = round_.measured_here({} if memory is None else memory) if workers is None else round_.handed_to(workers)
+    with closing(results):
+        for number in run.samples.numbers():
+            if kept is not None and round_.is_known(number):
+                yield Found(number, kept[number], None)
+            else:
+                result = next(results)
+                if isinstance(result, (RuntimeFailure, Crash)):
+                    yield Found(number, None, result)
+                else:
+                    yield Found(number, result, None)
+            if once:
+                run.samples.forget(number)
+
+
+def observe_all(
+    run: Run,
+    probe: Probe[T],
+    activity: str = "",
+    *,
+    kept: KeptSamples[T] | None = None,
+    memory: Memory | None = None,
+    crashed: str,
+    failed: str = "",
+    model: Model | None = None,
+) -> Generator[T]:
+    """Yield what each sample shows, where all have to be measured; other arguments as :func:`observe`.
+
+    Args:
+        crashed: what to say of a sample that ends its worker, with "{crash}", "{sample}" (its number) and "{total}".
+        failed: how to begin what is said of one on which the model does not run.
+        model: the model, for advice on its inputs; None to raise that error as it is.
+
+    Raises:
+        RuntimeFailure: a sample cannot be measured. ArgumentError: it does not fit the model.
+    """
+    with closing(observe(run, probe, activity, kept=kept, memory=memory)) as results:
+        for found in results:
+            trouble = found.trouble
+            if isinstance(trouble, Crash):
+                text = crashed.format(sample=found.number + 1, total=run.samples.expected, crash=trouble)
+                raise RuntimeFailure(text)
+            if trouble is not None:
+                if model is None:
+                    raise trouble
+                raise RuntimeFailure(input_failure(failed, trouble, run.samples, found.number, model)) from trouble
+            assert found.result is not None
+            yield found.result
+
+
+@dataclass(slots=True)
+class _Round(Generic[T]):
+    """One round of the loop: which samples are measured now, and what becomes of the results."""
+
+    run: Run
+    probe: Probe[T]
+    activity: str
+    kept: KeptSamples[T] | None
+    known: list[bool] = field(default_factory=list)
+    """By number: whether the result was kept before the round began."""
+    given: list[int] = field(default_factory=list)
+    """The numbers of the samples that are measured, in the order in which they are handed out."""
+    finished: int = 0
+
+    def is_known(self, number: int) -> bool:
+        """Whether the result of a sample was kept before the round began."""
+        if number == len(self.known):
+            self.known.append(self.kept is not None and number in self.kept)
+        return self.known[number]
+
+    def measured_here(self, memory: Memory) -> Generator[T | RuntimeFailure]:
+        """Yield what this process measures of the samples that are not known."""
+        opened = self.probe.open(memory)
+        missing = self._missing()
+        first = next(missing)
+        if first.number:
+            with suppress(OnnxAmpError):
+                opened.prepare(self.run.samples[0])
+        for position, result in enumerate(opened.measure(chain([first], missing), self._told)):
+            self._done(position, result)
+            if self.activity and not self.probe.has_steps:
+                self.run.report(self.activity, self.given[position] + 1, self.run.samples.expected)
+            yield result
+
+    def handed_to(self, workers: Workers) -> Generator[T | RuntimeFailure | Crash]:
+        """Yield the same, measured by workers."""
+        work = _Work(self.probe, next(sent_samples(self.run.samples)))
+
+        def done(position: int, result: Any) -> None:
+            self._done(position, result)
+            if self.activity:
+                self.run.report(self.activity, self.finished + sum(self.known), self.run.samples.expected)
+
+        yield from run_in_order(workers, work, self._missing(workers), done=done)
+
+    def _missing(self, workers: Workers | None = None) -> Iterator[SentSample]:
+        samples = self.run.samples
+        for number in samples.numbers():
+            if not self.is_known(number):
+                self.given.append(number)
+                if workers is None:
+                    yield SentSample(number, samples.readers[number])
+                else:
+                    yield from sent_samples(samples, [number], workers)
+
+    def _told(self, first: int, count: int) -> Progress:
+        if not self.activity:
+            return _unheard
+        expected = self.run.samples.expected
+        progress = self.run.progress(self.probe.activity(self.activity, first, count, expected))
+        return part_of(progress, first, expected, count)
+
+    def _done(self, position: int, result: T | RuntimeFailure | Crash) -> None:
+        self.finished += 1
+        if self.kept is not None:
+            self.kept.keep(self.given[position], result)
+
+
+def _unheard(done: int, total: int) -> None:
+    """Ignore progress."""
+    del done, total
+
+
+@dataclass(frozen=True, slots=True)
+class _Work(Generic[T]):
+    """A probe in a worker process.
+
+    Attributes:
+        first: the sample for which models are prepared, as in one process, whatever sample comes first.
+        surroundings: what the worker needs to know of this process.
+    """
+
+    probe: Probe[T]
+    first: SentSample
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def __call__(self, memory: Memory) -> Callable[[SentSample], Any]:
+        """Open the models, and return what the worker does with each sample."""
+        self.surroundings.enter()
+        opened = self.probe.open(memory)
+        with suppress(OnnxAmpError):
+            opened.prepare(self.first.read())
+
+        def measure(item: SentSample) -> Any:
+            (result,) = opened.measure(iter([item]), lambda *_: _unheard)
+            return list(result) if isinstance(result, Iterator) else result
+
+        return measure
+
+
+def sent_samples(
+    samples: Samples, numbers: Iterable[int] | None = None, workers: Workers | None = None
+) -> Iterator[SentSample]:
+    """Yield samples by number, all by default; those in files are read where they are sent to.
+
+    So are those of a Ray Dataset, if the workers are of its cluster, and those of an iterator that are in temporary
+    files, if they are of this machine.
+    """
+    travels = IN_FILES | {read_row if workers is not None and workers.is_ray else read_spooled}
+    for number in samples.numbers() if numbers is None else numbers:
+        reader = samples.readers[number]
+        is_sent = getattr(reader, "func", None) in travels
+        yield SentSample(number, reader if is_sent else partial(dict, samples[number]))
