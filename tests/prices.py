@@ -56,14 +56,14 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
 
 
 def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[bool]) -> int:
-    """What a node does not gain in float32: two bytes per element that it touches, but less than a Cast pair."""
+    """What a node does not gain in float32: two bytes per element that it moves, but less than a Cast pair."""
     ports, pins = analysis.ports, analysis.pins
     sides = [ports.root(side) for side in analysis.ports.of_node.get(node.index, {}).values()]
     lost = 0
     counts = [
         elements(analysis.graph.shapes[value])
         for value in (*node.inputs, *node.outputs)
-        if value != ABSENT and ports.produced[value] != NONE
+        if value != ABSENT and ports.produced[value] != NONE and node.key not in op_facts().views
     ]
     costs = costs_on(analysis.options.target)
     pair = 2 * costs.cast(max(counts, default=0), 1) - 1

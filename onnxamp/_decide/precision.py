@@ -196,7 +196,12 @@ class CutProblem:
             self.network.charge_low(variable, cost * _ACCURACY_CASTS)
 
     def gain(self, node: Node) -> int:
-        """What a node saves by moving two bytes less per element; always less than the pair of Casts it might need."""
+        """What a node saves by moving two bytes less per element; always less than the pair of Casts it might need.
+
+        Views share memory and move nothing, so their gain only settles ties.
+        """
+        if node.key in op_facts().views:
+            return self.trips[node.scope]
         largest = total = 0
         for value in (*node.inputs, *node.outputs):
             if value != ABSENT and self.ports.produced[value] != NONE:

@@ -5,8 +5,11 @@ import random
 
 import numpy as np
 import onnx
+import pytest
+from conversions import count
 from engine import analysis_of
 from every import every
+from graphs.case import parse
 from onnx import TensorProto, helper, numpy_helper
 from prices import price
 
@@ -126,3 +129,19 @@ def test_converting_again_changes_no_casts(seed, level):
     onnx.checker.check_model(model, full_check=True)
     once = onnxamp.convert_model(model, level)
     assert onnxamp.convert_model(once, level) == once
+
+
+@pytest.mark.parametrize(("moved", "casts"), [("Transpose <perm = [0, 1, 3, 2]> (c)", 3), ("Reshape (c, shape)", 0)])
+def test_views_save_no_traffic(moved, casts):
+    """Casts of large float32 values pay for ops that move them in low precision, not for those that share memory."""
+    text = f"""(float[8,64,64,64] A, float[8,64,64,64] B) => (float[8,128,64,64] Y, int64[4] S)
+    <int64[4] shape = {{8, 128, 64, 64}}> {{
+        a = Exp (A)
+        b = Exp (B)
+        c = Concat <axis = 1> (a, b)
+        S = Shape (c)
+        d = {moved}
+        e = Relu (d)
+        Y = Sigmoid (e)
+    }}"""
+    assert count(onnxamp.convert_model(parse(text))) == casts
