@@ -12,7 +12,8 @@ from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.costs import LAUNCH, costs_on
+from onnxamp._target.costs import LAUNCH
+from onnxamp._target.targets import target_of
 
 
 def price(analysis: Analysis, low: Sequence[bool]) -> int:
@@ -24,7 +25,7 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
     view, ports = analysis.graph, analysis.ports
     trips = loop_trips(view)
     pure = purely_high(analysis)
-    costs = costs_on(analysis.options.target)
+    costs = target_of(analysis.options.target).costs
 
     def is_low(variable: int) -> bool:
         return variable == LOW or (variable >= 0 and low[ports.root(variable)])
@@ -65,7 +66,7 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
         for value in (*node.inputs, *node.outputs)
         if value != ABSENT and ports.produced[value] != NONE
     ]
-    costs = costs_on(analysis.options.target)
+    costs = target_of(analysis.options.target).costs
     pair = 2 * costs.cast(max(counts, default=0), 1) - 1
     for root in sides:
         if root in pins.preferred and root not in pins.verdicts and not low[root]:
@@ -128,7 +129,7 @@ def was_exact(analysis: Analysis, node: Node, value: int) -> bool:
 def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
     """float32 values -> whether exact ops alone stand behind sources, and the kinds of these sources."""
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
-    costs = costs_on(analysis.options.target)
+    costs = target_of(analysis.options.target).costs
     sources: dict[int, set[str]] = {}
     for value, variable in enumerate(ports.produced):
         pin = pins.verdicts.get(ports.root(variable))

@@ -29,12 +29,13 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._ops.profiles import Profile, profile_of
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
-from onnxamp._target.versions import BUILDERS, VERSIONED, device_of, known_versions, release, version_of
+from onnxamp._target.targets import target_of, targets
+from onnxamp._target.versions import known_versions, release, version_of
 
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
@@ -90,7 +91,7 @@ def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None
     Complexity: linear in nodes, and in distinct typings times versions.
     """
     device, oldest = device_of(target), ""
-    if device not in VERSIONED:
+    if not target_of(device).versioned:
         return None
     _keys, examples = distinct_typings(graph, device)
     for version in reversed(known_versions(device)):
@@ -152,8 +153,9 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
         ArgumentError: the audit is for a target that builds no engines.
         RuntimeFailure: the builder is not installed.
     """
-    if audit.target not in BUILDERS:
-        raise ArgumentError(f"Only for {' and '.join(BUILDERS)} engines are built, not for {audit.target!r}.")
+    if not target_of(audit.target).builds:
+        builders = [name for name, one in targets().items() if one.builds]
+        raise ArgumentError(f"Only for {' and '.join(builders)} engines are built, not for {audit.target!r}.")
     built = build_engine(model, feeds)
     nodes = {node.node: node for node in audit.nodes}
     said = [_finding(audit.target, built.by, refusal, nodes.get(refusal.node)) for refusal in built.refusals]
@@ -179,7 +181,7 @@ def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> 
 @cache
 def _rules(target: str) -> Sequence[Mapping[str, str]]:
     """Rules of strong typing, by what the builder says where they are broken."""
-    rules: Sequence[Mapping[str, str]] = read_table(f"targets/{target}").get("rules", ())
+    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get("rules", ())
     return rules
 
 

@@ -22,9 +22,10 @@ from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target.kernels import carries, fails, kernel_table, runs_on
-from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import CPU, cpu_of, version_of
 
 
 def home(target: str) -> str:
@@ -38,7 +39,7 @@ def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | Non
     assert signature is not None
     if refused is not None:
         return "If it costs too much, export it another way: no precision brings it back."
-    rows = kernel_table(target).get(node.key, ()) if device_of(target) != "cpu" else ()
+    rows = kernel_table(target).get(node.key, ()) if device_of(target) != CPU else ()
     raised = in_float32(bound)
     if any(kernel.takes(signature, raised) for kernel in rows):
         return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
@@ -46,7 +47,7 @@ def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | Non
     if older:
         version = signature.since - 1
         return f"{home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
-    if device_of(target) == "cpu":
+    if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     return "It falls back in every precision: if it costs too much, replace the op."
 
@@ -91,7 +92,7 @@ _STAYING: Final = frozenset(
 @cache
 def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
     """Op key -> positions of its "inputs" or "outputs" that the target's kernels expect in host memory."""
-    table = read_table("kernels/memory").get(target, {}).get(which, {})
+    table = target_table(target, "memory").get(which, {})
     return {op: frozenset(ports) for op, ports in table.items()}
 
 
@@ -198,7 +199,7 @@ def place_nodes(
 
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
-    if target in UNLIMITED:
+    if not target_of(target).limits_types:
         return Placement([""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)])
     places = _by_kernels(graph, target)
     shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
@@ -308,7 +309,7 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
     node, bound, flowing = example.node, example.bound, example.flowing
     signature, key = node.signature, node.key
     assert signature is not None
-    if target in BUILDERS:
+    if target_of(target).builds:
         return _in_engine(target, node, bound, flowing)
     if key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
@@ -333,7 +334,7 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
-        if device_of(target) == "cpu":
+        if device_of(target) == CPU:
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
         return Place("CPU", "warning", "fallback", text, advice(target, node, raised, refused))
     if signature.has_function:

@@ -13,6 +13,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.metrics import DiffMetric
+from onnxamp._ops.targets import device_of
 from onnxamp._options.command_line import CommandLine
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, Options, default_of
@@ -24,8 +25,7 @@ from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.sampling import as_samples
 from onnxamp._runtime.session import BROWSER, Provider, is_plugin
 from onnxamp._runtime.sizes import Sizes
-from onnxamp._target.kernels import TARGETS
-from onnxamp._target.versions import device_of
+from onnxamp._target.targets import targets
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -95,7 +95,7 @@ def target_of_engine(options: dict[str, Any], target: str) -> str:
     engine = (provider_of(options) or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
     asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
-    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in TARGETS)
+    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
     return target if asked or not own or device_of(target) == engine else engine
 
 

@@ -23,8 +23,9 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import profile_of
 from onnxamp._runtime.switch import Ports
-from onnxamp._target.costs import LAUNCH, costs_on
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, device_for, work_of
+from onnxamp._target.costs import LAUNCH
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, work_of
+from onnxamp._target.targets import target_of
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -169,7 +170,7 @@ def _usual_device(target: str) -> str:
     """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
     profile = profile_of(target)
     honours_types = profile is None or profile.values["honours_types"]
-    return device_for(target) or (DEFAULT_DEVICE if honours_types else "")
+    return target_of(target).device or (DEFAULT_DEVICE if honours_types else "")
 
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
@@ -186,7 +187,7 @@ def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
 
 def time_on_target(analysis: Analysis) -> float:
     """:func:`time_of` where the target leaves nodes to the CPU; open dimensions count as everywhere in the cut."""
-    graph, costs = analysis.graph, costs_on(analysis.options.target)
+    graph, costs = analysis.graph, target_of(analysis.options.target).costs
     estimate = Estimate(graph, device_called(DEFAULT_DEVICE), graph.shapes)
     fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
     moved = sum(

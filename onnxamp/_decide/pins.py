@@ -26,10 +26,11 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits
 from onnxamp._ops.profiles import Profile, computes_low, profile_of
 from onnxamp._ops.signature import Signature
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.versions import cpu_of, device_of
+from onnxamp._target.versions import cpu_of
 
 
 @dataclass(frozen=True, slots=True)

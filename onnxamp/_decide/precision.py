@@ -22,7 +22,8 @@ from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
+from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs
+from onnxamp._target.targets import target_of
 
 DUPLICATE = 1
 """Cost of storing a constant twice, once in each precision, besides its bytes."""
@@ -74,7 +75,7 @@ class CutProblem:
     def __post_init__(self) -> None:
         self.graph, self.ports = self.problem.graph, self.problem.ports
         self.roots = [*self.ports.roots, NONE, LOW, HIGH]
-        self.costs = costs_on(self.problem.options.target)
+        self.costs = target_of(self.problem.options.target).costs
         self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
         self.exactly_high, self.pure = self.purely_high()

@@ -1,4 +1,4 @@
-"""Kernels that are wrong on the target, or in its version of ONNX Runtime, from ``_data/kernels/wrong.toml``."""
+"""Kernels that are wrong on the target, or in its version of ONNX Runtime, from the target's ``wrong.toml``."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -9,8 +9,8 @@ from onnxamp._dtypes import LowType
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
-from onnxamp._ops.tables import read_table
-from onnxamp._target.versions import device_of, is_older, version_of
+from onnxamp._ops.targets import device_of, target_table
+from onnxamp._target.versions import is_older, version_of
 
 
 def wrong_kernel_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]:
@@ -33,7 +33,7 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
 def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
     """Op -> the rule that holds for the target's version; where no version is named, those of all versions alone."""
     version = version_of(target)
-    rules = read_table("kernels/wrong").get(device_of(target), ())
+    rules = target_table(target, "wrong").get("rows", ())
     held = (rule for rule in rules if "before" not in rule or (version and is_older(version, rule["before"])))
     return {op: rule for rule in held for op in rule["ops"]}
 

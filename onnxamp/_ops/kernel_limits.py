@@ -1,6 +1,6 @@
 """What a provider leaves to CPU, or fails to run, although it has a kernel: conditions that its registry does not hold.
 
-``_data/kernels/placement.toml`` lists them, each with its source.
+``placement.toml`` in the folder of a target lists them, each with its source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from onnxamp._dtypes import FLOAT, LOW_TYPES
 from onnxamp._ops.facts import attribute, op_key
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import target_names, target_table
 
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 
@@ -20,8 +20,8 @@ _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     """(provider, op type) -> its conditions."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for provider, rules in read_table("kernels/placement").items():
-        for rule in rules:
+    for provider in target_names():
+        for rule in target_table(provider, "placement").get("rows", ()):
             types = {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
             for op in rule["ops"]:
                 found.setdefault((provider, op), []).append({**rule, **types})

@@ -23,7 +23,8 @@ from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.opsets import OpsetWord, check_opset
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.accumulators import float32_accumulators
-from onnxamp._target.kernels import TARGETS, check_target
+from onnxamp._target.kernels import check_target
+from onnxamp._target.targets import targets
 from onnxamp._target.versions import AUTO
 
 Rounding = Literal["auto", "nearest", "compensated"]
@@ -91,7 +92,7 @@ class Options:
     )  # fmt: skip
     target: str = _option(
         "cuda", "--target", "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime"
-        " may follow (cuda@1.24); auto is the installed one.", metavar="|".join((*TARGETS, AUTO)), kind=str,
+        " may follow (cuda@1.24); auto is the installed one.", metavar="|".join((*targets(), AUTO)), kind=str,
     )  # fmt: skip
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")

@@ -8,12 +8,14 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.targets import device_of
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
 from onnxamp._target.freedom import freedom
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.versions import UNLIMITED, device_of
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import CPU
 
 
 def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
@@ -109,7 +111,7 @@ def absorbed_casts(graph: Graph, low: LowType, target: str = "any") -> dict[int,
 
 def _mixes(target: str, low: LowType) -> bool:
     """Whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the CPU."""
-    if target in UNLIMITED or device_of(target) == "cpu":
+    if not target_of(target).limits_types or device_of(target) == CPU:
         return True
     rows = [row.types for row in kernel_table(target).get("LayerNormalization", ()) if row.covers(1)]
     both = ((types.get("T", {low.tensor}), types.get("V", {FLOAT})) for types in rows)

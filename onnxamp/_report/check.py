@@ -9,12 +9,12 @@ from typing import Final
 from onnxamp._audit.findings import Audit, Engine, Finding, LoadsFrom
 from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.targets import device_of
 from onnxamp._report import parts
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
 from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, magnitude, number, opset_text, size, tally
-from onnxamp._target.versions import device_of
 
 _ROWS: Final = 12
 """Values, and kinds of nodes, that the terminal shows without -v."""

@@ -2,11 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
-
-from onnxamp._ops.tables import read_table
-from onnxamp._target.versions import device_of
 
 LAUNCH: Final = 64
 """Fixed cost of a Cast in cost units: launching a kernel."""
@@ -16,7 +12,7 @@ MAX_ELEMENTS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs on one target, from ``_data/costs.toml``.
+    """The costs on one target, as its ``target.toml`` has them.
 
     Attributes:
         bytes_per_unit: memory traffic in bytes that takes as long as one cost unit.
@@ -32,6 +28,12 @@ class Costs:
     launch: float
     bandwidth: float
     host: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, float]) -> "Costs":
+        """The costs in a table ``[costs]``."""
+        unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
+        return cls(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)
 
     def cast_time(self, count: int) -> float:
         """Microseconds of one run of a Cast of ``count`` elements."""
@@ -52,11 +54,3 @@ class Costs:
     def stored(self, size: int) -> int:
         """Cost of holding ``size`` bytes of weights."""
         return int(size * self.memory) // self.bytes_per_unit
-
-
-@cache
-def costs_on(target: str) -> Costs:
-    """The costs on a target: "cuda", "cpu", "webgpu", "tensorrt" or "any"; versions of it cost the same."""
-    row: Mapping[str, float] = read_table("costs")[device_of(target)]
-    unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
-    return Costs(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)

@@ -10,7 +10,8 @@ from onnxamp._dtypes import BFLOAT16, LowType, retyped
 from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.signature import Signature
 from onnxamp._target.kernels import Binding, agrees, fails, runs_on
-from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import cpu_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ def freedom(
         return Freedom()
     legal = _legal(target, key, signature, bound, params, low, proto)
     everything_high = (False,) * len(params)
-    falls_back = everything_high not in legal and target not in BUILDERS
+    falls_back = everything_high not in legal and not target_of(target).builds
     typed_by_attribute = key in op_facts().dtype_attribute
-    if cpu_of(target) != target and (not legal or (target in UNLIMITED and typed_by_attribute)):
+    if cpu_of(target) != target and (not legal or (typed_by_attribute and not target_of(target).limits_types)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low is not BFLOAT16 and not typed_by_attribute:
             wrapped = _legal(cpu_of(target), key, signature, bound, params, low, proto, asked=_may_be_wrapped)

@@ -54,11 +54,6 @@ def device_called(name: str) -> Device:
     return device
 
 
-def device_for(target: str) -> str:
-    """The device of a target that runs on no GPU; "" for others."""
-    return next((name for name, row in read_table("devices").items() if target in row.get("targets", ())), "")
-
-
 def device_titled(title: str) -> str:
     """The device that a driver calls by this title, as in "NVIDIA A100-SXM4-80GB"; the default one if it is unknown."""
     words = title.replace("-", " ").split()
