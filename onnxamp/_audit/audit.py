@@ -21,7 +21,7 @@ from onnxamp._decide.dequantized import shared_factors, split_scales
 from onnxamp._decide.reads import straight_reads
 from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
 from onnxamp._decide.wrong_kernels import wrong_kernels
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -43,7 +43,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     profile = profile_of(target)
     if profile is None:
         return
-    low_names = {low.tensor: low.name for low in LOW_TYPES.values()}
+    low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in stacked_up(graph, profile):
         if name := low_names.get(graph.types[node.outputs[0]] or ""):
             text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
@@ -62,7 +62,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
         made = graph.producer(read.value)
         if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
             continue
-        for low in LOW_TYPES.values():
+        for low in FORMATS.values():
             if graph.types[made.input(0)] == low.tensor:
                 what = "stacks up" if read.owner.bodies else "reads"
                 text = f"it {what} float32 that is a Cast of {low.name}: {target}'s builder may refuse that"
@@ -121,7 +121,7 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
 def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
     """Low nodes whose kernels are wrong on the target, or in its version."""
     newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         for node, why in wrong_kernels(graph, low.name, target):
             if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
@@ -137,7 +137,7 @@ def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
         yield f"its opset is {opset}, and {newest.opset} the newest that is known"
 
 
-_LOW: Final = frozenset({*(low.name for low in LOW_TYPES.values()), "mixed"})
+_LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
 """Precisions of nodes that are low in part at least."""
 
 
@@ -189,7 +189,7 @@ _FOLD: Final = (
     "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"
     " float32."
 )
-_FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in LOW_TYPES.values()}}
+_FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in FORMATS.values()}}
 
 
 @unchanged_sources()

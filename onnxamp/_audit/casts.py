@@ -8,14 +8,14 @@ from onnx import helper
 
 from onnxamp._audit.findings import Casts, Finding
 from onnxamp._audit.sizes import Sized
-from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
+from onnxamp._dtypes import ELEM_NUMBERS, FORMATS, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.trips import DEFAULT_TRIPS, guessed_scopes, loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 
-_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in FORMATS.values())})
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from onnxamp._audit.casts import element_bytes
 from onnxamp._audit.findings import Finding
 from onnxamp._audit.sizes import Sized
-from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
+from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind
@@ -70,7 +70,7 @@ def cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
 def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
     """Types of parameters, with float32 in place of low precision."""
     types = dict(bound)
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         types = {param: kind.replace(low.tensor, FLOAT) for param, kind in types.items()}
     return types
 
@@ -375,7 +375,7 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
 def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
     """Control flow runs where its kernel is; the nodes of its subgraphs run where theirs are."""
     assert node.signature is not None
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         held = [name for name in flowing if low.tensor in name]
         for name in held:
             if not carries(target, node.key, node.signature, name):

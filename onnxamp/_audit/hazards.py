@@ -8,7 +8,7 @@ look for what a conversion did to constants: epsilons that became zero, masks th
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import copysign, isfinite, log2, sqrt
+from math import copysign, isfinite, sqrt
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from onnxamp._decide.hazards import (
 )
 from onnxamp._decide.masks import mask_path, masks
 from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, LowType
+from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -66,7 +66,7 @@ class RaisedConstants(Constants):
 class RaisedGraph(Graph):
     """A graph in which the values of one low-precision type look like float32 values."""
 
-    low: LowType
+    low: Format
     actual: Types
     """The types without disguise."""
     sizes: Sequence[Shape | None]
@@ -106,7 +106,7 @@ class RaisedGraph(Graph):
                 yield port, number
 
 
-def raised(graph: Graph, low: LowType, shapes: Sequence[Shape | None]) -> RaisedGraph:
+def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
     """The graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
         graph.model, graph.book, graph.scopes, graph.nodes, graph.values, graph.results, graph.order,
@@ -114,7 +114,7 @@ def raised(graph: Graph, low: LowType, shapes: Sequence[Shape | None]) -> Raised
     )  # fmt: skip
 
 
-def saturated(low: LowType) -> tuple[float, float]:
+def saturated(low: Format) -> tuple[float, float]:
     """What conversions make of a sentinel: the largest number of the type, or half of it."""
     return low.max_finite, low.max_finite / 2
 
@@ -136,7 +136,7 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
     Complexity: near linear in nodes, as the rules; weights are read once per low-precision type.
     """
     present = {name for name in graph.types if name is not None}
-    lows = [low for low in LOW_TYPES.values() if any(low.tensor in name for name in present)]
+    lows = [low for low in FORMATS.values() if any(low.tensor in name for name in present)]
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
         view = raised(graph, low, shapes)
@@ -164,7 +164,7 @@ _WHY: Final[Mapping[Reason, str]] = {
     Reason.MASK: "masks in LOW with a number so large that a fully masked row forgets its scores",
     Reason.QDQ: "scales integer sums in LOW, whose range they exceed",
 }
-_IS_TELLING: Final[Mapping[Reason, Callable[[float, LowType], bool]]] = {
+_IS_TELLING: Final[Mapping[Reason, Callable[[float, Format], bool]]] = {
     Reason.EPSILON: lambda number, low: 0 < abs(number) < low.smallest_normal,
     Reason.MASK: lambda number, low: abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low),
     Reason.RANGE: lambda number, low: abs(number) > low.max_finite / 8,
@@ -198,7 +198,7 @@ def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
             yield _hazard(graph, node, _WHY[hazard.reason] + constants + _limit(graph.low, hazard.reason))
 
 
-def _limit(low: LowType, reason: Reason) -> str:
+def _limit(low: Format, reason: Reason) -> str:
     if reason is Reason.INDEX:
         return f", which counts exactly up to {low.exact_integers} only"
     return f": it ends at {low.max_finite:.6g}" if reason in (Reason.RANGE, Reason.QDQ) else ""
@@ -214,7 +214,7 @@ def _large_sums(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     """One finding per decomposed normalisation, softmax or magnitude, at the op that breaks first."""
-    narrow, digits = graph.low is FLOAT16, f"its sums keep only {1 - int(log2(graph.low.epsilon))} bits"
+    narrow, digits = graph.low.is_narrow, f"its sums keep only {graph.low.mantissa + 1} bits"
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
         "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
@@ -306,7 +306,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Masks at the very end of the range, which adding a score leaves. Half of the range would do."""
-    if graph.low is not FLOAT16:  # the end of the range of bfloat16 is far beyond the last digit of a score
+    if not graph.low.is_narrow:  # the end of a wide range is far beyond the last digit of a score
         return
     for node in graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxamp._audit.findings import Finding
-from onnxamp._dtypes import BFLOAT16, FLOAT16, LOW_TYPES, LowType, readable_types, tensor_type
+from onnxamp._dtypes import FLOAT16, FORMATS, Format, readable_types, tensor_type
 from onnxamp._errors import ModelError
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array
 
-_MANTISSA: Final = {FLOAT16: 10, BFLOAT16: 7}
-"""Bits of the mantissa."""
-_LOW_ELEMS: Final = {low.elem: low for low in LOW_TYPES.values()}
+_LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
 _MANY_SUBNORMAL: Final = 0.01
 """Share of subnormal elements that is worth a note."""
 _MANY: Final = 1000
@@ -54,7 +52,7 @@ def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
     Complexity: one pass over the weights, in blocks.
     """
     findings: list[Finding] = []
-    lows: dict[LowType, dict[str, Contents]] = {low: {} for low in LOW_TYPES.values()}
+    lows: dict[Format, dict[str, Contents]] = {low: {} for low in FORMATS.values()}
     unread: list[tuple[str, str]] = []
     for tensor in tensors_of(model):
         low = _LOW_ELEMS.get(tensor.data_type)
@@ -81,13 +79,14 @@ def _float_contents(array: NDArray[np.float32]) -> Contents:
     return Contents(array.size, nan, infinite)
 
 
-def _low_contents(array: NDArray[Any], low: LowType) -> Contents:
+def _low_contents(array: NDArray[Any], low: Format) -> Contents:
     """Counts from the bits: sign, exponent, mantissa."""
-    mantissa = (1 << _MANTISSA[low]) - 1
-    exponent = 0x7FFF ^ mantissa
+    mantissa = (1 << low.mantissa) - 1
+    numbers = low.patterns.type((1 << 8 * low.bytes - 1) - 1)  # all bits but the sign
+    exponent = numbers ^ mantissa
     nan = infinite = zero = subnormal = 0
     for block in blocks_of(array):
-        magnitude = block.view(np.uint16) & np.uint16(0x7FFF)
+        magnitude = block.view(low.patterns) & numbers
         infinite += int(np.count_nonzero(magnitude == exponent))
         nan += int(np.count_nonzero(magnitude > exponent))
         zeros = int(np.count_nonzero(magnitude == 0))
@@ -115,7 +114,7 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
         yield Finding("note", "weight", name, "", text, action)
 
 
-def _lost_digits(lows: Mapping[LowType, Mapping[str, Contents]]) -> Iterator[Finding]:
+def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
     """How many low-precision weights are subnormal, with the tensor that has most of them."""
     for low, tensors in lows.items():
         total = sum(contents.elements for contents in tensors.values())

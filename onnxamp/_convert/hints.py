@@ -9,7 +9,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.deciding import is_low
 from onnxamp._convert.held_back import held_back
 from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.levels import Level
@@ -131,4 +131,4 @@ def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     return casts
 
 
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})

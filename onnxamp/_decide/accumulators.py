@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT16, LowType
+from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._ops.profiles import Profile, profile_of
@@ -19,7 +19,7 @@ _USUAL: Final = 64
 """Magnitude of activations that means and norms should bear."""
 
 
-def accumulator_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]:
+def accumulator_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
     """Nodes whose sums the target cannot hold in float16, in node order.
 
     Complexity: linear in nodes.
@@ -31,7 +31,7 @@ def accumulator_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]
     return sorted(found, key=lambda hazard: hazard.node)
 
 
-def accumulation_shares(graph: Graph, low: LowType, target: str) -> Mapping[int, float]:
+def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, float]:
     """Products that the target sums up in float16 -> their squared error as a share of what is bearable, up to 1; those
     with a share that counts.
 

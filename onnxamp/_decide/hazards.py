@@ -10,7 +10,7 @@ from math import inf, prod
 from onnxamp._decide.masks import masks
 from onnxamp._decide.positions import index_paths, position_paths
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.statistics import SENTINEL
@@ -19,10 +19,10 @@ from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of
 
-Rule = Callable[[Graph, LowType], Iterator[Hazard]]
+Rule = Callable[[Graph, Format], Iterator[Hazard]]
 
 
-def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
+def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
     """All hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones first."""
     found = [hazard for rule in RULES for hazard in rule(graph, low)]
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
@@ -30,7 +30,7 @@ def find_hazards(graph: Graph, low: LowType) -> list[Hazard]:
     return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))
 
 
-def constant_ranges(graph: Graph, low: LowType) -> Iterator[Hazard]:
+def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results.
 
     So do factors that scale values of a few units out of it.
@@ -64,7 +64,7 @@ def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
         yield Hazard(node.index, Reason.RANGE, why)
 
 
-def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
+def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
     """An element of the constant that is out of range, or a factor that scales values of a few units out of it."""
     stats = graph.constants.stats(value)
     if stats is None:
@@ -73,7 +73,7 @@ def _beyond(graph: Graph, low: LowType, node: Node, value: int) -> float | None:
     return stats.uniform if grows else stats.out_of_range(low)
 
 
-def epsilons(graph: Graph, low: LowType) -> Iterator[Hazard]:
+def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero.
 
     One that becomes zero breaks what it guards where its input is zero, which samples may lack.
@@ -157,7 +157,7 @@ _SPECTRAL_REACH = 16
 """Limit on the nodes visited upstream of a guarded logarithm."""
 
 
-def _is_lost(number: float, low: LowType, key: str) -> bool:
+def _is_lost(number: float, low: Format, key: str) -> bool:
     """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
     if key != "Mul":
         return number != 0
@@ -165,7 +165,7 @@ def _is_lost(number: float, low: LowType, key: str) -> bool:
     return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
 
 
-def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
+def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
     limit = low.max_finite / 8
     for node in graph.nodes_of(op_facts().growing_reductions):
@@ -179,7 +179,7 @@ def large_reductions(graph: Graph, low: LowType) -> Iterator[Hazard]:
             yield Hazard(node.index, Reason.REDUCTION, f"sums {count} elements at a time")
 
 
-def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
+def quantized_units(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Quantize and dequantize nodes and the nodes between them, which ONNX Runtime fuses into integer kernels."""
     facts = op_facts()
     for node in graph.nodes if graph.nodes_of(facts.quantize | facts.dequantize) else ():
@@ -197,7 +197,7 @@ def quantized_units(graph: Graph, _low: LowType) -> Iterator[Hazard]:
             yield Hazard(node.index, Reason.QDQ, "stands between dequantize and quantize nodes")
 
 
-def integer_products(graph: Graph, _low: LowType) -> Iterator[Hazard]:
+def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Ops that scale the sums of an integer product: the sums are out of range, and ONNX Runtime fuses both."""
     seen: set[int] = set()
     for node in graph.nodes_of(op_facts().integer_products):
@@ -220,13 +220,13 @@ def _adds_constant(graph: Graph, node: Node) -> bool:
     return any(graph.constants.is_constant(value) for _, value in graph.float_inputs(node))
 
 
-def index_hazards(graph: Graph, _low: LowType) -> Iterator[Hazard]:
+def index_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Integers, positions and sizes carried in floats; see :mod:`onnxamp._decide.positions`."""
     yield from graph.ask(index_paths).hazards
     yield from position_paths(graph)
 
 
-def decomposed_patterns(graph: Graph, _low: LowType) -> Iterator[Hazard]:
+def decomposed_patterns(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
     for kind in ("normalisation", "softmax", "magnitude"):
         for match in patterns_of(graph, kind):
@@ -234,7 +234,7 @@ def decomposed_patterns(graph: Graph, _low: LowType) -> Iterator[Hazard]:
             yield from (Hazard(index, Reason.DECOMPOSED, why) for index in sorted(match.nodes))
 
 
-def cast_absorbed(graph: Graph, low: LowType) -> Iterator[Hazard]:
+def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Producers whose Cast to float32 a fusion would absorb: computed in float32, they need no Cast there."""
     for value, mean in graph.ask(absorbed_casts, low).items():
         producer = graph.producer(value)

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.statistics import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
 
 
-def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
+def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Large constants, sentinels apart, that reach a Softmax: the whole path stays float32.
 
     Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask forgets the score: a
@@ -40,13 +40,13 @@ def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
                     yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
 
 
-def _large(low: LowType, stats: ConstantStats) -> float | None:
+def _large(low: Format, stats: ConstantStats) -> float | None:
     """A large element of the constant that is no sentinel."""
     large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1 else None
     return large if large is not None and abs(large) < SENTINEL else stats.out_of_range(low)
 
 
-def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
+def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     """Node groups that take one precision: the ops from a sentinel constant to its Softmax, both ends included."""
     groups = []
     leading = _leading(graph)
@@ -61,7 +61,7 @@ def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
     return groups
 
 
-def _holds_sentinel(graph: Graph, low: LowType, value: int) -> bool:
+def _holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
     stats = graph.constants.stats(value)
     return stats is not None and stats.has_sentinel(low) and stats.largest >= SENTINEL
 
@@ -75,7 +75,7 @@ def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
     yield from (node for node in nodes if node.key not in op_facts().mask_sinks)
 
 
-def _stays_high(low: LowType, maker: Node) -> bool:
+def _stays_high(low: Format, maker: Node) -> bool:
     """Whether the node's schema does not admit the low-precision type as output."""
     port = maker.signature.output(0) if maker.signature is not None else None
     if port is None or maker.signature is None:

@@ -8,7 +8,7 @@ from onnx import NodeProto
 from onnxamp._decide.list_names import absent_names, taken_off
 from onnxamp._decide.unmatched import unmatched_names
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, LowType
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -72,7 +72,7 @@ def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
     return _told(found, "lowers {}")
 
 
-def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: LowType) -> Iterator[str]:
+def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format) -> Iterator[str]:
     """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     weights = overrides.low_weights
@@ -84,7 +84,7 @@ def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], 
     return _told(found, "stores {} in low precision")
 
 
-def _is_lost(graph: Graph, value: int, reason: Reason, low: LowType) -> bool:
+def _is_lost(graph: Graph, value: int, reason: Reason, low: Format) -> bool:
     """Whether a weight in low precision loses the numbers that a hazard is about."""
     stats = graph.constants.stats(value)
     if stats is None:

@@ -17,7 +17,7 @@ from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.nearest import suggestion
@@ -132,7 +132,7 @@ _MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION, Re
 
 
 @lru_cache(maxsize=1 << 12)
-def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: LowType) -> Freedom:
+def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
     """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
     proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
     return freedom(target, key, signature, layout.bound, layout.params, low, proto)

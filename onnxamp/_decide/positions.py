@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
@@ -17,7 +17,7 @@ _WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset(
     f"tensor({name})"
     for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-    if np.iinfo(name).max > min(low.exact_integers for low in LOW_TYPES.values())
+    if np.iinfo(name).max > min(low.exact_integers for low in FORMATS.values())
 )
 """Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
 

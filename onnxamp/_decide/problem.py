@@ -15,7 +15,7 @@ from onnxamp._decide.splits import SUM
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._decide.wrong_kernels import wrong_kernel_hazards
-from onnxamp._dtypes import FLOAT16, LowType
+from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -115,7 +115,7 @@ def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     return graph.ask(split_products)
 
 
-def _unfit(graph: Graph, low: LowType) -> frozenset[int]:
+def _unfit(graph: Graph, low: Format) -> frozenset[int]:
     floats = graph.constants.floats().items()
     return frozenset(
         value for value, stats in floats if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
@@ -13,7 +13,7 @@ from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target.versions import is_older, version_of
 
 
-def wrong_kernel_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]:
+def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
     """Nodes that would run on a kernel that is wrong in low precision, in node order. Complexity: linear in nodes."""
     found = wrong_kernels(graph, low.name, target)
     return [Hazard(node.index, Reason.WRONG_KERNEL, why) for node, why in found]

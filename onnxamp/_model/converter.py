@@ -9,7 +9,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._model.blobs import Blob, Given, Lowered, Weight
 from onnxamp._model.external_data import INSIDE, data_location
 from onnxamp._model.lowering import ConversionCounts, convert
@@ -31,7 +31,7 @@ class WeightConverter:
     :func:`onnxamp._model.saving.save_model` converts each tensor while it writes.
     """
 
-    low: LowType
+    low: Format
     base_dir: Path | None
     deferred: bool = False
     _pending: list[Lowered | Given] = field(default_factory=list)

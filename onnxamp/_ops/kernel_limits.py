@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.targets import target_names, target_table
 
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 
 @cache

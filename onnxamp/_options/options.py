@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT16, DtypeName, LowType, low_type
+from onnxamp._dtypes import FLOAT16, DtypeName, Format, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
 from onnxamp._ops.profiles import computes_low
@@ -196,7 +196,7 @@ class Options:
         return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalises them
 
     @cached_property
-    def low(self) -> LowType:
+    def low(self) -> Format:
         """The low-precision type."""
         return low_type(self.dtype)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import bind
@@ -84,7 +84,7 @@ def _may_be_equal(one: Shape, other: Shape) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def absorbed_casts(graph: Graph, low: LowType, target: str = "any") -> dict[int, str]:
+def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, str]:
     """Inputs of decomposed normalisations in front of which a Cast must not stand alone -> label of the first reader.
 
     ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
@@ -109,7 +109,7 @@ def absorbed_casts(graph: Graph, low: LowType, target: str = "any") -> dict[int,
     return absorbed
 
 
-def _mixes(target: str, low: LowType) -> bool:
+def _mixes(target: str, low: Format) -> bool:
     """Whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the CPU."""
     if not target_of(target).limits_types or device_of(target) == CPU:
         return True

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from onnxamp._audit.findings import Audit, Engine, Finding, LoadsFrom
+from onnxamp._dtypes import FLOAT16, LOWEST_FIRST
 from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.targets import device_of
@@ -114,7 +115,7 @@ def finding_items(audit: Audit) -> list[parts.Item]:
 
 def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
     counted = Counter(node.precision for node in audit.nodes if node.op not in op_facts().uncounted)
-    dtype = "bfloat16" if counted["bfloat16"] else "float16"
+    dtype = next((name for name in LOWEST_FIRST if counted[name]), FLOAT16.name)
     weights = ", ".join(f"{size(bytes_)} {name}" for name, bytes_ in audit.weight_bytes.items() if bytes_)
     return (
         *node_figure(dtype, counted),

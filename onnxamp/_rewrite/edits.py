@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.record import record
 
@@ -40,7 +40,7 @@ class Edits:
     Keys are node and value indices of the view, and (node, port) and (scope, output position) pairs.
     """
 
-    low: LowType
+    low: Format
     casts: list[NewCast] = field(default_factory=list)
     copies: list[NewConstant] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)

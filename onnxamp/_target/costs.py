@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from onnxamp._dtypes import FLOAT32_BYTES, Format
+
 LAUNCH: Final = 64
 """Fixed cost of a Cast in cost units: launching a kernel."""
 MAX_ELEMENTS: Final = 1 << 32
@@ -35,17 +37,13 @@ class Costs:
         unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
         return cls(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)
 
-    def cast_time(self, count: int) -> float:
-        """Microseconds of one run of a Cast of ``count`` elements."""
-        return self.launch + 6 * count / self.bandwidth
-
     def host_time(self, size: int) -> float:
         """Microseconds for a node on the CPU with ``size`` bytes of inputs and outputs."""
         return size / self.host if self.host else 0.0
 
-    def cast(self, count: int, trips: int) -> int:
-        """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
-        return (LAUNCH + 6 * min(count, MAX_ELEMENTS) // self.bytes_per_unit) * trips
+    def cast(self, count: int, trips: int, low: Format) -> int:
+        """Cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
+        return (LAUNCH + (FLOAT32_BYTES + low.bytes) * min(count, MAX_ELEMENTS) // self.bytes_per_unit) * trips
 
     def traffic(self, size: int) -> int:
         """Cost of moving ``size`` bytes."""

@@ -16,7 +16,7 @@ import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
@@ -29,7 +29,7 @@ from onnxamp._ops.targets import device_of, target_json
 from onnxamp._target.targets import target_of, targets, with_kernels
 from onnxamp._target.versions import AUTO, cpu_of, installed_target, known_versions, versioned
 
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 Binding = Mapping[str, str]
 """Type parameter -> type."""

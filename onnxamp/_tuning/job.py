@@ -13,7 +13,7 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.verdicts import told
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._model.blobs import Bits
 from onnxamp._model.converter import WeightConverter
 from onnxamp._model.model import Model
@@ -61,7 +61,7 @@ class Job:
     """The last plan, and the analysis that it was made from."""
 
     @property
-    def low(self) -> LowType:
+    def low(self) -> Format:
         """The low-precision type."""
         return self.space.all_low.options.low
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final, TypeAlias
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.measure import Measurement
@@ -158,7 +158,7 @@ def local_sample(walked: Walked, metric: Metric) -> LocalSample:
     return LocalSample({name: row.local for name, row in rows if row.local is not None}, error)
 
 
-def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType) -> LocalError:
+def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) -> LocalError:
     """The local error of a node."""
     mine = [values[name] for name in unit.names if name in values]
     if not mine:  # in the body of a loop, or computed from values that only the lowered model has
