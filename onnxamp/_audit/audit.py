@@ -18,9 +18,9 @@ from onnxamp._audit.sizes import sized
 from onnxamp._audit.weights import weight_findings, weight_types
 from onnxamp._convert.hints import decomposed
 from onnxamp._decide.dequantized import shared_factors, split_scales
+from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._decide.reads import straight_reads
 from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
-from onnxamp._decide.wrong_kernels import wrong_kernels
 from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph

@@ -5,7 +5,7 @@ raised to float32 (:mod:`onnxamp._audit.hazards`), and count where a node really
 look for what a conversion did to constants: epsilons that became zero, masks that became infinite.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import copysign, isfinite, sqrt
@@ -14,16 +14,10 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.hazards import (
-    constant_ranges,
-    epsilons,
-    find_hazards,
-    index_hazards,
-    integer_products,
-    large_reductions,
-)
-from onnxamp._decide.masks import mask_path, masks
-from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.hazards import find_hazards, kinds, masks
+from onnxamp._decide.hazards.masks import mask_path, saturated
+from onnxamp._decide.hazards.reductions import large_reductions
+from onnxamp._decide.verdicts import Audit
 from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
@@ -114,11 +108,6 @@ def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedG
     )  # fmt: skip
 
 
-def saturated(low: Format) -> tuple[float, float]:
-    """What conversions make of a sentinel: the largest number of the type, or half of it."""
-    return low.max_finite, low.max_finite / 2
-
-
 _KEEP: Final = (
     "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
 )
@@ -144,7 +133,7 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
     if lows or FLOAT not in present:
         return list(findings.values())
     hazards = find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)
-    quantized = {hazard.node for hazard in hazards if hazard.reason is Reason.QDQ}
+    quantized = {hazard.node for hazard in hazards if not hazard.reason.breaks}
     kept = {hazard.node for hazard in hazards} - quantized
     whys = {"they would break in float16": kept, "they are quantized, or compute between such nodes": quantized}
     texts = [f"a conversion to float16 keeps up to {len(them)} of its nodes float32: {why}"
@@ -157,51 +146,39 @@ def _hazard(graph: RaisedGraph, node: Node, text: str, severity: str = "warning"
     return Finding(severity, "hazard", node.label, node.key, text.replace("LOW", graph.low.name), action)
 
 
-_WHY: Final[Mapping[Reason, str]] = {
-    Reason.RANGE: "works in LOW at the end of its range",
-    Reason.EPSILON: "LOW loses an epsilon here, or what the epsilon guards",
-    Reason.INDEX: "computes integers, positions or sizes in LOW",
-    Reason.MASK: "masks in LOW with a number so large that a fully masked row forgets its scores",
-    Reason.QDQ: "scales integer sums in LOW, whose range they exceed",
-}
-_IS_TELLING: Final[Mapping[Reason, Callable[[float, Format], bool]]] = {
-    Reason.EPSILON: lambda number, low: 0 < abs(number) < low.smallest_normal,
-    Reason.MASK: lambda number, low: abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low),
-    Reason.RANGE: lambda number, low: abs(number) > low.max_finite / 8,
-}
-"""Which constants of a node illustrate the hazard."""
-
-
 def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
     """Masks, ranges, epsilons, indices and integer products; one finding per low-precision node and reason."""
+    audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
-    for rule in (masks, constant_ranges, epsilons, index_hazards, integer_products):
-        owner = ABSENT
-        for hazard in rule(graph, graph.low):
+    for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
+        owner, rule = ABSENT, audit.rule or kind.rule
+        for hazard in rule(graph, graph.low) if rule is not None else ():
             if hazard.value != ABSENT and graph.actual[hazard.value] != graph.low.tensor:
                 continue
-            node, is_telling = graph.nodes[hazard.node], _IS_TELLING.get(hazard.reason)
-            numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
-            shown = [x for x in numbers if x is not None and is_telling is not None and is_telling(x, graph.low)]
+            node = graph.nodes[hazard.node]
+            shown = _shown(graph, node, audit)
             if shown:
                 owner = hazard.node
             # A rule yields the node with the constant first, then what follows from it: one finding says it all.
             cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
             follows = cause is not None and graph.is_low(cause) and repr(cause.label) in hazard.detail
-            if not graph.is_low(node) or follows or (hazard.reason is Reason.MASK and not shown):
+            if not graph.is_low(node) or follows or (audit.must_tell and not shown):
                 continue
-            if hazard.reason is Reason.MASK:
+            if kind == masks.KIND:
                 masking.add(hazard.node)
             elif hazard.node in masking:  # a mask times 0 or 1 stays in range
                 continue
             constants = f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
-            yield _hazard(graph, node, _WHY[hazard.reason] + constants + _limit(graph.low, hazard.reason))
+            limit = audit.limit.format(end=graph.low.max_finite, integers=graph.low.exact_integers)
+            yield _hazard(graph, node, audit.text + constants + limit)
 
 
-def _limit(low: Format, reason: Reason) -> str:
-    if reason is Reason.INDEX:
-        return f", which counts exactly up to {low.exact_integers} only"
-    return f": it ends at {low.max_finite:.6g}" if reason in (Reason.RANGE, Reason.QDQ) else ""
+def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
+    """The constants of a node that show its hazard."""
+    if audit.is_telling is None:
+        return []
+    numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
+    return [number for number in numbers if number is not None and audit.is_telling(number, graph.low)]
 
 
 def _large_sums(graph: RaisedGraph) -> Iterator[Finding]:

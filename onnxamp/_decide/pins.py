@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from onnx import NodeProto
 
-from onnxamp._decide.hazards import beyond_init_max
+from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
 from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.ports import HIGH, Layout, PortVariables
@@ -127,7 +127,6 @@ _UNSOUND = (
 
 _IO = "keep_io_types is off for it"
 
-_MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION, Reason.PRODUCT})
 """Hazards that measurements confirm or refute, unless they are rare; others show with inputs that samples may lack."""
 
 
@@ -174,7 +173,7 @@ class _Collector:
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
             self.claims.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
-        if self.options.user_white and hazard.reason is not Reason.FUSION:
+        if self.options.user_white and not hazard.reason.is_shielded:
             for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
                 self.constant(value, hazard)
 
@@ -193,8 +192,8 @@ class _Collector:
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""
         level, options = self.options.level, self.options
-        keeps = options.hazards and (level != Level.AUTO or hazard.rare or hazard.reason not in _MEASURABLE)
-        if hazard.reason is Reason.FUSION:  # a white-listed producer stays low; its Cast is shielded
+        keeps = options.hazards and (level != Level.AUTO or hazard.rare or not hazard.reason.is_measurable)
+        if hazard.reason.is_shielded:  # a white-listed producer stays low; its Cast is shielded
             return (keeps or level != Level.O3) and self.graph.nodes[hazard.node].key not in options.white
         return keeps
 

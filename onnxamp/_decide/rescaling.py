@@ -8,9 +8,8 @@ from typing import Final, NamedTuple
 
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.exponents import Solution, solve
-from onnxamp._decide.hazards import find_hazards
+from onnxamp._decide.hazards import find_hazards, ranges
 from onnxamp._decide.relations import ZERO, Relation, Window
-from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
@@ -37,9 +36,6 @@ _FLOAT_EXPONENTS: Final = 128
 
 _SHOWN: Final = 6
 """Nodes of a chain that are named."""
-
-_HARMLESS: Final = frozenset({Reason.RANGE, Reason.REDUCTION, Reason.FUSION})
-"""Hazards whose nodes want to be low nevertheless, once exponents bring their values into range."""
 
 
 class Partial(NamedTuple):
@@ -204,7 +200,7 @@ def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
 
 def _wanted(graph: Graph, low: Format, measured: Mapping[int, float]) -> dict[int, Window]:
     """Value -> its window, for values that want to be low."""
-    hazards = (hazard for hazard in graph.ask(find_hazards, low) if hazard.reason not in _HARMLESS)
+    hazards = (hazard for hazard in graph.ask(find_hazards, low) if not hazard.reason.is_cured_by_exponents)
     kept = {hazard.node for hazard in hazards}
     return {
         value: _window(number, low.max_finite / HEADROOM, low, _SMALL)
@@ -271,7 +267,7 @@ def _unfit(
     """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
-    known = {hazard.node for hazard in graph.ask(find_hazards, low) if hazard.reason is not Reason.RANGE}
+    known = {hazard.node for hazard in graph.ask(find_hazards, low) if hazard.reason != ranges.KIND}
     for value, number in measured.items():
         exponent = 0 if value in borders else exponents.get(value, 0)
         judged = graph.types[value] != FLOAT or graph.values[value].producer in known

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from onnxamp._decide.positions import index_paths
+from onnxamp._decide.hazards.indices import index_paths
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Origin

@@ -9,7 +9,7 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.plan import CONSTANTS, Plan
-from onnxamp._decide.verdicts import title_of
+from onnxamp._decide.words import title_of
 from onnxamp._graph.stats import PRECISIONS
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes

@@ -12,7 +12,7 @@ from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.decision import Prices
-from onnxamp._decide.verdicts import told
+from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
 from onnxamp._model.blobs import Bits
 from onnxamp._model.converter import WeightConverter

@@ -1,8 +1,10 @@
 """Attention masks: large constants on their way to a Softmax, which low precision would spoil."""
 
 from collections.abc import Iterator
+from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._decide.hazards.ranges import is_out_of_range
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
@@ -37,7 +39,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
                 path = path or mask_path(graph, node)
                 kept.update(path)
                 for index in path:
-                    yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
+                    yield Hazard(index, KIND, f"carries the mask value {found:.6g} to its Softmax")
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:
@@ -125,3 +127,27 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
 
 _MASK_REACH = 4096
 """Limit on the nodes visited from one mask; deep models share one mask among all layers."""
+
+
+def _is_telling(number: float, low: Format) -> bool:
+    return abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low)
+
+
+def saturated(low: Format) -> tuple[float, float]:
+    """What conversions make of a sentinel: the largest number of the type, or half of it."""
+    return low.max_finite, low.max_finite / 2
+
+
+KIND: Final = Kind(
+    "mask",
+    title="low precision would change an attention mask",
+    rule=masks,
+    audit=Audit(
+        1,
+        "masks in LOW with a number so large that a fully masked row forgets its scores",
+        "",
+        _is_telling,
+        must_tell=True,
+    ),
+    loses=is_out_of_range,
+)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._decide.verdicts import Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -16,7 +16,7 @@ from onnxamp._target.versions import is_older, version_of
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
     """Nodes that would run on a kernel that is wrong in low precision, in node order. Complexity: linear in nodes."""
     found = wrong_kernels(graph, low.name, target)
-    return [Hazard(node.index, Reason.WRONG_KERNEL, why) for node, why in found]
+    return [Hazard(node.index, KIND, why) for node, why in found]
 
 
 def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, str]]:
@@ -45,3 +45,11 @@ def _head_size(graph: Graph, node: Node) -> int | None:
         return None
     heads = attribute(node.proto, "q_num_heads") if len(shape) == 3 else 1
     return shape[-1] // heads if heads else None
+
+
+KIND: Final = Kind(
+    "wrong kernel",
+    title="a kernel of that version of the runtime computes wrong results in low precision",
+    on_target=wrong_kernel_hazards,
+    is_of_kernels=True,
+)
