@@ -16,7 +16,6 @@ import numpy as np
 from onnxamp._audit.findings import Finding
 from onnxamp._decide.hazards import find_hazards, kinds, masks
 from onnxamp._decide.hazards.masks import mask_path, saturated
-from onnxamp._decide.hazards.reductions import large_reductions
 from onnxamp._decide.verdicts import Audit
 from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._graph.constants import Constants
@@ -146,8 +145,8 @@ def _hazard(graph: RaisedGraph, node: Node, text: str, severity: str = "warning"
     return Finding(severity, "hazard", node.label, node.key, text.replace("LOW", graph.low.name), action)
 
 
-def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
-    """Masks, ranges, epsilons, indices and integer products; one finding per low-precision node and reason."""
+def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
+    """What the rules of kinds find that have an audit; one finding per low-precision node and kind."""
     audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
@@ -170,7 +169,7 @@ def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
                 continue
             constants = f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
             limit = audit.limit.format(end=graph.low.max_finite, integers=graph.low.exact_integers)
-            yield _hazard(graph, node, audit.text + constants + limit)
+            yield _hazard(graph, node, audit.text.format(detail=hazard.detail) + constants + limit)
 
 
 def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
@@ -179,14 +178,6 @@ def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
         return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
     return [number for number in numbers if number is not None and audit.is_telling(number, graph.low)]
-
-
-def _large_sums(graph: RaisedGraph) -> Iterator[Finding]:
-    """Sums over very many elements."""
-    for hazard in large_reductions(graph, graph.low):
-        node = graph.nodes[hazard.node]
-        if graph.is_low(node):
-            yield _hazard(graph, node, f"{hazard.detail} in LOW, which ends at {graph.low.max_finite:.6g}")
 
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
@@ -318,8 +309,7 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
 
 _RULES: Final[tuple[LowRule, ...]] = (
     _decomposed,
-    _constant_hazards,
-    _large_sums,
+    _of_kinds,
     _zero_epsilons,
     _infinite_constants,
     _saturated_masks,

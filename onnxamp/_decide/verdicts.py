@@ -53,7 +53,7 @@ class Audit:
 
     Attributes:
         place: its place among the others, since the first one that a node has may say it all.
-        text: what is wrong; LOW stands for the type.
+        text: what is wrong; LOW stands for the type, ``{detail}`` for what the rule says.
         limit: what follows it: ``{end}`` is the largest number of the type, ``{integers}`` its last exact integer.
         is_telling: whether a constant of the node shows the hazard.
         must_tell: whether nothing is wrong without such a constant.

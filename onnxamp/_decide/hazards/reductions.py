@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -31,4 +31,5 @@ KIND: Final = Kind(
     rule=large_reductions,
     is_measurable=True,
     is_cured_by_exponents=True,
+    audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
 )
