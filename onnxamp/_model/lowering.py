@@ -46,6 +46,8 @@ class ConversionCounts:
 
 _WIDEST: Final = max(low.bytes for low in FORMATS.values())
 """Bytes of a number in the widest format."""
+_CAST_OPSET: Final = max(low.min_opset for low in FORMATS.values())
+"""An opset whose Cast knows all formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], 
     x = helper.make_tensor_value_info("x", source, ["n"])
     y = helper.make_tensor_value_info("y", target, ["n"])
     model = helper.make_model(
-        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", _CAST_OPSET)], ir_version=8
     )
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # write_blobs has threads of its own; idle ones of the session would spin
