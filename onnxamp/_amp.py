@@ -12,7 +12,7 @@ from onnx import NodeProto
 from onnxamp._api import converted_as
 from onnxamp._context import active_within
 from onnxamp._convert.plan import HazardRow, make_plan
-from onnxamp._decide.verdicts import told
+from onnxamp._decide.words import told
 from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.facts import op_facts, op_key

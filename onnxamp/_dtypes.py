@@ -6,6 +6,7 @@ Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``,
 
 import re
 from dataclasses import dataclass
+from math import floor, log2
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -19,15 +20,18 @@ DtypeLike: TypeAlias = DtypeName | type[np.generic] | np.dtype[Any] | int
 """What stands for a low-precision type; :func:`dtype_name` reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LowType:
-    """A low-precision float format.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """All that is known of a low-precision float format.
 
     The limits follow IEEE 754-2019 (binary16) and the bfloat16 definition (float32 without its lower 16 bits).
     """
 
     name: str
     elem: int
+    """Its number in ``onnx.TensorProto.DataType``."""
+    bytes: int
+    """Bytes of a number."""
     max_finite: float
     overflow: float
     """Smallest magnitude that rounds to infinity: half a step beyond ``max_finite``."""
@@ -39,8 +43,16 @@ class LowType:
     """All integers up to this magnitude are represented exactly."""
     min_opset: int
     """First opset whose Cast knows the type."""
+    tolerance: float
+    """Default limit of the relative L2 error per output of a model in this format."""
+    moved_by_order: str
+    """By how much the order of accumulation alone was measured to move outputs."""
+    is_wrapped: bool
+    """Whether ONNX Runtime puts Casts around a node in it that the CPU has no kernel for."""
     suffix: str
     """What names of low values and files end in."""
+    short: tuple[str, ...] = ()
+    """Usual short names."""
 
     def __hash__(self) -> int:
         return hash(self.name)  # formats are keys of caches that every weight asks
@@ -50,25 +62,65 @@ class LowType:
         """The type of a tensor of this format, as schemas write it."""
         return f"tensor({self.name})"
 
+    @property
+    def mantissa(self) -> int:
+        """Bits of the mantissa that are stored."""
+        return -round(log2(self.epsilon))
 
-FLOAT16: Final = LowType(
-    "float16", TensorProto.FLOAT16, 65504.0, 65520.0, 2.0**-14, 2.0**-24, 2.0**-10, 2048, 6, "fp16"
+    @property
+    def patterns(self) -> np.dtype[Any]:
+        """The unsigned integers that hold its bit patterns."""
+        return np.dtype(f"u{self.bytes}")
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether its range is narrower than that of float32."""
+        return self.max_finite < _FLOAT32_MAX / 2
+
+
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+
+FLOAT16: Final = Format(
+    name="float16",
+    elem=TensorProto.FLOAT16,
+    bytes=2,
+    max_finite=65504.0,
+    overflow=65520.0,
+    smallest_normal=2.0**-14,
+    smallest_subnormal=2.0**-24,
+    epsilon=2.0**-10,
+    exact_integers=2048,
+    min_opset=6,
+    tolerance=1e-2,
+    moved_by_order="0.35 %",
+    is_wrapped=True,
+    suffix="fp16",
+    short=("fp16", "half"),
 )
-BFLOAT16: Final = LowType(
-    "bfloat16",
-    TensorProto.BFLOAT16,
-    float.fromhex("0x1.fep127"),
-    float.fromhex("0x1.ffp127"),
-    2.0**-126,
-    2.0**-133,
-    2.0**-7,
-    256,
-    13,
-    "bf16",
+BFLOAT16: Final = Format(
+    name="bfloat16",
+    elem=TensorProto.BFLOAT16,
+    bytes=2,
+    max_finite=float.fromhex("0x1.fep127"),
+    overflow=float.fromhex("0x1.ffp127"),
+    smallest_normal=2.0**-126,
+    smallest_subnormal=2.0**-133,
+    epsilon=2.0**-7,
+    exact_integers=256,
+    min_opset=13,
+    tolerance=5e-2,
+    moved_by_order="2 %",
+    is_wrapped=False,
+    suffix="bf16",
+    short=("bf16",),
 )
-LOW_TYPES: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
-LOW_ELEMS: Final = frozenset(low.elem for low in LOW_TYPES.values())
-LOW_TENSORS: Final = frozenset(low.tensor for low in LOW_TYPES.values())
+FORMATS: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
+"""The low-precision formats by name: no other list names them."""
+LOWEST_FIRST: Final = tuple(sorted(FORMATS, key=lambda name: FORMATS[name].mantissa))
+"""Their names, the one with the fewest digits first."""
+FLOAT32_BYTES: Final = 4
+LOW_ELEMS: Final = frozenset(low.elem for low in FORMATS.values())
+LOW_TENSORS: Final = frozenset(low.tensor for low in FORMATS.values())
 """Element type numbers of the low-precision formats."""
 
 FLOAT_ELEMS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}
@@ -115,11 +167,9 @@ _PLAIN: Final = {"float": "float32", "double": "float64"}
 
 # Significand bits (with the hidden one), least and greatest exponent: enough to tell what contains what.
 _FLOATS: Final = {
-    "bfloat16": (8, -133, 127),
-    "float16": (11, -24, 15),
-    "float": (24, -149, 127),
-    "double": (53, -1074, 1023),
-}
+    low.name: (low.mantissa + 1, round(log2(low.smallest_subnormal)), floor(log2(low.max_finite)))
+    for low in FORMATS.values()
+} | {"float": (24, -149, 127), "double": (53, -1074, 1023)}
 _INTS: Final = {  # magnitude bits, signed
     "bool": (1, False),
     "uint8": (8, False),
@@ -133,7 +183,7 @@ _INTS: Final = {  # magnitude bits, signed
 }
 
 
-_SHORT: Final = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_SHORT: Final = {short: low.name for low in FORMATS.values() for short in low.short} | {"fp32": "float32"}
 """Usual short names of types."""
 
 
@@ -162,7 +212,7 @@ def dtype_name(dtype: object) -> str:
     )
 
 
-def low_type(dtype: object) -> LowType:
+def low_type(dtype: object) -> Format:
     """The low-precision format that ``dtype`` stands for; see :func:`dtype_name` for how it may be given.
 
     Raises:
@@ -170,9 +220,9 @@ def low_type(dtype: object) -> LowType:
         ArgumentError: the type is not a low-precision one.
     """
     name = dtype_name(dtype)
-    if name not in LOW_TYPES:
-        raise ArgumentError(f"Unknown dtype {name!r}: choose one of {', '.join(LOW_TYPES)}.")
-    return LOW_TYPES[name]
+    if name not in FORMATS:
+        raise ArgumentError(f"Unknown dtype {name!r}: choose one of {', '.join(FORMATS)}.")
+    return FORMATS[name]
 
 
 def tensor_type(elem: int) -> str:
@@ -194,7 +244,7 @@ def readable_types(text: str | None) -> str:
     return "unknown" if text is None else _TENSOR.sub(lambda found: _PLAIN.get(found[1], found[1]), text)
 
 
-def retyped(type_name: str, low: LowType) -> str:
+def retyped(type_name: str, low: Format) -> str:
     """``type_name`` with float32 replaced by ``low``, at any depth: ``seq(tensor(float))`` and so on."""
     return type_name.replace(FLOAT, low.tensor)
 

@@ -1,4 +1,4 @@
-"""Ask an engine which of its normalisations sum up in float32, and write the rows of onnxamp/_data/accumulate.toml.
+"""Ask an engine which of its normalisations sum up in float32, and write accumulate.toml in its target's folder.
 
     python scripts/ask_accumulators.py webgpu           ask WebGPU (an engine is a provider, as --provider takes it)
     python scripts/ask_accumulators.py cpu --check      ask the CPU, and compare with what the file says
@@ -15,7 +15,7 @@ Another one tells what becomes of the mean:
 cancels     numbers around 200 lose digits, more than in float32, because the mean is subtracted in low precision
 
 A BatchNormalization sums up nothing; it is asked whether a difference that float16 cannot hold comes out right. Rows of
-targets that no engine here can be asked about are written by hand, and kept.
+targets that no engine here can be asked about are written by hand.
 """
 
 import argparse
@@ -39,7 +39,8 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run
 from onnxamp._target.kernels import takes_anywhere
 
-FILE = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "accumulate.toml"
+TARGETS = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "targets"
+HEAD = "# Which normalisations sum up in float32 on {}; ../README.md explains the fields.\n"
 OPSET = 24
 ROWS, TERMS, MANY = 64, 4096, 100_000
 TYPES: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -260,13 +261,9 @@ def rows_of(provider: str, found: Mapping[tuple[str, str], Mapping[str, Any]]) -
     return rows
 
 
-def as_text(head: str, data: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def as_text(head: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The text of the file."""
-    parts = [
-        "\n".join([f"[[{target}]]", *(f"{name} = {_value(value)}" for name, value in row.items())])
-        for target, rows in data.items()
-        for row in rows
-    ]
+    parts = ["\n".join(["[[rows]]", *(f"{name} = {_value(value)}" for name, value in row.items())]) for row in rows]
     return head + "\n" + "\n\n".join(parts) + "\n"
 
 
@@ -287,21 +284,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OnnxAmpError as error:
         print(error, file=sys.stderr)
         return 1
-    text = FILE.read_text(encoding="utf-8")
-    data = tomllib.loads(text)
+    path = TARGETS / options.provider / "accumulate.toml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else HEAD.format(options.provider)
     found = accumulators(options.provider)
     if options.check:
         said = {
             (row["op"], kind): {name: row[name] for name in ("accumulator", "cancels") if name in row}
-            for row in data[options.provider] for kind in row["types"]
+            for row in tomllib.loads(text)["rows"] for kind in row["types"]
         }  # fmt: skip
         for op, kind in sorted(said.keys() | found.keys()):
             if said.get((op, kind)) != found.get((op, kind)):
                 print(f"{op}, {kind}: the answer is {found.get((op, kind))}; the file says {said.get((op, kind))}")
         return int(said != found)
-    data[options.provider] = rows_of(options.provider, found)
-    head = text[: text.index("[[")].rstrip("\n") + "\n"
-    FILE.write_text(as_text(head, data), encoding="utf-8", newline="\n")
+    head = text.partition("[[")[0].rstrip("\n") + "\n"
+    path.write_text(as_text(head, rows_of(options.provider, found)), encoding="utf-8", newline="\n")
     return 0
 
 

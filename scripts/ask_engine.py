@@ -1,4 +1,4 @@
-"""Ask an engine how it computes float16, and write the answers to onnxamp/_data/targets/ENGINE.toml.
+"""Ask an engine how it computes float16, and write the answers to onnxamp/_data/targets/ENGINE/arithmetic.toml.
 
     python scripts/ask_engine.py webgpu             ask WebGPU (an engine is a provider, as --provider takes it)
     python scripts/ask_engine.py cuda --check       ask CUDA, and compare with what the file says
@@ -475,7 +475,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("provider", help="the engine, as --provider takes it")
     parser.add_argument("--check", action="store_true", help="compare with the profile, and write nothing")
-    parser.add_argument("--to", type=Path, metavar="DIR", default=TARGETS, help="write the profile into DIR")
+    parser.add_argument("--to", type=Path, metavar="DIR", default=TARGETS, help="write DIR/ENGINE/arithmetic.toml")
     options = parser.parse_args(argv)
     try:
         choose_provider(options.provider)
@@ -483,11 +483,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     found = answers(options.provider)
+    path = options.to / options.provider / "arithmetic.toml"
     if not options.check:
-        path = options.to / f"{options.provider}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(as_toml(options.provider, found, by_hand(path)), encoding="utf-8", newline="\n")
         return 0
-    lines = differences(tomllib.loads((options.to / f"{options.provider}.toml").read_text(encoding="utf-8")), found)
+    lines = differences(tomllib.loads(path.read_text(encoding="utf-8")), found)
     print("\n".join(lines) or f"{options.provider} computes as its profile says.")
     return 1 if lines else 0
 

@@ -1,4 +1,4 @@
-"""Ask an engine which types its ops take, and write the answers to onnxamp/_data/kernels/ENGINE.json.
+"""Ask an engine which types its ops take, and write the answers to onnxamp/_data/targets/ENGINE/kernels.json.
 
     python scripts/ask_types.py tensorrt --answers FILE    ask what FILE does not hold yet, and write the table
     python scripts/ask_types.py openvino --answers FILE    ask a plugin provider
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from make_kernel_tables import TABLES, merge
+from make_kernel_tables import TARGETS, merge
 from onnx import ModelProto
 from op_forms import (
     ASKED,
@@ -327,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", help="tensorrt, or the name of a plugin provider")
     parser.add_argument("--answers", type=Path, required=True, metavar="FILE", help="the answers so far, and new ones")
-    parser.add_argument("--to", type=Path, default=TABLES, metavar="DIR", help="write the table into DIR")
+    parser.add_argument("--to", type=Path, default=TARGETS, metavar="DIR", help="write DIR/ENGINE/kernels.json")
     parser.add_argument("--disagreements", action="store_true", help="show them, and write nothing")
     parser.add_argument("--op", action="append", default=[], help="ask about this op, and keep the rows of others")
     options = parser.parse_args(argv)
@@ -338,9 +338,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.disagreements:
         print("\n".join(disagreements(engine.target, found)))
         return 0
-    path = options.to / f"{engine.target}.json"
+    path = options.to / engine.target / "kernels.json"
     kept = kernels_in(json.loads(path.read_text(encoding="utf-8")), options.op) if options.op else {}
     text = table(engine.head(), kept | kernels_of(engine.target, found))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")
     return 0
 

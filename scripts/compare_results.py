@@ -38,7 +38,7 @@ REAL_MODELS = ROOT.parent / "shared" / "models"
 TIME_LIMIT = 300
 """Seconds after which a conversion or a command is ended, which counts as its result."""
 
-TARGETS = ("cuda", "cpu", "tensorrt", "webgpu", "openvino", "any", "float16-only")
+TARGETS = sorted(path.parent.name for path in (ROOT / "onnxamp" / "_data" / "targets").glob("*/target.toml"))
 SETTINGS: tuple[Mapping[str, Any], ...] = (
     *({"target": target} for target in TARGETS),
     *({"lists": lists} for lists in ("conservative", "fast", "mindspore")),

@@ -1,4 +1,4 @@
-"""Write onnxamp/_data/kernels/history.json: how ONNX Runtime's kernels differ from those of the newest release.
+"""Write history.json in the folders of targets: how ONNX Runtime's kernels differ from those of the newest release.
 
     python scripts/make_kernel_history.py --unpack DIR   write the registries of all releases that are known into DIR
     python scripts/make_kernel_history.py --dump DIR     add the registry of the installed onnxruntime to DIR
@@ -9,9 +9,9 @@ last patch of each release; or with the wheel onnxruntime, which has the same ke
 DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the newest IR version and
 opset that the release loads.
 
-The history goes backwards: under each provider, a release maps the ops that differ from the release after it to their
-rows at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the
-hash of the table that results (:func:`fingerprint`), by provider; a release knows the providers that it names there.
+The history goes backwards: under "changes", a release maps the ops that differ from the release after it to their rows
+at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the hash of
+the table that results (:func:`fingerprint`).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from make_kernel_tables import PROVIDERS, ROOT, TABLES, UnreadableError, read_dumps, read_runtime, table
+from make_kernel_tables import PROVIDERS, ROOT, TARGETS, UnreadableError, read_dumps, read_runtime, table
 
 if TYPE_CHECKING:
     from onnxamp._target.kernels import Kernel
@@ -72,34 +72,38 @@ def minor(release: str) -> str:
     return ".".join(release.split(".")[:2])
 
 
-def history(releases: Mapping[str, Mapping[str, Mapping]]) -> str:
-    """The text of the history of releases (version -> provider -> dump), the newest first."""
-    newest_first = sorted(releases, key=lambda release: [int(part) for part in release.split(".")], reverse=True)
-    tables = {release: {name: rows_of(dump) for name, dump in releases[release].items()} for release in newest_first}
-    every = {kind for made in tables.values() for ops in made.values() for rows in ops.values() for row in rows
-             for kinds in row[2].values() for kind in kinds}  # fmt: skip
-    types = sorted(every)
+def history(dumps: Mapping[str, Mapping]) -> str:
+    """The text of the history of a provider from its dumps by release, the newest first."""
+    newest_first = sorted(dumps, key=lambda release: [int(part) for part in release.split(".")], reverse=True)
+    tables = {release: rows_of(dumps[release]) for release in newest_first}
+    steps = {old: {op: tables[old].get(op) for op in _changed(tables[new], tables[old])}
+             for new, old in pairwise(newest_first)}  # fmt: skip
+    rows = [row for ops in steps.values() for kept in ops.values() for row in kept or ()]
+    types = sorted({kind for _, _, accepted in rows for kinds in accepted.values() for kind in kinds})
     index = {name: number for number, name in enumerate(types)}
     versions = [
         f"{_json(minor(release))}:" + _json({
-            "release": release, "ir": releases[release]["cpu"]["ir"], "opset": releases[release]["cpu"]["opset"],
-            "sha256": {name: fingerprint(ops) for name, ops in sorted(tables[release].items())},
+            "release": release, "ir": dumps[release]["ir"], "opset": dumps[release]["opset"],
+            "sha256": fingerprint(tables[release]),
         })
         for release in newest_first
     ]  # fmt: skip
-    parts = [f'{{"types":{_json(types)},\n"versions":{{\n', ",\n".join(versions), "}"]
-    for name in sorted(PROVIDERS):
-        steps = pairwise(release for release in newest_first if name in tables[release])
-        lines = [f"{_json(minor(old))}:{{\n" + ",\n".join(_changes(tables[new][name], tables[old][name], index)) + "}"
-                 for new, old in steps]  # fmt: skip
-        parts += [f',\n"{name}":{{\n', ",\n".join(lines), "}"]
-    return "".join((*parts, "}\n"))
+    lines = [f"{_json(minor(old))}:{{\n" + ",\n".join(_lines(ops, index)) + "}" for old, ops in steps.items()]
+    parts = (
+        f'{{"types":{_json(types)},\n"versions":{{\n', ",\n".join(versions),
+        '},\n"changes":{\n', ",\n".join(lines), "}}\n",
+    )  # fmt: skip
+    return "".join(parts)
 
 
-def _changes(new: Mapping[str, Rows], old: Mapping[str, Rows], index: Mapping[str, int]) -> list[str]:
-    """The ops that differ, one line each."""
-    changed = sorted(op for op in {*new, *old} if new.get(op) != old.get(op))
-    return [f"{_json(op)}:{_json(_numbered(old[op], index) if op in old else None)}" for op in changed]
+def _changed(new: Mapping[str, Rows], old: Mapping[str, Rows]) -> list[str]:
+    """The ops that differ."""
+    return sorted(op for op in {*new, *old} if new.get(op) != old.get(op))
+
+
+def _lines(ops: Mapping[str, Rows | None], index: Mapping[str, int]) -> list[str]:
+    """The rows of ops, one line each."""
+    return [f"{_json(op)}:{_json(None if rows is None else _numbered(rows, index))}" for op, rows in ops.items()]
 
 
 def _numbered(rows: Rows, index: Mapping[str, int]) -> list:
@@ -124,10 +128,10 @@ def unpack(folder: Path) -> None:
     """Write the registries of all known releases into a folder, with rows merged as in the tables."""
     sys.path.insert(0, str(ROOT))
     from onnxamp._target.kernels import kernel_table  # noqa: PLC0415
-    from onnxamp._target.versions import history as known  # noqa: PLC0415
 
-    for version, facts in known()["versions"].items():
-        for name in facts["sha256"]:
+    for name in PROVIDERS:
+        known = json.loads((TARGETS / name / "history.json").read_text(encoding="utf-8"))
+        for version, facts in known["versions"].items():
             kernels = [_raw(op, row) for op, rows in kernel_table(f"{name}@{version}").items() for row in rows]
             dump = {"onnxruntime": facts["release"], "provider": PROVIDERS[name], "kernels": kernels}
             _write(folder, name, {**dump, "ir": facts["ir"], "opset": facts["opset"]})
@@ -150,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of dumps")
     parser.add_argument("--dump", action="store_true", help="add the registry of the installed onnxruntime to DIR")
-    parser.add_argument("--to", type=Path, metavar="FILE", default=TABLES / "history.json", help="write FILE")
+    parser.add_argument("--to", type=Path, metavar="DIR", default=TARGETS, help="write DIR/TARGET/history.json")
     parser.add_argument("--unpack", action="store_true", help="write the registries of all known releases into DIR")
     options = parser.parse_args(argv)
     try:
@@ -160,11 +164,15 @@ def main(argv: list[str] | None = None) -> int:
         if options.dump:
             dump_installed(options.folder)
             return 0
-        text = history({path.name: read_dumps(path) for path in options.folder.iterdir() if path.is_dir()})
+        releases = {path.name: read_dumps(path) for path in options.folder.iterdir() if path.is_dir()}
     except UnreadableError as error:
         print(error, file=sys.stderr)
         return 1
-    options.to.write_text(text, encoding="utf-8", newline="\n")
+    for name in PROVIDERS:
+        dumps = {release: found[name] for release, found in releases.items() if name in found}
+        path = options.to / name / "history.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(history(dumps), encoding="utf-8", newline="\n")
     return 0
 
 

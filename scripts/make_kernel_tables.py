@@ -1,4 +1,4 @@
-"""Write onnxamp/_data/kernels/{cuda,cpu,webgpu}.json: the kernels of ONNX Runtime, with their opsets and types.
+"""Write kernels.json in the folders of targets: the kernels of ONNX Runtime, with their opsets and types.
 
     python scripts/make_kernel_tables.py               read the registry of the installed onnxruntime
     python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json, if there
@@ -24,13 +24,12 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
-PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-PLUGINS = {"webgpu": "WebGpuExecutionProvider"}
 UNNAMED = {
     "BatchNormalization": {14: ("U",), 15: ("T1", "T2")},
     "LayerNormalization": {1: ("V",)},
@@ -40,7 +39,24 @@ UNNAMED = {
 INTERNAL_DOMAINS = {"com.ms.internal.nhwc", "com.microsoft.nchwc"}
 OPEN_ENDED = 2**31 - 1  # what the registry calls a range without an end
 ROOT = Path(__file__).resolve().parents[1]
-TABLES = ROOT / "onnxamp" / "_data" / "kernels"
+TARGETS = ROOT / "onnxamp" / "_data" / "targets"
+
+
+def registries() -> dict[str, str]:
+    """The targets whose kernels are in a registry, with the names of their providers."""
+    files = TARGETS.glob("*/target.toml")
+    tables = {path.parent.name: tomllib.loads(path.read_text(encoding="utf-8")) for path in files}
+    ordered = sorted(tables, key=lambda name: tables[name]["order"])
+    return {name: tables[name]["registry"] for name in ordered if "registry" in tables[name]}
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a package of its own brings the provider of a target."""
+    return (TARGETS / name / "engine.toml").is_file()
+
+
+PROVIDERS = {name: provider for name, provider in registries().items() if not is_plugin(name)}
+PLUGINS = {name: provider for name, provider in registries().items() if is_plugin(name)}
 
 # type parameter -> the element types that it may have, by name or by index
 Types = Mapping[str, frozenset]
@@ -214,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="dumps", type=Path, metavar="DIR", help="read the raw dumps in DIR")
     parser.add_argument(
-        "--to", dest="tables", type=Path, metavar="DIR", default=TABLES, help="write the tables into DIR"
+        "--to", dest="tables", type=Path, metavar="DIR", default=TARGETS, help="write DIR/TARGET/kernels.json"
     )
     parser.add_argument("--plugin", choices=list(PLUGINS), help="read the registry of this plugin provider")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -231,9 +247,10 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     texts = {name: table(dump) for name, dump in dumps.items()}
-    options.tables.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (options.tables / f"{name}.json").write_text(text, encoding="utf-8", newline="\n")
+        path = options.tables / name / "kernels.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
     return 0
 
 

@@ -12,7 +12,8 @@ from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.costs import LAUNCH, costs_on
+from onnxamp._target.costs import LAUNCH
+from onnxamp._target.targets import target_of
 
 
 def price(analysis: Analysis, low: Sequence[bool]) -> int:
@@ -24,7 +25,7 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
     view, ports = analysis.graph, analysis.ports
     trips = loop_trips(view)
     pure = purely_high(analysis)
-    costs = costs_on(analysis.options.target)
+    costs, kind = target_of(analysis.options.target).costs, analysis.options.low
 
     def is_low(variable: int) -> bool:
         return variable == LOW or (variable >= 0 and low[ports.root(variable)])
@@ -43,11 +44,11 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
             versions = {is_low(variable), *map(is_low, readers)}
             count = 0 if value in analysis.problem.unfit else count
             if len(versions) == 2:
-                total += costs.stored(2 * count) * 2 + DUPLICATE
+                total += costs.stored((4 - kind.bytes) * count) * 2 + DUPLICATE
             elif versions == {False}:
-                total += costs.stored(2 * count)
+                total += costs.stored((4 - kind.bytes) * count)
             continue
-        cost = costs.cast(count, trips[view.values[value].scope])
+        cost = costs.cast(count, trips[view.values[value].scope], kind)
         if is_low(variable) and not all(map(is_low, readers)) and not (variable == LOW and HIGH in readers):
             total += cost * 65 if value in pure else cost
         if not is_low(variable) and any(map(is_low, readers)) and not (variable == HIGH and LOW in readers):
@@ -65,15 +66,15 @@ def missed(analysis: Analysis, node: Node, trips: Sequence[int], low: Sequence[b
         for value in (*node.inputs, *node.outputs)
         if value != ABSENT and ports.produced[value] != NONE and node.key not in op_facts().views
     ]
-    costs = costs_on(analysis.options.target)
-    pair = 2 * costs.cast(max(counts, default=0), 1) - 1
+    costs, kind = target_of(analysis.options.target).costs, analysis.options.low
+    pair = 2 * costs.cast(max(counts, default=0), 1, kind) - 1
     for root in sides:
         if root in pins.preferred and root not in pins.verdicts and not low[root]:
-            lost += max(1, min(costs.traffic(2 * sum(counts)), pair)) * trips[node.scope]
+            lost += max(1, min(costs.traffic((4 - kind.bytes) * sum(counts)), pair)) * trips[node.scope]
     if widens_exactly(analysis, node) and low[sides[0]]:
-        lost += 64 * costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope])
+        lost += 64 * costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope], kind)
     if node.key == "Cast" and len(sides) == 2 and low[sides[0]] != low[sides[1]]:
-        lost += costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope]) - 1
+        lost += costs.cast(elements(analysis.graph.shapes[node.inputs[0]]), trips[node.scope], kind) - 1
     return lost
 
 
@@ -128,7 +129,7 @@ def was_exact(analysis: Analysis, node: Node, value: int) -> bool:
 def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
     """float32 values -> whether exact ops alone stand behind sources, and the kinds of these sources."""
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
-    costs = costs_on(analysis.options.target)
+    costs, kind = target_of(analysis.options.target).costs, analysis.options.low
     sources: dict[int, set[str]] = {}
     for value, variable in enumerate(ports.produced):
         pin = pins.verdicts.get(ports.root(variable))
@@ -136,12 +137,13 @@ def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
             producer = view.producer(value)
             computed = producer is not None and producer.key == "Cast"
             heavy = not computed and value not in analysis.problem.unfit
-            heavy = heavy and costs.stored(2 * elements(view.shapes[value])) > LAUNCH
+            heavy = heavy and costs.stored((4 - kind.bytes) * elements(view.shapes[value])) > LAUNCH
             sources[value] = {"heavy" if heavy else "light"}
         elif (variable == HIGH and not is_shield(view, value)) or (pin is not None and not pin.low):
             sources[value] = {"float32"}
         elif is_low_constant(analysis, value):
-            sources[value] = {"heavy" if costs.stored(2 * elements(view.shapes[value])) > LAUNCH else "light"}
+            heavy = costs.stored((4 - kind.bytes) * elements(view.shapes[value])) > LAUNCH
+            sources[value] = {"heavy" if heavy else "light"}
     found = dict.fromkeys(sources, False)
     for node in (view.nodes[index] for index in view.order):
         for value in node.outputs if node.key not in op_facts().control_flow else ():

@@ -19,10 +19,10 @@ from onnxamp._audit.findings import Audit, Casts, Engine, Finding, LoadsFrom, No
 from onnxamp._audit.hazards import low_hazards
 from onnxamp._convert.hints import decomposed
 from onnxamp._decide.dequantized import shared_factors, split_scales
+from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._decide.reads import straight_reads
 from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
-from onnxamp._decide.wrong_kernels import wrong_kernels
-from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, LowType, readable_types, tensor_type
+from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format, readable_types, tensor_type
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -32,16 +32,15 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array
 from onnxamp._ops.profiles import Profile, profile_of
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
-from onnxamp._target.versions import BUILDERS, VERSIONED, device_of, known_versions, release, version_of
+from onnxamp._target.targets import target_of, targets
+from onnxamp._target.versions import known_versions, release, version_of
 
-_MANTISSA: Final = {FLOAT16: 10, BFLOAT16: 7}
-"""Bits of the mantissa."""
-_LOW_ELEMS: Final = {low.elem: low for low in LOW_TYPES.values()}
+_LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
 _MANY_SUBNORMAL: Final = 0.01
 """Share of subnormal elements that is worth a note."""
 _MANY: Final = 1000
@@ -73,7 +72,7 @@ def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
     Complexity: one pass over the weights, in blocks.
     """
     findings: list[Finding] = []
-    lows: dict[LowType, dict[str, Contents]] = {low: {} for low in LOW_TYPES.values()}
+    lows: dict[Format, dict[str, Contents]] = {low: {} for low in FORMATS.values()}
     unread: list[tuple[str, str]] = []
     for tensor in tensors_of(model):
         low = _LOW_ELEMS.get(tensor.data_type)
@@ -100,13 +99,14 @@ def _float_contents(array: NDArray[np.float32]) -> Contents:
     return Contents(array.size, nan, infinite)
 
 
-def _low_contents(array: NDArray[Any], low: LowType) -> Contents:
+def _low_contents(array: NDArray[Any], low: Format) -> Contents:
     """Counts from the bits: sign, exponent, mantissa."""
-    mantissa = (1 << _MANTISSA[low]) - 1
-    exponent = 0x7FFF ^ mantissa
+    mantissa = (1 << low.mantissa) - 1
+    numbers = low.patterns.type((1 << 8 * low.bytes - 1) - 1)  # all bits but the sign
+    exponent = numbers ^ mantissa
     nan = infinite = zero = subnormal = 0
     for block in blocks_of(array):
-        magnitude = block.view(np.uint16) & np.uint16(0x7FFF)
+        magnitude = block.view(low.patterns) & numbers
         infinite += int(np.count_nonzero(magnitude == exponent))
         nan += int(np.count_nonzero(magnitude > exponent))
         zeros = int(np.count_nonzero(magnitude == 0))
@@ -134,7 +134,7 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
         yield Finding("note", "weight", name, "", text, action)
 
 
-def _lost_digits(lows: Mapping[LowType, Mapping[str, Contents]]) -> Iterator[Finding]:
+def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
     """How many low-precision weights are subnormal, with the tensor that has most of them."""
     for low, tensors in lows.items():
         total = sum(contents.elements for contents in tensors.values())
@@ -156,7 +156,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     profile = profile_of(target)
     if profile is None:
         return
-    low_names = {low.tensor: low.name for low in LOW_TYPES.values()}
+    low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in stacked_up(graph, profile):
         if name := low_names.get(graph.types[node.outputs[0]] or ""):
             text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
@@ -175,7 +175,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
         made = graph.producer(read.value)
         if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
             continue
-        for low in LOW_TYPES.values():
+        for low in FORMATS.values():
             if graph.types[made.input(0)] == low.tensor:
                 what = "stacks up" if read.owner.bodies else "reads"
                 text = f"it {what} float32 that is a Cast of {low.name}: {target}'s builder may refuse that"
@@ -204,7 +204,7 @@ def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None
     Complexity: linear in nodes, and in distinct typings times versions.
     """
     device, oldest = device_of(target), ""
-    if device not in VERSIONED:
+    if not target_of(device).versioned:
         return None
     _keys, examples = distinct_typings(graph, device)
     for version in reversed(known_versions(device)):
@@ -234,7 +234,7 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
 def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
     """Low nodes whose kernels are wrong on the target, or in its version."""
     newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         for node, why in wrong_kernels(graph, low.name, target):
             if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
@@ -250,7 +250,7 @@ def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
         yield f"its opset is {opset}, and {newest.opset} the newest that is known"
 
 
-_LOW: Final = frozenset({*(low.name for low in LOW_TYPES.values()), "mixed"})
+_LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
 """Precisions of nodes that are low in part at least."""
 
 
@@ -266,8 +266,9 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
         ArgumentError: the audit is for a target that builds no engines.
         RuntimeFailure: the builder is not installed.
     """
-    if audit.target not in BUILDERS:
-        raise ArgumentError(f"Only for {' and '.join(BUILDERS)} engines are built, not for {audit.target!r}.")
+    if not target_of(audit.target).builds:
+        builders = [name for name, one in targets().items() if one.builds]
+        raise ArgumentError(f"Only for {' and '.join(builders)} engines are built, not for {audit.target!r}.")
     built = build_engine(model, feeds)
     nodes = {node.node: node for node in audit.nodes}
     said = [_finding(audit.target, built.by, refusal, nodes.get(refusal.node)) for refusal in built.refusals]
@@ -293,7 +294,7 @@ def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> 
 @cache
 def _rules(target: str) -> Sequence[Mapping[str, str]]:
     """Rules of strong typing, by what the builder says where they are broken."""
-    rules: Sequence[Mapping[str, str]] = read_table(f"targets/{target}").get("rules", ())
+    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get("rules", ())
     return rules
 
 
@@ -301,7 +302,7 @@ _FOLD: Final = (
     "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"
     " float32."
 )
-_FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in LOW_TYPES.values()}}
+_FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in FORMATS.values()}}
 
 
 @unchanged_sources()

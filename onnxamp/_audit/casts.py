@@ -9,7 +9,7 @@ from onnx import helper
 
 from onnxamp._audit.findings import Casts, Finding
 from onnxamp._convert.estimate import shapes_at
-from onnxamp._dtypes import ELEM_NUMBERS, LOW_TYPES, element_name, is_lossless
+from onnxamp._dtypes import ELEM_NUMBERS, FORMATS, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.trips import DEFAULT_TRIPS, guessed_scopes, loop_trips
@@ -65,7 +65,7 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     return Sized(shapes_at(graph, shapes), assumed)
 
 
-_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in FORMATS.values())})
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 
 

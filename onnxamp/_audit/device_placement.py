@@ -13,7 +13,7 @@ from typing import Final
 
 from onnxamp._audit.casts import Sized, element_bytes
 from onnxamp._audit.findings import Finding
-from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, readable_types
+from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind_node
@@ -21,9 +21,10 @@ from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target.kernels import carries, fails, has_kernel, kernel_table, runs_on
-from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, version_of
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import CPU, cpu_of, version_of
 
 
 def home(target: str) -> str:
@@ -37,7 +38,7 @@ def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | Non
     assert signature is not None
     if refused is not None:
         return "If it costs too much, export it another way: no precision brings it back."
-    rows = kernel_table(target).get(node.key, ()) if device_of(target) != "cpu" else ()
+    rows = kernel_table(target).get(node.key, ()) if device_of(target) != CPU else ()
     raised = in_float32(bound)
     if any(kernel.takes(signature, raised) for kernel in rows):
         return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
@@ -45,7 +46,7 @@ def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | Non
     if older:
         version = signature.since - 1
         return f"{home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
-    if device_of(target) == "cpu":
+    if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     return "It falls back in every precision: if it costs too much, replace the op."
 
@@ -68,7 +69,7 @@ def cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
 def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
     """Types of parameters, with float32 in place of low precision."""
     types = dict(bound)
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         types = {param: kind.replace(low.tensor, FLOAT) for param, kind in types.items()}
     return types
 
@@ -90,7 +91,7 @@ _STAYING: Final = frozenset(
 @cache
 def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
     """Op key -> positions of its "inputs" or "outputs" that the target's kernels expect in host memory."""
-    table = read_table("kernels/memory").get(target, {}).get(which, {})
+    table = target_table(target, "memory").get(which, {})
     return {op: frozenset(ports) for op, ports in table.items()}
 
 
@@ -197,7 +198,7 @@ def place_nodes(
 
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
-    if target in UNLIMITED:
+    if not target_of(target).limits_types:
         return Placement([""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)])
     places = _by_kernels(graph, target)
     shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
@@ -296,7 +297,7 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
     node, bound, flowing = example.node, example.bound, example.flowing
     signature, key = node.signature, node.key
     assert signature is not None
-    if target in BUILDERS:
+    if target_of(target).builds:
         return _in_engine(target, node, bound, flowing)
     if key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
@@ -321,7 +322,7 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
-        if device_of(target) == "cpu":
+        if device_of(target) == CPU:
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
         return Place("CPU", "warning", "fallback", text, advice(target, node, raised, refused))
     if signature.has_function:
@@ -362,7 +363,7 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
 def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
     """Control flow runs where its kernel is; the nodes of its subgraphs run where theirs are."""
     assert node.signature is not None
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         held = [name for name in flowing if low.tensor in name]
         for name in held:
             if not carries(target, node.key, node.signature, name):

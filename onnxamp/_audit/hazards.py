@@ -5,26 +5,19 @@ raised to float32 (:mod:`onnxamp._audit.hazards`), and count where a node really
 look for what a conversion did to constants: epsilons that became zero, masks that became infinite.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import copysign, isfinite, log2, sqrt
+from math import copysign, isfinite, sqrt
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.hazards import (
-    constant_ranges,
-    epsilons,
-    find_hazards,
-    index_hazards,
-    integer_products,
-    large_reductions,
-)
-from onnxamp._decide.masks import mask_path, masks
-from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, FLOAT16, LOW_TYPES, LowType
+from onnxamp._decide.hazards import find_hazards, kinds, masks
+from onnxamp._decide.hazards.masks import mask_path, saturated
+from onnxamp._decide.verdicts import Audit
+from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -66,7 +59,7 @@ class RaisedConstants(Constants):
 class RaisedGraph(Graph):
     """A graph in which the values of one low-precision type look like float32 values."""
 
-    low: LowType
+    low: Format
     actual: Types
     """The types without disguise."""
     sizes: Sequence[Shape | None]
@@ -106,17 +99,12 @@ class RaisedGraph(Graph):
                 yield port, number
 
 
-def raised(graph: Graph, low: LowType, shapes: Sequence[Shape | None]) -> RaisedGraph:
+def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
     """The graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
         graph.model, graph.book, graph.scopes, graph.nodes, graph.values, graph.results, graph.order,
         graph.folder, low=low, actual=graph.types, sizes=shapes,
     )  # fmt: skip
-
-
-def saturated(low: LowType) -> tuple[float, float]:
-    """What conversions make of a sentinel: the largest number of the type, or half of it."""
-    return low.max_finite, low.max_finite / 2
 
 
 _KEEP: Final = (
@@ -136,7 +124,7 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
     Complexity: near linear in nodes, as the rules; weights are read once per low-precision type.
     """
     present = {name for name in graph.types if name is not None}
-    lows = [low for low in LOW_TYPES.values() if any(low.tensor in name for name in present)]
+    lows = [low for low in FORMATS.values() if any(low.tensor in name for name in present)]
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
         view = raised(graph, low, shapes)
@@ -144,7 +132,7 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
     if lows or FLOAT not in present:
         return list(findings.values())
     hazards = find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)
-    quantized = {hazard.node for hazard in hazards if hazard.reason is Reason.QDQ}
+    quantized = {hazard.node for hazard in hazards if not hazard.reason.breaks}
     kept = {hazard.node for hazard in hazards} - quantized
     whys = {"they would break in float16": kept, "they are quantized, or compute between such nodes": quantized}
     texts = [f"a conversion to float16 keeps up to {len(them)} of its nodes float32: {why}"
@@ -157,64 +145,44 @@ def _hazard(graph: RaisedGraph, node: Node, text: str, severity: str = "warning"
     return Finding(severity, "hazard", node.label, node.key, text.replace("LOW", graph.low.name), action)
 
 
-_WHY: Final[Mapping[Reason, str]] = {
-    Reason.RANGE: "works in LOW at the end of its range",
-    Reason.EPSILON: "LOW loses an epsilon here, or what the epsilon guards",
-    Reason.INDEX: "computes integers, positions or sizes in LOW",
-    Reason.MASK: "masks in LOW with a number so large that a fully masked row forgets its scores",
-    Reason.QDQ: "scales integer sums in LOW, whose range they exceed",
-}
-_IS_TELLING: Final[Mapping[Reason, Callable[[float, LowType], bool]]] = {
-    Reason.EPSILON: lambda number, low: 0 < abs(number) < low.smallest_normal,
-    Reason.MASK: lambda number, low: abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low),
-    Reason.RANGE: lambda number, low: abs(number) > low.max_finite / 8,
-}
-"""Which constants of a node illustrate the hazard."""
-
-
-def _constant_hazards(graph: RaisedGraph) -> Iterator[Finding]:
-    """Masks, ranges, epsilons, indices and integer products; one finding per low-precision node and reason."""
+def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
+    """What the rules of kinds find that have an audit; one finding per low-precision node and kind."""
+    audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
-    for rule in (masks, constant_ranges, epsilons, index_hazards, integer_products):
-        owner = ABSENT
-        for hazard in rule(graph, graph.low):
+    for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
+        owner, rule = ABSENT, audit.rule or kind.rule
+        for hazard in rule(graph, graph.low) if rule is not None else ():
             if hazard.value != ABSENT and graph.actual[hazard.value] != graph.low.tensor:
                 continue
-            node, is_telling = graph.nodes[hazard.node], _IS_TELLING.get(hazard.reason)
-            numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
-            shown = [x for x in numbers if x is not None and is_telling is not None and is_telling(x, graph.low)]
+            node = graph.nodes[hazard.node]
+            shown = _shown(graph, node, audit)
             if shown:
                 owner = hazard.node
             # A rule yields the node with the constant first, then what follows from it: one finding says it all.
             cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
             follows = cause is not None and graph.is_low(cause) and repr(cause.label) in hazard.detail
-            if not graph.is_low(node) or follows or (hazard.reason is Reason.MASK and not shown):
+            if not graph.is_low(node) or follows or (audit.must_tell and not shown):
                 continue
-            if hazard.reason is Reason.MASK:
+            if kind == masks.KIND:
                 masking.add(hazard.node)
             elif hazard.node in masking:  # a mask times 0 or 1 stays in range
                 continue
             constants = f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
-            yield _hazard(graph, node, _WHY[hazard.reason] + constants + _limit(graph.low, hazard.reason))
+            limit = audit.limit.format(end=graph.low.max_finite, integers=graph.low.exact_integers)
+            yield _hazard(graph, node, audit.text.format(detail=hazard.detail) + constants + limit)
 
 
-def _limit(low: LowType, reason: Reason) -> str:
-    if reason is Reason.INDEX:
-        return f", which counts exactly up to {low.exact_integers} only"
-    return f": it ends at {low.max_finite:.6g}" if reason in (Reason.RANGE, Reason.QDQ) else ""
-
-
-def _large_sums(graph: RaisedGraph) -> Iterator[Finding]:
-    """Sums over very many elements."""
-    for hazard in large_reductions(graph, graph.low):
-        node = graph.nodes[hazard.node]
-        if graph.is_low(node):
-            yield _hazard(graph, node, f"{hazard.detail} in LOW, which ends at {graph.low.max_finite:.6g}")
+def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
+    """The constants of a node that show its hazard."""
+    if audit.is_telling is None:
+        return []
+    numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
+    return [number for number in numbers if number is not None and audit.is_telling(number, graph.low)]
 
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     """One finding per decomposed normalisation, softmax or magnitude, at the op that breaks first."""
-    narrow, digits = graph.low is FLOAT16, f"its sums keep only {1 - int(log2(graph.low.epsilon))} bits"
+    narrow, digits = graph.low.is_narrow, f"its sums keep only {graph.low.mantissa + 1} bits"
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
         "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
@@ -306,7 +274,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Masks at the very end of the range, which adding a score leaves. Half of the range would do."""
-    if graph.low is not FLOAT16:  # the end of the range of bfloat16 is far beyond the last digit of a score
+    if not graph.low.is_narrow:  # the end of a wide range is far beyond the last digit of a score
         return
     for node in graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):
@@ -341,8 +309,7 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
 
 _RULES: Final[tuple[LowRule, ...]] = (
     _decomposed,
-    _constant_hazards,
-    _large_sums,
+    _of_kinds,
     _zero_epsilons,
     _infinite_constants,
     _saturated_masks,

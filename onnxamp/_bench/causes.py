@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from onnxamp._bench.records import Bench, Cause, OpTime, Timing
 from onnxamp._bench.timing import executed
+from onnxamp._dtypes import FORMATS
 
 _CAST_SHARE: Final = 0.03
 _SEARCH: Final = 20.0
@@ -30,7 +31,6 @@ _LAUNCH: Final = 8e-6
 """Seconds per kernel below which launches are the bottleneck: one takes 3 to 5 microseconds on the host."""
 _SHOWN: Final = 6
 """Op types that a sentence names at most."""
-_LOWS: Final = ("float16", "bfloat16")
 
 Said: TypeAlias = Iterator[tuple[str, str, str]]
 """Kind, text and action of each cause."""
@@ -112,7 +112,7 @@ def _fusions(e: Evidence) -> Said:
 
 
 def _layout(e: Evidence) -> Said:
-    count, seconds = _sum(e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in _LOWS)
+    count, seconds = _sum(e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in FORMATS)
     if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
         text = f"{count} low-precision convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
         yield "layout", text, "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."

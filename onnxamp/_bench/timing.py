@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._bench.records import Latency, OpTime, Ratio
+from onnxamp._dtypes import FORMATS, LOWEST_FIRST
 from onnxamp._graph.collecting import no_collections
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.tables import read_table
@@ -141,7 +142,7 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
 
 
 _SUFFIX: Final = "_kernel_time"
-_LOWEST: Final = ("bfloat16", "float16", "float", "double")
+_LOWEST: Final = (*LOWEST_FIRST, "float", "double")
 _NAMES: Final = {"float": "float32", "double": "float64"}
 
 
@@ -220,7 +221,7 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     odd = dict[str, str]()
     for name, args in _nodes(events):
         axis = executed().channels.get(args["op_name"])
-        if axis is None or _dtype(args) not in ("float16", "bfloat16"):
+        if axis is None or _dtype(args) not in FORMATS:
             continue
         entries = (*args.get("input_type_shape", ())[:1], *args.get("output_type_shape", ()))
         shapes = [shape for entry in entries for shape in entry.values()]

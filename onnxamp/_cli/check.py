@@ -39,7 +39,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._state.state import opened
-from onnxamp._target.versions import BUILDERS
+from onnxamp._target.targets import target_of, targets
 
 
 @new_command("check")
@@ -68,8 +68,9 @@ def command(model: Path, **options: Any) -> None:
     Exit codes: 0 no fault was found; 1 MODEL does not load, has a known fault, goes wrong on the inputs, does not run,
     or no engine can be built; 2 wrong usage.
     """
-    if options["build"] and options["target"] not in BUILDERS:
-        raise click.UsageError(f"--build needs --target {' or '.join(BUILDERS)}: others build no engines.")
+    if options["build"] and not target_of(options["target"]).builds:
+        builders = [name for name, one in targets().items() if one.builds]
+        raise click.UsageError(f"--build needs --target {' or '.join(builders)}: others build no engines.")
     opened = Model.of(model)
     check_outputs([*files_of(opened), *given_files(options)], [options["html"], options["state"]])
     check_dims(opened, options)

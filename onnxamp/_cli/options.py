@@ -13,12 +13,12 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Options, default_of
 from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS, LEAST, MOST
 from onnxamp._runtime.run import Report, RunOptions
-from onnxamp._target.kernels import TARGETS
-from onnxamp._target.versions import device_of
+from onnxamp._target.targets import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def target_of_engine(options: dict[str, Any], target: str) -> str:
     engine = (provider_of(options) or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
     asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
-    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in TARGETS)
+    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
     return target if asked or not own or device_of(target) == engine else engine
 
 

@@ -19,7 +19,7 @@ from onnxamp._cli.options import (
     report_options,
 )
 from onnxamp._cli.types import FILE, LevelChoice
-from onnxamp._dtypes import low_type
+from onnxamp._dtypes import FORMATS, low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.nearest import suggestion
 from onnxamp._model.blobs import WeightConverter
@@ -89,11 +89,11 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
     "--weights", metavar="REGEX", multiple=True, help="Train only weights whose whole name matches. Repeatable."
 )
 @click.option("--level", type=LevelChoice(LEVELS), default="O2", show_default=True, help="Precision of the step.")
-@click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True,
+@click.option("--dtype", type=click.Choice([*FORMATS]), default="float16", show_default=True,
               help="Low-precision type.")  # fmt: skip
 @click.option("--keep-batchnorm-fp32/--no-keep-batchnorm-fp32", default=None,
               help="Whether normalisations stay float32 [as the level says].")  # fmt: skip
-@click.option("--cast-model-type", type=click.Choice(["float32", "float16", "bfloat16"]),
+@click.option("--cast-model-type", type=click.Choice(["float32", *FORMATS]),
               help="Compute everything in this type, whatever the level says.")  # fmt: skip
 @click.option("--boost-level", type=LevelChoice(BOOSTS), default="O0", show_default=True,
               help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).")  # fmt: skip

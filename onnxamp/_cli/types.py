@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from onnxamp._cli.common import IN_FOLDER
-from onnxamp._dtypes import dtype_name
+from onnxamp._dtypes import FORMATS, dtype_name
 from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError
 from onnxamp._options.checks import check_opset
 from onnxamp._paths.paths import as_path, is_remote
@@ -58,7 +58,7 @@ class Words(click.Choice[str]):
         """The word as it is listed; one that names follow as it stands."""
         if self.named is not None and isinstance(value, str) and value.startswith(f"{self.named}:"):
             return value
-        if "float16" in self.choices and isinstance(value, str):
+        if not FORMATS.keys().isdisjoint(self.choices) and isinstance(value, str):
             value = dtype_name(value)
         if self.named is not None and str(value).lower() not in self.choices:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....", param, ctx)

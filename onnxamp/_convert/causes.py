@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis, analyse
-from onnxamp._decide.verdicts import Reason, title_of
+from onnxamp._decide.hazards import kinds
+from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.words import title_of
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import preset
@@ -45,22 +47,10 @@ SIGNATURE: Final = "inputs and outputs"
 _NAMED: Final = 4
 """Op types that a sentence names."""
 
-_HAZARDS: Final = frozenset(
-    {
-        Reason.RANGE,
-        Reason.EPSILON,
-        Reason.MASK,
-        Reason.DECOMPOSED,
-        Reason.INDEX,
-        Reason.REDUCTION,
-        Reason.PRODUCT,
-        Reason.ACCUMULATION,
-        Reason.FUSION,
-    }
-)
+_HAZARDS: Final[frozenset[Reason]] = frozenset(kind for kind in kinds() if kind.breaks and not kind.is_of_kernels)
 """What low precision is known to break. They count together: the nodes of a written-out norm have two or three."""
 
-_KERNELS: Final = frozenset({Reason.NO_KERNEL, Reason.WRONG_KERNEL})
+_KERNELS: Final = frozenset({Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)})
 """Missing and wrong kernels of the target."""
 
 

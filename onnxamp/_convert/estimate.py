@@ -15,7 +15,7 @@ import numpy as np
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FORMATS, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.trips import loop_trips
@@ -23,8 +23,9 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import profile_of
 from onnxamp._runtime.switch import Ports
-from onnxamp._target.costs import LAUNCH, costs_on
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, device_for, work_of
+from onnxamp._target.costs import LAUNCH
+from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, work_of
+from onnxamp._target.targets import target_of
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -36,7 +37,7 @@ LAUNCH_US: Final = LAUNCH * UNIT_US
 """Microseconds that launching a kernel takes, as the cut has it."""
 
 _FLOAT_BYTES: Final = 4
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Estimate:
     graph: Graph
     device: Device
     shapes: Sequence[Shape | None]
+    low: Format = FLOAT16
 
     @cached_property
     def trips(self) -> Sequence[int]:
@@ -81,7 +83,7 @@ class Estimate:
 
     def cast_time(self, value: int) -> float:
         """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
-        moved = (4 + 2) * elements(self.shapes[value]) / self.device.bandwidth
+        moved = (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value]) / self.device.bandwidth
         return (LAUNCH_US + moved) * self.trips[self.graph.values[value].scope]
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
@@ -93,7 +95,7 @@ class Estimate:
 
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
         """Bytes of float constants, each in the precisions that it is read in."""
-        sizes = {False: 4, True: 2}
+        sizes = {False: FLOAT32_BYTES, True: self.low.bytes}
         total = 0
         for value, made, needed in self._needs(ports, decision):
             if value in self.graph.constants.tensors:
@@ -117,7 +119,8 @@ def time_of(analysis: Analysis, estimate: Estimate) -> float:
     low, device, time = low_nodes(analysis), estimate.device, 0.0
     for node in analysis.graph.nodes:
         if launches := estimate.launches(node):
-            time += launches * LAUNCH_US + estimate.work(node).time(device, low=node.index in low)
+            made = estimate.low if node.index in low else None
+            time += launches * LAUNCH_US + estimate.work(node).time(device, low=made)
     return time + sum(map(estimate.cast_time, estimate.casts(analysis.ports, analysis.decision)))
 
 
@@ -156,9 +159,9 @@ def expected_speed_up(analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] 
     declared = declared_shapes(graph) if shapes is None else shapes
     if not device or declared is None or not any(analysis.decision.low):
         return None
-    estimate = Estimate(graph, device_called(device), shapes_at(graph, declared))
+    estimate = Estimate(graph, device_called(device), shapes_at(graph, declared), analysis.options.low)
     before = sum(
-        launches * LAUNCH_US + estimate.work(node).time(estimate.device, low=False)
+        launches * LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
         for node in graph.nodes
         if (launches := estimate.launches(node))
     )
@@ -169,7 +172,7 @@ def _usual_device(target: str) -> str:
     """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
     profile = profile_of(target)
     honours_types = profile is None or profile.values["honours_types"]
-    return device_for(target) or (DEFAULT_DEVICE if honours_types else "")
+    return target_of(target).device or (DEFAULT_DEVICE if honours_types else "")
 
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
@@ -186,8 +189,8 @@ def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
 
 def time_on_target(analysis: Analysis) -> float:
     """:func:`time_of` where the target leaves nodes to the CPU; open dimensions count as everywhere in the cut."""
-    graph, costs = analysis.graph, costs_on(analysis.options.target)
-    estimate = Estimate(graph, device_called(DEFAULT_DEVICE), graph.shapes)
+    graph, costs = analysis.graph, target_of(analysis.options.target).costs
+    estimate = Estimate(graph, device_called(DEFAULT_DEVICE), graph.shapes, analysis.options.low)
     fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
     moved = sum(
         estimate.trips[node.scope] * elements(graph.shapes[value])

@@ -8,8 +8,10 @@ from typing import Final
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.deciding import is_low
 from onnxamp._convert.upgrades import held_back
+from onnxamp._decide.hazards import epsilons, fusions
+from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
 from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.levels import Level
@@ -60,7 +62,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     able = [fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
     before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
-    freed = {node.index: frozenset({Reason.FUSION}) for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
+    freed = {node.index: _OF_CASTS for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
     before = len(analysis.edits.casts)
     saved = before - len(analysis.without(freed).edits.casts) if freed else 0
     if saved > 0:
@@ -99,7 +101,11 @@ _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
 """Reasons that keep a BatchNormalization in float32, but not the Conv whose weights it is folded into."""
 
 
-_OF_PATTERNS: Final = frozenset({Reason.DECOMPOSED, Reason.EPSILON, Reason.FUSION, Reason.BLACK})
+_OF_CASTS: Final[frozenset[Reason]] = frozenset({fusions.KIND})
+"""Reasons that keep what a decomposed pattern reads in float32, but not what the single op reads."""
+
+
+_OF_PATTERNS: Final[frozenset[Reason]] = frozenset({DECOMPOSED, epsilons.KIND, fusions.KIND, Reason.BLACK})
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
 
 
@@ -131,4 +137,4 @@ def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     return casts
 
 
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import explain
 from onnxamp._decide.variable_names import variable_names
-from onnxamp._decide.verdicts import Hazard, told
+from onnxamp._decide.verdicts import Hazard
+from onnxamp._decide.words import told
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file

@@ -8,7 +8,7 @@ sequences and optionals there is no Cast: a warning says that these change.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from onnxamp._dtypes import LOW_TYPES, element_name, readable_types
+from onnxamp._dtypes import FORMATS, element_name, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.inline import inline_functions
@@ -75,7 +75,7 @@ def reference_of(model: Model, options: Options) -> Model:
 def held_types(graph: Graph) -> list[str]:
     """The low-precision types of a model's values, by name."""
     kinds = {kind for kind in graph.types if kind is not None}
-    return [low.name for low in LOW_TYPES.values() if any(low.tensor in kind for kind in kinds)]
+    return [low.name for low in FORMATS.values() if any(low.tensor in kind for kind in kinds)]
 
 
 def _changed(graph: Graph, options: Options) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _changed(graph: Graph, options: Options) -> Iterator[str]:
     main = graph.scopes[0]
     for value in dict.fromkeys((*main.inputs, *main.outputs)):
         name, kind = graph.values[value].name, graph.types[value] or ""
-        is_low = any(low.tensor in kind for low in LOW_TYPES.values())
+        is_low = any(low.tensor in kind for low in FORMATS.values())
         if is_low and element_name(kind) == "" and options.keeps_io(name):
             yield (
                 f"{name!r} is a {readable_types(kind)}, of which there is no Cast: it becomes float32 although"

@@ -10,8 +10,9 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.decision import verdict_on
 from onnxamp._decide.ports import HIGH, NONE
-from onnxamp._decide.verdicts import Reason, told
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.words import told
+from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
@@ -166,7 +167,7 @@ def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) 
             size = stored_bytes(tensor)
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
-    kept = kept_weights(analysis, stored - low // 2, plan)
+    kept = kept_weights(analysis, stored - low + low // FLOAT32_BYTES * analysis.options.low.bytes, plan)
     unknown = sorted({node.key for node in graph.nodes if node.signature is None})
     fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
     overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)
@@ -214,4 +215,4 @@ def _by_types(analysis: Analysis, node: Node) -> str:
         return "float32"
     if analysis.options.low.tensor in types:
         return "low"
-    return next((low.name for low in LOW_TYPES.values() if low.tensor in types), "no floats")
+    return next((low.name for low in FORMATS.values() if low.tensor in types), "no floats")

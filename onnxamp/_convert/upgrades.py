@@ -22,14 +22,16 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import lookup, newer_versions
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.steps import newest_loaded, steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
 from onnxamp._target.freedom import freedom
-from onnxamp._target.kernels import PROVIDERS, float_types, runs_on
-from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of, device_of, release
+from onnxamp._target.kernels import float_types, runs_on
+from onnxamp._target.targets import target_of, with_kernels
+from onnxamp._target.versions import CPU, cpu_of, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +315,9 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     What the target leaves to the CPU does run. What the CPU cannot run nobody without a device can, or validate.
     """
     current = graph.book.opsets[""]
-    places = {*PROVIDERS} if target in UNLIMITED else {target, cpu_of(target)}
-    places |= {"cpu"} if target in BUILDERS else set()
+    place = target_of(target)
+    places = {target, cpu_of(target)} if place.limits_types else {*with_kernels()}
+    places |= {CPU} if place.builds else set()
     for key, indices in graph.by_key.items():
         node, steps = graph.nodes[indices[0]], steps_of(key, current, opset)
         if not steps or node.signature is None or key in op_facts().kernel_free:
@@ -331,8 +334,8 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
             before = {place for place in places if FLOAT in float_types(place, key, node.signature.since)}
             after = {place for place in places if FLOAT in float_types(place, op, version)}
         lost = {device_of(place) for place in before - after}
-        if before and (not lost.isdisjoint(("cpu", *BUILDERS)) or not after):
-            where = "TensorRT does not take it" if target in BUILDERS else "ONNX Runtime has no kernel for it"
+        if before and (not after or any(device == CPU or target_of(device).builds for device in lost)):
+            where = f"{place.title} does not take it" if place.builds else "ONNX Runtime has no kernel for it"
             return Obstacle(opset, node.label, key, f"{where} there")
     return None
 

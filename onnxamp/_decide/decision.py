@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from onnxamp._decide.hazards import long_products
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import LOW
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Reason, Verdict, told
+from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.words import told
 
 _PRICED = {
     True: (Reason.WHITE, "the error of its float16 sum is worth it"),
-    False: (Reason.PRODUCT, "the error of its float16 sum is not worth the Casts"),
+    False: (long_products.KIND, "the error of its float16 sum is not worth the Casts"),
 }
 """Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
 

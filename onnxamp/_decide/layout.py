@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from onnxamp._decide.ports import HIGH, NONE, Layout
-from onnxamp._dtypes import LowType, holds_float, retyped
+from onnxamp._dtypes import Format, holds_float, retyped
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts, type_giver
@@ -15,7 +15,7 @@ Types: TypeAlias = tuple[str | None, ...]
 """Types of the inputs or of the outputs of a node; None if absent or unknown."""
 
 
-def layout_of(node: Node, inputs: Types, outputs: Types, low: LowType) -> Layout:
+def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
     """The layout of a node with a schema; the same object for all nodes of the op with these types."""
     assert node.signature is not None
     giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
@@ -24,7 +24,7 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: LowType) -> Layout
 
 
 @lru_cache(maxsize=1 << 12)
-def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: LowType) -> Layout:
+def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: Format) -> Layout:
     """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it.
 
     ``heir`` is the input that gives output 0 its type; ABSENT if none does.

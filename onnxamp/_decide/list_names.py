@@ -10,7 +10,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
 from onnxamp._options.options import Options
-from onnxamp._target.kernels import PROVIDERS, kernel_table
+from onnxamp._target.kernels import kernel_table
+from onnxamp._target.targets import with_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def _known_ops() -> frozenset[str]:
         schema.name if schema.domain in ("", "ai.onnx") else f"{schema.domain}::{schema.name}"
         for schema in onnx.defs.get_all_schemas()
     }
-    kernels = (kernel_table(provider).keys() for provider in PROVIDERS)
+    kernels = (kernel_table(provider).keys() for provider in with_kernels())
     lists = (preset(name) for name in PRESETS)
     return frozenset(schemas).union(*kernels, *((*known.white, *known.black) for known in lists))
 

@@ -8,7 +8,8 @@ from typing import Final
 from onnxamp._decide.ports import HIGH
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.variables import unknown_floats
-from onnxamp._decide.verdicts import Reason, Verdict, told
+from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.words import told
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level

@@ -8,7 +8,7 @@ from onnx import NodeProto
 from onnxamp._decide.list_names import absent_names, taken_off
 from onnxamp._decide.unmatched import unmatched_names
 from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, LowType
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -66,34 +66,22 @@ def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     for hazard in hazards:
         override = overrides.of_node.get(hazard.node)
-        if override is not None and override.low and hazard.reason is not Reason.FUSION:  # whose Casts are shielded
+        if override is not None and override.low and not hazard.reason.is_shielded:  # whose Casts are shielded
             rows = found.setdefault((override.detail, hazard.reason), {})
             rows.setdefault(graph.nodes[hazard.node].label, hazard)
     return _told(found, "lowers {}")
 
 
-def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: LowType) -> Iterator[str]:
+def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format) -> Iterator[str]:
     """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     weights = overrides.low_weights
     for hazard in hazards if weights else ():
         for value in graph.nodes[hazard.node].inputs if hazard.value == ABSENT else (hazard.value,):
             source = graph.constants.source(value) if value != ABSENT else value
-            if source in weights and _is_lost(graph, source, hazard.reason, low):
+            if source in weights and hazard.reason.loses and hazard.reason.loses(graph, source, low):
                 found.setdefault((weights[source], hazard.reason), {}).setdefault(graph.values[source].name, hazard)
     return _told(found, "stores {} in low precision")
-
-
-def _is_lost(graph: Graph, value: int, reason: Reason, low: LowType) -> bool:
-    """Whether a weight in low precision loses the numbers that a hazard is about."""
-    stats = graph.constants.stats(value)
-    if stats is None:
-        return False
-    if reason in (Reason.RANGE, Reason.MASK):
-        return stats.out_of_range(low) is not None
-    if reason is Reason.EPSILON:
-        return stats.uniform is not None and 0 < abs(stats.uniform) < low.smallest_normal
-    return reason is Reason.INDEX and not graph.constants.fits(value, low)
 
 
 def _told(found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from onnx import NodeProto
 
-from onnxamp._decide.hazards import beyond_init_max
+from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
 from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.ports import HIGH, Layout, PortVariables
@@ -17,7 +17,7 @@ from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
-from onnxamp._dtypes import LowType, retyped
+from onnxamp._dtypes import Format, retyped
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.nearest import suggestion
@@ -26,10 +26,11 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import Profile, computes_low, profile_of
 from onnxamp._ops.signature import Signature
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.versions import cpu_of, device_of
+from onnxamp._target.versions import cpu_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,11 @@ _UNSOUND = (
 
 _IO = "keep_io_types is off for it"
 
-_MEASURABLE = frozenset({Reason.EPSILON, Reason.DECOMPOSED, Reason.REDUCTION, Reason.PRODUCT})
 """Hazards that measurements confirm or refute, unless they are rare; others show with inputs that samples may lack."""
 
 
 @lru_cache(maxsize=1 << 12)
-def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: LowType) -> Freedom:
+def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
     """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
     proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
     return freedom(target, key, signature, layout.bound, layout.params, low, proto)
@@ -173,7 +173,7 @@ class _Collector:
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
             self.claims.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
-        if self.options.user_white and hazard.reason is not Reason.FUSION:
+        if self.options.user_white and not hazard.reason.is_shielded:
             for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
                 self.constant(value, hazard)
 
@@ -192,8 +192,8 @@ class _Collector:
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""
         level, options = self.options.level, self.options
-        keeps = options.hazards and (level != Level.AUTO or hazard.rare or hazard.reason not in _MEASURABLE)
-        if hazard.reason is Reason.FUSION:  # a white-listed producer stays low; its Cast is shielded
+        keeps = options.hazards and (level != Level.AUTO or hazard.rare or not hazard.reason.is_measurable)
+        if hazard.reason.is_shielded:  # a white-listed producer stays low; its Cast is shielded
             return (keeps or level != Level.O3) and self.graph.nodes[hazard.node].key not in options.white
         return keeps
 

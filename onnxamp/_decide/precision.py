@@ -15,14 +15,15 @@ from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
-from onnxamp._dtypes import FLOAT, LowType, element_name, is_lossless
+from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs, costs_on
+from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs
+from onnxamp._target.targets import target_of
 
 DUPLICATE = 1
 """Cost of storing a constant twice, once in each precision, besides its bytes."""
@@ -38,7 +39,7 @@ _WORTH = 1.5
 float32 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
 
 
-def low_constants(graph: Graph, low: LowType) -> frozenset[int]:
+def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     """Constants that are stored in the low type, and Casts to it from what either type holds: converted, perhaps."""
     free = op_facts().free_sources["Cast"]
     casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
@@ -65,6 +66,9 @@ class CutProblem:
     graph: Graph = field(init=False)
     ports: PortVariables = field(init=False)
     costs: Costs = field(init=False)
+    low: Format = field(init=False)
+    saves: int = field(init=False)
+    """Bytes that a number saves in low precision."""
     roots: list[int] = field(init=False)
     """As ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end.
     Constants that follow their only reader have its root."""
@@ -74,7 +78,9 @@ class CutProblem:
     def __post_init__(self) -> None:
         self.graph, self.ports = self.problem.graph, self.problem.ports
         self.roots = [*self.ports.roots, NONE, LOW, HIGH]
-        self.costs = costs_on(self.problem.options.target)
+        self.costs = target_of(self.problem.options.target).costs
+        self.low = self.problem.options.low
+        self.saves = FLOAT32_BYTES - self.low.bytes
         self.network.add(len(self.ports.variables))
         self.trips = self.graph.ask(loop_trips)
         self.exactly_high, self.pure = self.purely_high()
@@ -118,7 +124,7 @@ class CutProblem:
         node = self.graph.nodes[index]
         ends = (node.input(0), node.outputs[0])
         largest = max(elements(self.graph.shapes[value]) for value in ends if value != ABSENT)
-        pair = 2 * self.costs.cast(min(largest, MAX_ELEMENTS), self.trips[node.scope])
+        pair = 2 * self.costs.cast(min(largest, MAX_ELEMENTS), self.trips[node.scope], self.low)
         self.network.charge_high(root, int(pair * _WORTH))
         self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
 
@@ -180,7 +186,7 @@ class CutProblem:
         """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
-            cost = self.costs.cast(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope]) - 1
+            cost = self.costs.cast(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope], self.low) - 1
             one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
@@ -192,11 +198,11 @@ class CutProblem:
             return
         variable, kind = self.roots[self.ports.consumed[node.index][0]], self.graph.types[result]
         if variable >= 0 and kind != FLOAT and is_lossless(element_name(FLOAT), element_name(kind)):
-            cost = self.costs.cast(elements(self.graph.shapes[source]), self.trips[node.scope])
+            cost = self.costs.cast(elements(self.graph.shapes[source]), self.trips[node.scope], self.low)
             self.network.charge_low(variable, cost * _ACCURACY_CASTS)
 
     def gain(self, node: Node) -> int:
-        """What a node saves by moving two bytes less per element; always less than the pair of Casts it might need.
+        """What a node saves by moving fewer bytes per element; always less than the pair of Casts it might need.
 
         Views share memory and move nothing, so their gain only settles ties.
         """
@@ -207,8 +213,8 @@ class CutProblem:
             if value != ABSENT and self.ports.produced[value] != NONE:
                 count = min(elements(self.graph.shapes[value]), MAX_ELEMENTS)
                 largest, total = max(largest, count), total + count
-        pair = 2 * self.costs.cast(largest, 1) - 1
-        return max(1, min(self.costs.traffic(2 * total), pair)) * self.trips[node.scope]
+        pair = 2 * self.costs.cast(largest, 1, self.low) - 1
+        return max(1, min(self.costs.traffic(self.saves * total), pair)) * self.trips[node.scope]
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
@@ -226,13 +232,13 @@ class CutProblem:
         if self.is_constant(value):
             self.weight(producer, readers, 0 if value in self.problem.unfit else count)
             return
-        cost = self.costs.cast(count, self.trips[self.graph.values[value].scope])
+        cost = self.costs.cast(count, self.trips[self.graph.values[value].scope], self.low)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.casts(producer, readers, cost + charge, cost)
 
     def weight(self, producer: int, readers: set[int], count: int) -> None:
-        """Charge the bytes that a constant takes beyond those of low precision: 2 in float32, 4 in both."""
-        saved = self.costs.stored(2 * count)
+        """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
+        saved = self.costs.stored(self.saves * count)
         if len(readers) == 1 and (reader := max(readers)) >= 0 and self.is_alone(producer):
             self.roots[producer] = reader  # nothing else asks for it, so it is never stored twice
             self.network.charge_high(reader, saved)
@@ -320,7 +326,7 @@ class CutProblem:
 
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
-        saves = self.costs.stored(2 * elements(self.graph.shapes[value])) > LAUNCH
+        saves = self.costs.stored(self.saves * elements(self.graph.shapes[value])) > LAUNCH
         return saves and value not in self.problem.unfit and self.is_stored(value)
 
     def is_stored(self, value: int) -> bool:

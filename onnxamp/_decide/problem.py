@@ -5,17 +5,16 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from onnxamp._decide.accumulators import accumulation_shares, accumulator_hazards
-from onnxamp._decide.hazards import find_hazards
-from onnxamp._decide.masks import sentinel_paths
+from onnxamp._decide.hazards import accumulators, find_hazards, hazards_on
+from onnxamp._decide.hazards.long_products import accumulation_shares
+from onnxamp._decide.hazards.masks import sentinel_paths
 from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.splits import SUM
 from onnxamp._decide.variables import find_variables
-from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._decide.wrong_kernels import wrong_kernel_hazards
-from onnxamp._dtypes import FLOAT16, LowType
+from onnxamp._decide.verdicts import Hazard
+from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -35,7 +34,7 @@ class Problem:
         ports: the precision variables.
         hazards: where low precision is known to break or lose values.
         overrides: what the user says of single nodes.
-        sentinels: nodes of mask paths, see :func:`onnxamp._decide.masks.sentinel_paths`.
+        sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
         folded: normalisations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
@@ -93,9 +92,9 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     ports = find_variables(graph, options, groups, frozenset(overrides.low_weights) if judged else frozenset())
     hazards: list[Hazard] = []
     if judged:
-        fitting, found = fitting_sums(graph, options), graph.ask(accumulator_hazards, low, options.target)
-        sums = (hazard for hazard in found if hazard.reason is not Reason.ACCUMULATION or hazard.node not in fitting)
-        hazards = [*graph.ask(find_hazards, low), *sums, *graph.ask(wrong_kernel_hazards, low, options.target)]
+        fitting, found = fitting_sums(graph, options), graph.ask(hazards_on, low, options.target)
+        there = (hazard for hazard in found if hazard.reason != accumulators.KIND or hazard.node not in fitting)
+        hazards = [*graph.ask(find_hazards, low), *there]
     priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
@@ -114,7 +113,7 @@ def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     return graph.ask(split_products)
 
 
-def _unfit(graph: Graph, low: LowType) -> frozenset[int]:
+def _unfit(graph: Graph, low: Format) -> frozenset[int]:
     floats = graph.constants.floats().items()
     return frozenset(
         value for value, stats in floats if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))

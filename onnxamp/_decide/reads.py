@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import FORMATS
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -85,7 +85,7 @@ def own_casts(graph: Graph, profile: Profile) -> Iterator[tuple[Read, Node]]:
 
     The builder takes such a Cast if others read it, too.
     """
-    types = {low.tensor for low in LOW_TYPES.values()}
+    types = {low.tensor for low in FORMATS.values()}
     for read in straight_reads(graph, profile):
         made = graph.producer(read.value) if read.result is None and read.owner.key in profile.uncast_inputs else None
         if made is not None and made.key == "Cast" and made.input(0) != ABSENT and graph.types[made.input(0)] in types:

@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.exponents import Solution, solve
-from onnxamp._decide.hazards import find_hazards
+from onnxamp._decide.hazards import find_hazards, ranges
 from onnxamp._decide.relations import ZERO, Relation, Window
-from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._dtypes import FLOAT, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
@@ -37,9 +36,6 @@ _FLOAT_EXPONENTS: Final = 128
 
 _SHOWN: Final = 6
 """Nodes of a chain that are named."""
-
-_HARMLESS: Final = frozenset({Reason.RANGE, Reason.REDUCTION, Reason.FUSION})
-"""Hazards whose nodes want to be low nevertheless, once exponents bring their values into range."""
 
 
 class Partial(NamedTuple):
@@ -202,9 +198,9 @@ def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
     return {value: number for value, number in known if number and isfinite(number)}
 
 
-def _wanted(graph: Graph, low: LowType, measured: Mapping[int, float]) -> dict[int, Window]:
+def _wanted(graph: Graph, low: Format, measured: Mapping[int, float]) -> dict[int, Window]:
     """Value -> its window, for values that want to be low."""
-    hazards = (hazard for hazard in graph.ask(find_hazards, low) if hazard.reason not in _HARMLESS)
+    hazards = (hazard for hazard in graph.ask(find_hazards, low) if not hazard.reason.is_cured_by_exponents)
     kept = {hazard.node for hazard in hazards}
     return {
         value: _window(number, low.max_finite / HEADROOM, low, _SMALL)
@@ -213,7 +209,7 @@ def _wanted(graph: Graph, low: LowType, measured: Mapping[int, float]) -> dict[i
     }
 
 
-def _window(largest: float, limit: float, low: LowType, small: int) -> Window:
+def _window(largest: float, limit: float, low: Format, small: int) -> Window:
     """The exponents with which a value stays below a limit and keeps its small elements."""
     least = _ceil_log2(largest / limit)
     room = -_ceil_log2(2.0**small / largest)
@@ -221,7 +217,7 @@ def _window(largest: float, limit: float, low: LowType, small: int) -> Window:
     return Window(least, max(room if tiny else max(room, 0), least))
 
 
-def _for_sums(window: Window, partial: Partial, low: LowType) -> Window:
+def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
     """The window of a value whose sums have to fit, too, and whose terms must not be flushed."""
     least = max(window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power))
     typical = partial.reach / partial.terms
@@ -229,7 +225,7 @@ def _for_sums(window: Window, partial: Partial, low: LowType) -> Window:
     return Window(least, max(min(window.most, most), least))
 
 
-def _fits(partial: Partial, exponent: int, low: LowType) -> bool:
+def _fits(partial: Partial, exponent: int, low: Format) -> bool:
     return partial.reach * 2.0 ** (-exponent * partial.power) <= low.max_finite
 
 
@@ -238,7 +234,7 @@ def _ceil_log2(number: float) -> int:
     return exponent - (mantissa == 0.5)
 
 
-def _constant_windows(equations: Equations, low: LowType) -> None:
+def _constant_windows(equations: Equations, low: Format) -> None:
     """Windows of constants: in range, and not so small that the low type loses their digits; sentinels stay such."""
     graph, problem = equations.graph, equations.problem
     for use, variable in equations.uses.items():
@@ -265,13 +261,13 @@ def _sentinel_window(largest: float) -> Window:
 
 
 def _unfit(
-    equations: Equations, solution: Solution, low: LowType, measured: Mapping[int, float],
+    equations: Equations, solution: Solution, low: Format, measured: Mapping[int, float],
     exponents: Mapping[int, int],
 ) -> Iterator[Unfit]:  # fmt: skip
     """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
-    known = {hazard.node for hazard in graph.ask(find_hazards, low) if hazard.reason is not Reason.RANGE}
+    known = {hazard.node for hazard in graph.ask(find_hazards, low) if hazard.reason != ranges.KIND}
     for value, number in measured.items():
         exponent = 0 if value in borders else exponents.get(value, 0)
         judged = graph.types[value] != FLOAT or graph.values[value].producer in known

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from onnxamp._decide.positions import index_paths
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._decide.hazards.indices import index_paths
+from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Origin
 from onnxamp._model.statistics import tensor_stats
@@ -11,7 +11,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Options
 
 
-def unfit_defaults(graph: Graph, low: LowType) -> Mapping[int, str]:
+def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
     """Initializers that callers may override, and whose numbers low precision breaks -> why."""
     indices = graph.ask(index_paths).values
     tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
@@ -35,7 +35,7 @@ def _is_epsilon(graph: Graph, value: int) -> bool:
     return any(node.key in op_facts().epsilons for node, _ in graph.consumers(value))
 
 
-def _counts(low: LowType) -> str:
+def _counts(low: Format) -> str:
     return f"{low.name} counts only up to {low.exact_integers}"
 
 

@@ -8,10 +8,9 @@ decided.
 from collections.abc import Sequence
 from typing import Final
 
-from onnxamp._decide.accumulators import NEGLIGIBLE, accumulator_hazards
+from onnxamp._decide.hazards import hazards_on, long_products
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.terms import terms_of
@@ -41,8 +40,8 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
     profile, low = emulated_arithmetic(options.target), options.low
     if profile is None or low is not FLOAT16 or not options.split_k or options.level == Level.O0:
         return {}
-    hazards = graph.ask(accumulator_hazards, low, options.target)
-    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason is Reason.PRODUCT]
+    hazards = graph.ask(hazards_on, low, options.target)
+    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason == long_products.KIND]
     able = [node for node in long if _is_plain(graph, node) and _may_be_low(graph, parts_of(node), options)]
     kept = _kept(graph, options) if able else set()
     found = dict[int, int]()
@@ -61,7 +60,7 @@ def parts_of(node: Node) -> tuple[str, ...]:
 
 def _parts(terms: int, product: Accumulation) -> int | None:
     divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
-    return next((parts for parts in divisors if product.error(terms // parts) <= NEGLIGIBLE), None)
+    return next((parts for parts in divisors if product.error(terms // parts) <= long_products.NEGLIGIBLE), None)
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:

@@ -7,7 +7,7 @@ from onnxamp._decide.layout import layout_of
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
 from onnxamp._decide.signature import unfit_defaults
 from onnxamp._decide.straight import uncast_values
-from onnxamp._dtypes import FLOAT, LowType, holds_float, retyped
+from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
@@ -84,7 +84,7 @@ class _Finder:
     sparse: set[int] = field(default_factory=set)
     """Sparse float32 constants, which can be neither converted nor cast."""
     facts: OpFacts = field(init=False)
-    low: LowType = field(init=False)
+    low: Format = field(init=False)
     kinds: list[str | None] = field(init=False)
     """Type by value index; the last entry is that of ABSENT."""
     floats: frozenset[str | None] = field(init=False)

@@ -1,74 +1,100 @@
 """Reasons and verdicts: why a variable is low precision or float32."""
 
-from enum import Enum
-from functools import cache
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.record import record
-from onnxamp._ops.tables import read_table
 
 
-class Reason(Enum):
-    """What a decision is based on."""
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What a decision is based on: a :class:`Kind` of hazards, or one of these."""
 
-    PATTERN = "user pattern"
-    RULE = "user rule"
-    PLAN = "replayed plan"
-    NO_KERNEL = "no kernel"
-    RANGE = "constant range"
-    EPSILON = "epsilon"
-    MASK = "mask"
-    DECOMPOSED = "decomposed pattern"
-    INDEX = "index path"
-    REDUCTION = "large reduction"
-    PRODUCT = "long float16 product"
-    ACCUMULATION = "float16 accumulator"
-    WRONG_KERNEL = "wrong kernel"
-    UNSOUND = "unsound result"
-    FUSION = "runtime fusion"
-    QDQ = "quantized unit"
-    MEASURED = "measured"
-    BLACK = "black list"
-    WHITE = "white list"
-    LEVEL = "level"
-    TIE = "tie"
-    EXACT = "exact op"
-    CONSTANT = "constant"
-    CUT = "cut"
+    value: str
+    """What plans call it. ``_data/reasons.toml`` has the words for people."""
 
-    @property
-    def title(self) -> str:
-        """The reason in plain words, as a clause about a node."""
-        return title_of(self.value)
+    PATTERN: ClassVar["Reason"]
+    RULE: ClassVar["Reason"]
+    PLAN: ClassVar["Reason"]
+    NO_KERNEL: ClassVar["Reason"]
+    UNSOUND: ClassVar["Reason"]
+    MEASURED: ClassVar["Reason"]
+    BLACK: ClassVar["Reason"]
+    WHITE: ClassVar["Reason"]
+    LEVEL: ClassVar["Reason"]
+    TIE: ClassVar["Reason"]
+    EXACT: ClassVar["Reason"]
+    CONSTANT: ClassVar["Reason"]
+    CUT: ClassVar["Reason"]
 
 
-def title_of(reason: str, *, low: bool = False) -> str:
-    """Return a reason in plain words.
+Reason.PATTERN = Reason("user pattern")
+Reason.RULE = Reason("user rule")
+Reason.PLAN = Reason("replayed plan")
+Reason.NO_KERNEL = Reason("no kernel")
+Reason.UNSOUND = Reason("unsound result")
+Reason.MEASURED = Reason("measured")
+Reason.BLACK = Reason("black list")
+Reason.WHITE = Reason("white list")
+Reason.LEVEL = Reason("level")
+Reason.TIE = Reason("tie")
+Reason.EXACT = Reason("exact op")
+Reason.CONSTANT = Reason("constant")
+Reason.CUT = Reason("cut")
 
-    Args:
-        reason: the reason as plans hold it.
-        low: whether it is that of a value in low precision.
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit says of a hazard in a model that has low precision already.
+
+    Attributes:
+        place: its place among the others, since the first one that a node has may say it all.
+        text: what is wrong; LOW stands for the type, ``{detail}`` for what the rule says.
+        limit: what follows it: ``{end}`` is the largest number of the type, ``{integers}`` its last exact integer.
+        is_telling: whether a constant of the node shows the hazard.
+        must_tell: whether nothing is wrong without such a constant.
+        rule: what looks for it, if that is not the rule of its kind.
     """
-    words = _titles().get(reason, {"title": reason})  # plans of other versions may hold others
-    title: str = words.get("low", words["title"]) if low else words["title"]
-    return title
+
+    place: int
+    text: str
+    limit: str = ""
+    is_telling: Callable[[float, Format], bool] | None = None
+    must_tell: bool = False
+    rule: "Callable[[Graph, Format], Iterator[Hazard]] | None" = None
 
 
-def told(reason: str, detail: str = "", *, low: bool = False) -> str:
-    """Return a reason in plain words, with its detail; arguments as :func:`title_of`."""
-    if not detail or reason in _DETAILED:
-        return title_of(reason, low=low)
-    return detail if _titles().get(reason, {}).get("alone") else f"{title_of(reason, low=low)}: {detail}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind(Reason):
+    """A kind of hazards.
 
+    Attributes:
+        title: the reason in plain words, as a clause about a node.
+        rule: yields the hazards of a graph in a format.
+        on_target: yields those of a graph in a format on a target.
+        is_measurable: whether samples show it, so that level "auto" measures it instead.
+        is_cured_by_exponents: whether exponents may bring its values into range, so that its nodes want to be low.
+        is_shielded: whether only a Cast is in danger, which can be shielded where the node stays low.
+        is_of_kernels: whether the kernels of a target are to blame.
+        breaks: whether low precision would break the node, and not merely a fusion.
+        audit: what is said of low-precision nodes; None if rules of the audit alone know.
+        loses: whether a weight of the node, stored low, loses the numbers that the hazard is about.
+    """
 
-_DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
-"""Reasons whose titles say all that their details do."""
-
-
-@cache
-def _titles() -> dict[str, dict[str, Any]]:
-    return read_table("reasons")
+    title: str = field(compare=False)
+    rule: "Callable[[Graph, Format], Iterable[Hazard]] | None" = field(default=None, compare=False)
+    on_target: "Callable[[Graph, Format, str], Iterable[Hazard]] | None" = field(default=None, compare=False)
+    is_measurable: bool = field(default=False, compare=False)
+    is_cured_by_exponents: bool = field(default=False, compare=False)
+    is_shielded: bool = field(default=False, compare=False)
+    is_of_kernels: bool = field(default=False, compare=False)
+    breaks: bool = field(default=True, compare=False)
+    audit: Audit | None = field(default=None, compare=False)
+    loses: Callable[[Graph, int, Format], bool] | None = field(default=None, compare=False)
 
 
 @record
@@ -80,7 +106,7 @@ class Hazard:
     """
 
     node: int
-    reason: Reason
+    reason: Kind
     detail: str
     rare: bool = False
     value: int = ABSENT

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, LowType
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.shards import known_stats
@@ -128,7 +128,7 @@ class Constants:
         stats = self.stats(value)
         return None if stats is None else stats.uniform
 
-    def fits(self, value: int, low: LowType) -> bool:
+    def fits(self, value: int, low: Format) -> bool:
         """Whether low precision holds every number of a small float32 constant exactly; False of large ones."""
         source = self.source(value)
         tensor = self.tensors.get(source)

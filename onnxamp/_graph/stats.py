@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from onnxamp._dtypes import FLOAT, FORMATS, LOWEST_FIRST
 from onnxamp._graph.view import ABSENT, Node, View
 
-PRECISIONS: Final = ("float16", "bfloat16", "float32", "other")
+PRECISIONS: Final = (*FORMATS, "float32", "other")
 """Precisions of a node; "other" has no floats, or only float64 and float8."""
 
-_TYPES: Final = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)", "float32": "tensor(float)"}
+_TYPES: Final = {**{low.name: low.tensor for low in FORMATS.values()}, "float32": FLOAT}
 
 
 def node_precision(node: Node, types: Sequence[str | None]) -> str:
@@ -37,4 +38,4 @@ def operator_counts(view: View, types: Sequence[str | None]) -> Counter[tuple[st
 def lowest_precision(types: Iterable[str | None]) -> str:
     """The lowest float type among tensors: "bfloat16", "float16" or "float32"."""
     known = set(types)
-    return next((name for name in ("bfloat16", "float16") if _TYPES[name] in known), "float32")
+    return next((name for name in LOWEST_FIRST if _TYPES[name] in known), "float32")

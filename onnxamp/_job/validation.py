@@ -25,6 +25,7 @@ from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.whole import as_float16
 from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import build_engine, can_build
@@ -32,7 +33,8 @@ from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loading import Loaded, load_file
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._state.state import Part
-from onnxamp._target.versions import BUILDERS, device_of, older_installed, version_meant
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import older_installed, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is left to inputs that were not seen, where errors are draws."""
@@ -142,7 +144,7 @@ class Validator:
         place = provider if provider == device_of(target) else None
         loaded = load_result(result, job.model, place)
         ran_in = loaded.where(place)
-        if not loaded.fault and target in BUILDERS and can_build():
+        if not loaded.fault and target_of(target).builds and can_build():
             loaded = build_result(result, job.model, samples[0])
             ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
         if not loaded.fault and place == "cpu" and samples.has(0) and result.stock.size <= reference.budget:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._errors import ExternalDataError
 from onnxamp._model.external_data import INSIDE, DataLocation, data_location
 from onnxamp._model.lowering import ConversionCounts, Scratch, convert, lower
@@ -49,8 +49,10 @@ _THREADS: Final = 4
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
-Bits: TypeAlias = NDArray[np.uint16]
-"""Low-precision numbers."""
+Bits: TypeAlias = NDArray[Any]
+"""The bit patterns of low-precision numbers."""
+_STEP: Final = PIECE // FLOAT32_BYTES * min(low.bytes for low in FORMATS.values())
+"""Bytes that are made of a piece of float32, at least."""
 
 
 class Blob(Protocol):
@@ -142,18 +144,19 @@ class Lowered:
     """float32 numbers that are read from a file and converted; ``lost`` collects the counts of each piece."""
 
     place: DataLocation
-    low: LowType
+    low: Format
     saturate_at: float
     lost: list[ConversionCounts] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.place.length // 2
+        return self.place.length // FLOAT32_BYTES * self.low.bytes
 
     def read(self, start: int, stop: int, desk: Desk) -> Any:
         """The bytes of the converted numbers from ``start`` to ``stop``."""
-        numbers = desk.fill(self.place, 2 * start, 2 * (stop - start))
+        first, last = (FLOAT32_BYTES * (end // self.low.bytes) for end in (start, stop))
+        numbers = desk.fill(self.place, first, last - first)
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
         return bits
@@ -197,7 +200,8 @@ class Given:
 
     def read(self, start: int, stop: int, _: Desk) -> Any:
         """The bytes from ``start`` to ``stop``."""
-        return np.ascontiguousarray(self.chosen.bits[start // 2 : stop // 2])
+        size = self.chosen.bits.itemsize
+        return np.ascontiguousarray(self.chosen.bits[start // size : stop // size])
 
 
 def stream_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:
@@ -209,8 +213,8 @@ def stream_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progre
         written = 0
         for position, blob in sorted(blobs, key=lambda pair: pair[0]):
             file.write(bytes(position - written))
-            for start in range(0, blob.size, PIECE // 2):
-                stop = min(start + PIECE // 2, blob.size)
+            for start in range(0, blob.size, _STEP):
+                stop = min(start + _STEP, blob.size)
                 file.write(memoryview(blob.read(start, stop, desk)).cast("B"))
                 if progress is not None and not isinstance(blob, Held):
                     progress(stop - start)
@@ -231,9 +235,9 @@ def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progres
     Complexity: linear in bytes; memory is a few PIECEs per thread.
     """
     pieces = deque(
-        (position, blob, start, min(start + PIECE // 2, blob.size))
+        (position, blob, start, min(start + _STEP, blob.size))
         for position, blob in blobs
-        for start in range(0, blob.size, PIECE // 2)
+        for start in range(0, blob.size, _STEP)
     )
     lock = Lock()
 
@@ -316,7 +320,7 @@ class WeightConverter:
     :func:`onnxamp._model.saving.save_model` converts each tensor while it writes.
     """
 
-    low: LowType
+    low: Format
     base_dir: Path | None
     deferred: bool = False
     _pending: list[Lowered | Given] = field(default_factory=list)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import FORMATS, Format
 from onnxamp._model.record import record
 
 _BLOCK: Final = 1 << 18
@@ -44,26 +44,37 @@ class ConversionCounts:
         )
 
 
+_WIDEST: Final = max(low.bytes for low in FORMATS.values())
+"""Bytes of a number in the widest format."""
+_CAST_OPSET: Final = max(low.min_opset for low in FORMATS.values())
+"""An opset whose Cast knows all formats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scratch:
     """Reusable memory for :func:`lower`: allocating fresh pages would cost more than the conversion."""
 
-    bits: NDArray[np.uint16]
-    magnitude: NDArray[np.uint16]
+    bits: NDArray[np.uint8]
+    magnitude: NDArray[np.uint8]
     mask: NDArray[np.bool_]
 
     @classmethod
     def make(cls, size: int) -> "Scratch":
         """Scratch memory for up to ``size`` elements."""
         block = min(size, _BLOCK)
-        return cls(np.empty(size, np.uint16), np.empty(block, np.uint16), np.empty(block, np.bool_))
+        bits, magnitude = (np.empty(_WIDEST * room, np.uint8) for room in (size, block))
+        return cls(bits, magnitude, np.empty(block, np.bool_))
+
+    def bits_of(self, low: Format, size: int) -> NDArray[Any]:
+        """Room for the bit patterns of so many numbers."""
+        return self.bits.view(low.patterns)[:size]
 
 
 Saturated: TypeAlias = tuple[NDArray[np.float32], float]
 """An array, and the magnitude to which its finite numbers out of range saturate."""
 
 
-def convert(arrays: Iterable[Saturated], low: LowType) -> Iterator[tuple[bytes, ConversionCounts]]:
+def convert(arrays: Iterable[Saturated], low: Format) -> Iterator[tuple[bytes, ConversionCounts]]:
     """Of each array its raw little-endian bytes in low precision, and what was lost. See :func:`lower`.
 
     Small ones are joined, because they take less time than the calls.
@@ -77,17 +88,18 @@ def convert(arrays: Iterable[Saturated], low: LowType) -> Iterator[tuple[bytes, 
             yield bits.tobytes(), counts
 
 
-def _convert_joined(arrays: Sequence[Saturated], low: LowType) -> Iterator[tuple[bytes, ConversionCounts]]:
+def _convert_joined(arrays: Sequence[Saturated], low: Format) -> Iterator[tuple[bytes, ConversionCounts]]:
     flat = np.concatenate([array for array, _ in arrays])
     scratch, stops = Scratch.make(flat.size), accumulate(array.size for array, _ in arrays)
     parts = [_Part(slice(end - array.size, end), number) for end, (array, number) in zip(stops, arrays, strict=True)]
-    counts = _lower_block(flat, scratch.bits, low, parts, scratch)
-    return ((scratch.bits[part.place].tobytes(), lost) for part, lost in zip(parts, counts, strict=True))
+    bits = scratch.bits_of(low, flat.size)
+    counts = _lower_block(flat, bits, low, parts, scratch)
+    return ((bits[part.place].tobytes(), lost) for part, lost in zip(parts, counts, strict=True))
 
 
 def lower(
-    flat: NDArray[np.float32], low: LowType, saturate_at: float, scratch: Scratch
-) -> tuple[NDArray[np.uint16], ConversionCounts]:
+    flat: NDArray[np.float32], low: Format, saturate_at: float, scratch: Scratch
+) -> tuple[NDArray[Any], ConversionCounts]:
     """Convert numbers to the bit patterns of a low-precision type, and count what was lost.
 
     Finite numbers out of range become plus or minus ``saturate_at``; infinities and NaN stay what they are.
@@ -95,14 +107,14 @@ def lower(
     Returns:
         A part of ``scratch.bits``, and the counts.
     """
-    bits = scratch.bits[: flat.size]
+    bits = scratch.bits_of(low, flat.size)
     blocks = [slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)]
     whole = [_Part(slice(None), saturate_at)]
     counts = [_lower_block(flat[block], bits[block], low, whole, scratch)[0] for block in blocks]
     return bits, reduce(add, counts) if counts else ConversionCounts()
 
 
-def rounded(array: NDArray[np.float32], low: LowType, saturate_at: float) -> NDArray[np.float32]:
+def rounded(array: NDArray[np.float32], low: Format, saturate_at: float) -> NDArray[np.float32]:
     """The numbers of an array once they are low precision, in float32; out of range as :func:`lower` has them."""
     result, flat = np.empty(array.shape, np.float32), np.ascontiguousarray(array).reshape(-1)
     raised, scratch = result.reshape(-1), Scratch.make(min(flat.size, _BLOCK))
@@ -113,7 +125,8 @@ def rounded(array: NDArray[np.float32], low: LowType, saturate_at: float) -> NDA
 
 def raised(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
     """Low-precision numbers in float32; ``elem`` is their element type."""
-    result, bits = np.empty(array.shape, np.float32), np.ascontiguousarray(array).view(np.uint16).reshape(-1)
+    result, stored = np.empty(array.shape, np.float32), np.ascontiguousarray(array)
+    bits = stored.view(f"u{stored.itemsize}").reshape(-1)
     flat = result.reshape(-1)
     for block in (slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)):
         _caster(elem, TensorProto.FLOAT)(bits[block], flat[block])
@@ -128,7 +141,7 @@ class _Part(NamedTuple):
 
 
 def _lower_block(
-    flat: NDArray[np.float32], bits: NDArray[np.uint16], low: LowType, parts: Sequence[_Part], scratch: Scratch
+    flat: NDArray[np.float32], bits: NDArray[Any], low: Format, parts: Sequence[_Part], scratch: Scratch
 ) -> list[ConversionCounts]:
     """Convert a block of one large array, or of several small ones; returns the counts of each part."""
     limits, mask = _limits(low), scratch.mask[: flat.size]
@@ -136,12 +149,12 @@ def _lower_block(
         _caster(TensorProto.FLOAT, low.elem)(flat, bits)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            bits[:] = flat.astype(limits.kind).view(np.uint16)
+            bits[:] = flat.astype(limits.kind).view(low.patterns)
 
     def counted(mask: NDArray[np.bool_]) -> list[int]:
         return [int(np.count_nonzero(mask[part.place])) for part in parts]
 
-    magnitude = np.add(bits, bits, out=scratch.magnitude[: flat.size])  # shifts out the sign
+    magnitude = np.add(bits, bits, out=scratch.magnitude.view(low.patterns)[: flat.size])  # shifts out the sign
     small = counted(np.less(magnitude, 2 * limits.smallest_normal, out=mask))
     zeros = counted(np.equal(magnitude, 0, out=mask)) if any(small) else small
     zeros_before = counted(np.equal(flat, 0, out=mask)) if any(zeros) else zeros
@@ -153,8 +166,8 @@ def _lower_block(
         beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * limits.infinity)
         overflowed = counted(beyond)
         for place, saturate_at in parts:
-            pattern = int(np.float32(saturate_at).astype(limits.kind).view(np.uint16))
-            bits[place][beyond[place]] = bits[place][beyond[place]] & 0x8000 | pattern
+            pattern = int(np.float32(saturate_at).astype(limits.kind).view(low.patterns))
+            bits[place][beyond[place]] = bits[place][beyond[place]] & limits.sign | pattern
     return [
         ConversionCounts(len(flat[part.place]), over, zero - before, little - zero)
         for part, over, zero, before, little in zip(parts, overflowed, zeros, zeros_before, small, strict=True)
@@ -163,18 +176,19 @@ def _lower_block(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """A low-precision type in NumPy, and bit patterns of two of its numbers."""
+    """A low-precision type in NumPy, the bit of its sign, and bit patterns of two of its numbers."""
 
     kind: np.dtype[Any]
+    sign: int
     smallest_normal: int
     infinity: int
 
 
 @cache
-def _limits(low: LowType) -> _Limits:
+def _limits(low: Format) -> _Limits:
     kind = helper.tensor_dtype_to_np_dtype(low.elem)
     numbers = np.array([low.smallest_normal, np.inf], np.float32).astype(kind)
-    return _Limits(kind, *map(int, numbers.view(np.uint16)))
+    return _Limits(kind, 1 << 8 * low.bytes - 1, *map(int, numbers.view(low.patterns)))
 
 
 @cache
@@ -189,7 +203,7 @@ def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], 
     x = helper.make_tensor_value_info("x", source, ["n"])
     y = helper.make_tensor_value_info("y", target, ["n"])
     model = helper.make_model(
-        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", _CAST_OPSET)], ir_version=8
     )
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # write_blobs has threads of its own; idle ones of the session would spin

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._model.external_data import data_location, scaled_tensor
 from onnxamp._model.record import record
 from onnxamp._model.weights import MAPPED, read_array, times_power
@@ -33,11 +33,11 @@ class ConstantStats:
     has_infinite: bool = False
     """Whether any element is infinite."""
 
-    def out_of_range(self, low: LowType) -> float | None:
+    def out_of_range(self, low: Format) -> float | None:
         """An element that rounds to infinity in the low-precision type and is no sentinel."""
         return self.largest_number if abs(self.largest_number) >= low.overflow else None
 
-    def has_sentinel(self, low: LowType) -> bool:
+    def has_sentinel(self, low: Format) -> bool:
         """Whether an element stands for infinity, and the low-precision type cannot hold it."""
         return self.largest >= max(SENTINEL, low.overflow)
 

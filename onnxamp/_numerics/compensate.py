@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._model.lowering import rounded
 
 Floats = NDArray[np.float32]
@@ -46,7 +46,7 @@ class Compensation(NamedTuple):
     signal: float
 
 
-def compensate(weight: Floats, rows: Floats, low: LowType) -> Compensation | None:
+def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None:
     """Round a weight with compensation; None where all rows together, or those held out, gain nothing.
 
     Args:
@@ -70,7 +70,7 @@ def compensate(weight: Floats, rows: Floats, low: LowType) -> Compensation | Non
     return Compensation(result, before, after, error_norm(rows, weight, np.zeros_like(weight)))
 
 
-def _best(weight: Floats, nearest: Floats, rows: Floats, others: Floats, low: LowType) -> Floats | None:
+def _best(weight: Floats, nearest: Floats, rows: Floats, others: Floats, low: Format) -> Floats | None:
     """The weight rounded on some rows with the damping that is best on others; None where that is to nearest.
 
     Where there are no others, the strongest damping has to do.
@@ -103,7 +103,7 @@ def _gram(rows: Floats) -> Floats:
     return scaled.swapaxes(1, 2) @ scaled
 
 
-def _rounded(weight: Floats, gram: Floats, damping: float, low: LowType) -> Floats:
+def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
     """The weight rounded row by row, those first that count most."""
     order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
     factors = np.stack([_factor(group[np.ix_(rank, rank)], damping) for group, rank in zip(gram, order, strict=True)])
@@ -127,7 +127,7 @@ def _factor(gram: Floats, damping: float) -> Floats:
     return np.triu(upper / np.diagonal(upper)[:, None])
 
 
-def _round_columns(weight: Floats, factors: Floats, low: LowType) -> None:
+def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
     """Round some columns in place."""
     kept, size = weight != 0, weight.shape[1]
     kind = helper.tensor_dtype_to_np_dtype(low.elem)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._convert.convert import convert
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import FORMATS
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.diff import Comparison
@@ -218,7 +218,7 @@ def stopping(until: float) -> Report:
 
 def other_ways(target: str, dtype: str) -> str:
     """Return what else may do where no nodes in float32 make a conversion pass on a target."""
-    has_other = dtype == "float16" and takes_anywhere(target, "MatMul", LOW_TYPES["bfloat16"].tensor)
+    has_other = dtype == "float16" and takes_anywhere(target, "MatMul", FORMATS["bfloat16"].tensor)
     return f"Level O1{', bfloat16' if has_other else ''} or wider limits may do."
 
 

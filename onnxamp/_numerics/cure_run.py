@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._convert.convert import convert
+from onnxamp._dtypes import FORMATS
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import Check
@@ -69,7 +70,7 @@ def _hurried(trial: Trial, until: float) -> Run:
 
 def _around_faults(checked: RunCheck) -> dict[str, None]:
     """The low-precision nodes that go wrong, and those that read what they make."""
-    faults = [row for row in checked.values if row.fault and row.dtype in ("float16", "bfloat16")]
+    faults = [row for row in checked.values if row.fault and row.dtype in FORMATS]
     return dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 from onnx import TensorProto, parser
 
-from onnxamp._dtypes import element_name
+from onnxamp._dtypes import FLOAT, LOW_TENSORS, element_name
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._runtime.session import Provider, make_session, memory_of, run_values
@@ -114,7 +114,7 @@ FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """What each kind gives, in order. "quick" is for blocks without NaN, infinities and sentinels, and sums in float32."""
 
-FLOATS: Final = frozenset({"tensor(float)", "tensor(float16)", "tensor(bfloat16)"})
+FLOATS: Final = LOW_TENSORS | {FLOAT}
 
 MEASURABLE: Final = FLOATS | {
     f"tensor({name})"

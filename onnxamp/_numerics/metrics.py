@@ -6,6 +6,8 @@ from math import inf, isfinite, log10, nan, sqrt
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from onnxamp._dtypes import FORMATS, LOWEST_FIRST
+
 Index: TypeAlias = tuple[int, ...]
 
 DiffMetric: TypeAlias = Literal["auto", "detections", "elements"]
@@ -53,10 +55,14 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
 )
 """The least and the largest value that each of them can have."""
 
-TOLERANCES: Final[Mapping[str, float]] = MappingProxyType({"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2})
+TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
+    {"float32": 1e-5, **{low.name: low.tolerance for low in FORMATS.values()}}
+)
 """Default limit of the relative L2 error per output, by the lower precision of the two models."""
 
-LOWNESS: Final[Mapping[str, int]] = MappingProxyType({"bfloat16": 0, "float16": 1, "float32": 2})
+LOWNESS: Final[Mapping[str, int]] = MappingProxyType(
+    {name: place for place, name in enumerate((*LOWEST_FIRST, "float32"))}
+)
 """Precisions, the lowest first."""
 
 

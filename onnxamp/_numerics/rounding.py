@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.rounding import RoundedWeights
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
@@ -230,7 +230,7 @@ class _RowsProbe(Probe[_SampleRows]):
         return rows if rows is not None and np.isfinite(rows).all() else None
 
 
-def _rounded(weight: ProductWeight, graph: Graph, rows: Floats, low: LowType) -> Found:
+def _rounded(weight: ProductWeight, graph: Graph, rows: Floats, low: Format) -> Found:
     """The weight rounded with compensation on these rows."""
     array = read_array(weight.tensor, graph.folder)
     found = compensate(weight.arrangement.matrices(array), rows, low)
@@ -248,12 +248,12 @@ def _kept(bits: Bits) -> Bits:
     if bits.nbytes < _IN_MEMORY:
         return bits
     with TemporaryFile(prefix="onnxamp-") as file:
-        mapped = np.memmap(file, np.uint16, "w+", shape=bits.shape)  # which keeps the file open
+        mapped = np.memmap(file, bits.dtype, "w+", shape=bits.shape)  # which keeps the file open
         mapped[:] = bits
     return mapped
 
 
-def _key(weight: ProductWeight, graph: Graph, low: LowType) -> Key:
+def _key(weight: ProductWeight, graph: Graph, low: Format) -> Key:
     """What a rounded weight depends on, of one model and the same samples."""
     readers = tuple((reader.node.label, reader.rows) for reader in weight.readers)
     data = np.ascontiguousarray(read_array(weight.tensor, graph.folder)).reshape(-1)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT_ELEMS, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FLOAT_ELEMS, FORMATS, LOW_TENSORS
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 FLUSHED_ABOVE: Final = 0.1
 """Relative L2 error from which on underflow is a fault; single flushed elements do no harm."""
 
-_LARGEST: Final = {low.elem: low.max_finite for low in LOW_TYPES.values()}
-_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
+_LARGEST: Final = {low.elem: low.max_finite for low in FORMATS.values()}
+_FLOATS: Final = LOW_TENSORS | {FLOAT, "tensor(double)"}
 
 
 @dataclass(frozen=True, slots=True)

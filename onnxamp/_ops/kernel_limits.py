@@ -1,6 +1,6 @@
 """What a provider leaves to CPU, or fails to run, although it has a kernel: conditions that its registry does not hold.
 
-``_data/kernels/placement.toml`` lists them, each with its source.
+``placement.toml`` in the folder of a target lists them, each with its source.
 """
 
 import itertools
@@ -10,21 +10,21 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT, LOW_TYPES
+from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._ops.facts import attribute, op_key
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import target_names, target_table
 
 ANY: Final = "any"
 """The target that stands for whatever provider: a missing kernel limits it nowhere, one that fails does."""
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 
 @cache
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     """(provider, op type) -> its conditions; what fails on one of the providers fails on "any"."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for provider, rules in read_table("kernels/placement").items():
-        for rule in rules:
+    for provider in target_names():
+        for rule in target_table(provider, "placement").get("rows", ()):
             types = {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
             for op, place in itertools.product(rule["ops"], (provider, ANY) if rule.get("fails") else (provider,)):
                 found.setdefault((place, op), []).append({**rule, **types})

@@ -1,4 +1,4 @@
-"""How targets compute float16: what accumulates sums and products, from ``_data/targets``.
+"""How targets compute float16: what accumulates sums and products, from ``arithmetic.toml`` in their folders.
 
 ``scripts/ask_engine.py`` writes a profile from an engine's answers, and explains the fields. One whose engine has not
 been asked says where its facts are from.
@@ -14,10 +14,7 @@ from onnx import NodeProto
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._ops.facts import attribute, op_key
-from onnxamp._ops.tables import read_table
-
-PROFILED: Final = ("cuda", "cpu", "webgpu", "openvino", "tensorrt", "float16-only")
-"""Targets that have a profile."""
+from onnxamp._ops.targets import device_of, target_table
 
 _TRANSPOSED: Final = "transB"
 """Form of a product whose second factor is transposed."""
@@ -163,11 +160,10 @@ def folded_first(target: str) -> frozenset[str]:
 
 @cache
 def profile_of(target: str) -> Profile | None:
-    """The profile of a target, of whatever version; None for "any", of which nothing is known."""
-    device = target.partition("@")[0]
-    if device not in PROFILED:
+    """The profile of a target, of whatever version; None for one of which nothing is known, such as "any"."""
+    data = target_table(target, "arithmetic")
+    if not data:
         return None
-    data = read_table(f"targets/{device}")
     products: dict[str, Accumulation] = {}
     dots: dict[str, Accumulation] = {}
     for name, row in data["products"].items():
@@ -187,7 +183,8 @@ def profile_of(target: str) -> Profile | None:
         rules[name] = {op: tuple(positions) for op, positions in data.get(name, {}).items()}
     rules["folded_first"] = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
-        device, data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas, cancelling,
+        device_of(target), data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas,
+        cancelling,
         **rules,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT16, DtypeName, LowType, low_type
+from onnxamp._dtypes import FLOAT16, DtypeName, Format, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
 from onnxamp._ops.profiles import computes_low
@@ -31,7 +31,8 @@ from onnxamp._options.levels import Level, check_level
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._options.rescaling import Rescaling
 from onnxamp._target.accumulators import float32_accumulators
-from onnxamp._target.kernels import TARGETS, check_target
+from onnxamp._target.kernels import check_target
+from onnxamp._target.targets import targets
 from onnxamp._target.versions import AUTO
 
 
@@ -151,7 +152,7 @@ class Options:
     )  # fmt: skip
     target: str = _option(
         "cuda", "--target", "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime"
-        " may follow (cuda@1.24); auto is the installed one.", metavar="|".join((*TARGETS, AUTO)), kind=str,
+        " may follow (cuda@1.24); auto is the installed one.", metavar="|".join((*targets(), AUTO)), kind=str,
     )  # fmt: skip
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
@@ -255,7 +256,7 @@ class Options:
         return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalises them
 
     @cached_property
-    def low(self) -> LowType:
+    def low(self) -> Format:
         """The low-precision type."""
         return low_type(self.dtype)
 

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 
-from onnxamp._dtypes import FLOAT, LowType
+from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.targets import device_of
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
 from onnxamp._target.freedom import freedom
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.versions import UNLIMITED, device_of
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import CPU
 
 
 def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
@@ -82,7 +84,7 @@ def _may_be_equal(one: Shape, other: Shape) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def absorbed_casts(graph: Graph, low: LowType, target: str = "any") -> dict[int, str]:
+def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, str]:
     """Inputs of decomposed normalisations in front of which a Cast must not stand alone -> label of the first reader.
 
     ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
@@ -107,9 +109,9 @@ def absorbed_casts(graph: Graph, low: LowType, target: str = "any") -> dict[int,
     return absorbed
 
 
-def _mixes(target: str, low: LowType) -> bool:
+def _mixes(target: str, low: Format) -> bool:
     """Whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the CPU."""
-    if target in UNLIMITED or device_of(target) == "cpu":
+    if not target_of(target).limits_types or device_of(target) == CPU:
         return True
     rows = [row.types for row in kernel_table(target).get("LayerNormalization", ()) if row.covers(1)]
     both = ((types.get("T", {low.tensor}), types.get("V", {FLOAT})) for types in rows)

@@ -11,7 +11,7 @@ from onnxamp._convert.deciding import analyse_safely
 from onnxamp._convert.estimate import Estimate, low_nodes, shapes_at, time_of
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import Proof
-from onnxamp._dtypes import low_type
+from onnxamp._dtypes import Format, low_type
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import with_ranges
@@ -89,14 +89,14 @@ class Clock:
                plan: Plan | None = None) -> Choice:  # fmt: skip
         """An analysed conversion, with its plan and what it costs."""
         times, weights = 0.0, 0
-        for estimate, count in self._estimates(analysis.graph):
+        for estimate, count in self._estimates(analysis.graph, analysis.options.low):
             times += count * time_of(analysis, estimate)
             weights = estimate.weight_bytes(analysis.ports, analysis.decision)
         return Choice(plan or make_plan(analysis), times, weights, len(low_nodes(analysis)), tolerance, error)
 
-    def _estimates(self, graph: Graph) -> Iterator[tuple[Estimate, float]]:
+    def _estimates(self, graph: Graph, low: Format) -> Iterator[tuple[Estimate, float]]:
         for shapes, count in self.calls.kinds():
-            yield Estimate(graph, self.device, shapes_at(graph, dict(shapes))), count
+            yield Estimate(graph, self.device, shapes_at(graph, dict(shapes)), low), count
 
 
 def recorded(calls: Calls, name: str) -> Samples:

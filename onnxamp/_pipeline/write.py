@@ -19,12 +19,12 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
+from onnxamp._ops.targets import device_of
 from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.choices import Choice
 from onnxamp._pipeline.manifest import Member
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import Provider
-from onnxamp._target.versions import device_of
 
 Approve = Callable[[Mapping[str, Path]], None]
 """Judges the files of all models before they are put in their places; raises if they are refused."""

@@ -7,14 +7,15 @@ from itertools import pairwise
 from typing import Final
 
 from onnxamp._audit.findings import Audit, Engine, Finding, LoadsFrom
+from onnxamp._dtypes import FLOAT16, LOWEST_FIRST
 from onnxamp._numerics.results import RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.targets import device_of
 from onnxamp._report import parts
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
 from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, magnitude, number, opset_text, size, tally
-from onnxamp._target.versions import device_of
 
 _ROWS: Final = 12
 """Values, and kinds of nodes, that the terminal shows without -v."""
@@ -114,7 +115,7 @@ def finding_items(audit: Audit) -> list[parts.Item]:
 
 def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
     counted = Counter(node.precision for node in audit.nodes if node.op not in op_facts().uncounted)
-    dtype = "bfloat16" if counted["bfloat16"] else "float16"
+    dtype = next((name for name in LOWEST_FIRST if counted[name]), FLOAT16.name)
     weights = ", ".join(f"{size(bytes_)} {name}" for name, bytes_ in audit.weight_bytes.items() if bytes_)
     return (
         *node_figure(dtype, counted),

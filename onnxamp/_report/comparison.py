@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import isnan
 from typing import Final
 
+from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
 from onnxamp._numerics.tokens import Parting
@@ -14,8 +15,6 @@ _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
 _LAYERS: Final = 15
 """Layers that the terminal shows without -v."""
-_ORDER_ERROR: Final = {"float16": "0.35 %", "bfloat16": "2 %"}
-"""By how much the order of accumulation alone was measured to move outputs."""
 _OUTPUT_COLUMNS: Final = (
     "output", "shape", "type", "relative L2", "max abs", "max relative", "SNR dB", "cosine", "top-1", "NaN", "Inf",
     "zero",
@@ -151,11 +150,11 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
         engine = diff.ran_on.split()[0]
         differs = f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
         yield f"Noise floor: in float32, {differs}."
-    moved = _ORDER_ERROR.get(diff.lowest)
-    if moved is not None and not diff.skipped and "emulated" in diff.ran_on:
+    low = FORMATS.get(diff.lowest)
+    if low is not None and not diff.skipped and "emulated" in diff.ran_on:
         yield (
             "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
-            f" order alone moves outputs by up to {moved}."
+            f" order alone moves outputs by up to {low.moved_by_order}."
         )
 
 

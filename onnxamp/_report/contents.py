@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from onnxamp._audit.findings import Audit
+from onnxamp._dtypes import FORMATS
 from onnxamp._report import parts
 from onnxamp._report.text import count, percent, size
 from onnxamp._runtime.sizes import listed
 
-PRECISIONS: Final = ("float16", "bfloat16", "mixed", "float32", "float64", "no floats")
+PRECISIONS: Final = (*FORMATS, "mixed", "float32", "float64", "no floats")
 """Precisions of nodes, in the order in which they are shown."""
 
 

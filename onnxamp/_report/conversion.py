@@ -8,7 +8,8 @@ from typing import Any, Final
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
-from onnxamp._decide.verdicts import title_of
+from onnxamp._decide.words import title_of
+from onnxamp._dtypes import FORMATS
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import parts
@@ -221,7 +222,7 @@ def _why_nothing(made: Conversion) -> str:
     plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
-    kinds = [kind for kind in ("float16", "bfloat16") if before.get(kind, 0) > before.get("float32", 0)]
+    kinds = [kind for kind in FORMATS if before.get(kind, 0) > before.get("float32", 0)]
     if kinds:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."

@@ -9,7 +9,8 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._convert.plan import CONSTANTS, Plan
-from onnxamp._decide.verdicts import title_of
+from onnxamp._decide.words import title_of
+from onnxamp._graph.stats import PRECISIONS
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
@@ -19,7 +20,6 @@ from onnxamp._report.text import count, opset_text, size
 
 _ROWS: Final = 12
 """Decisions that the terminal shows without -v."""
-_DTYPES: Final = ("float16", "bfloat16", "float32", "other")
 
 
 def inspection_report(
@@ -124,9 +124,9 @@ def _names(preset: Preset) -> Iterator[tuple[str, str]]:
 
 def _operators(counts: Mapping[tuple[str, str], int]) -> parts.Table:
     """Op types by the precisions that their nodes touch, as paddle.amp.debugging.collect_operator_stats has them."""
-    ops = sorted({op for op, _ in counts}, key=lambda op: (-sum(counts.get((op, d), 0) for d in _DTYPES), op))
-    rows = ((op, *(str(counts.get((op, dtype)) or "") for dtype in _DTYPES)) for op in ops)
-    return parts.table(("op type", *_DTYPES), rows, right=range(1, 5), drop=())
+    ops = sorted({op for op, _ in counts}, key=lambda op: (-sum(counts.get((op, d), 0) for d in PRECISIONS), op))
+    rows = ((op, *(str(counts.get((op, dtype)) or "") for dtype in PRECISIONS)) for op in ops)
+    return parts.table(("op type", *PRECISIONS), rows, right=range(1, len(PRECISIONS) + 1), drop=())
 
 
 def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> parts.Table:

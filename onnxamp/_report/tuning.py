@@ -9,7 +9,7 @@ from typing import Final
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
-from onnxamp._decide.verdicts import title_of
+from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
-from onnxamp._dtypes import LowType, retyped
+from onnxamp._dtypes import Format, retyped
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
 from onnxamp._model.blobs import Weight
@@ -222,7 +222,7 @@ def set_attribute(proto: NodeProto, new: AttributeProto) -> None:
     proto.attribute.append(new)
 
 
-def lower_type(proto: TypeProto, low: LowType) -> None:
+def lower_type(proto: TypeProto, low: Format) -> None:
     """Replace float32 by the low-precision type in a declaration, also inside sequences and optionals."""
     declared = declared_type(proto)
     while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):

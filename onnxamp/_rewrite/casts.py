@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, ModelProto
 
-from onnxamp._dtypes import FLOAT, LOW_TYPES, is_lossless
+from onnxamp._dtypes import FLOAT, FORMATS, is_lossless
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types
@@ -185,7 +185,7 @@ class _Removal:
         a, b, c = (str(self.types[value]).removeprefix("tensor(").removesuffix(")") for value in (first, second, third))
         if is_lossless(a, b):
             return c != "string"  # the type determines which digits are written
-        return self.lossy and f"tensor({a})" == FLOAT and b in LOW_TYPES and c == a
+        return self.lossy and f"tensor({a})" == FLOAT and b in FORMATS and c == a
 
     def is_returned(self, node: Node) -> bool:
         return bool(self.view.results[node.outputs[0]])

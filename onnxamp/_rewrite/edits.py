@@ -6,7 +6,7 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._graph.view import View, scope_graphs
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.record import record
@@ -44,7 +44,7 @@ class Edits:
     Keys are node and value indices of the view, and (node, port) and (scope, output position) pairs.
     """
 
-    low: LowType
+    low: Format
     casts: list[NewCast] = field(default_factory=list)
     copies: list[NewConstant] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)

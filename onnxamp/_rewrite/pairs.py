@@ -13,7 +13,7 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES, element_name, is_lossless
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, element_name, is_lossless
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, scope_graphs
@@ -21,7 +21,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._target.kernels import runs_on
 
-_FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._decide.hazards import beyond_init_max
+from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.reads import own_casts
 from onnxamp._decide.straight import casts_of_constants

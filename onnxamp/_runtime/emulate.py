@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxamp._dtypes import FLOAT16, LOW_ELEMS, LOW_TYPES
+from onnxamp._dtypes import FLOAT16, FORMATS, LOW_ELEMS
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
@@ -94,7 +94,7 @@ def emulate_graph(
     With ``arithmetic``, float16 sums are off as they are on that target (:mod:`onnxamp._runtime.accumulate`);
     ``shapes``, by value, tell how long they are.
     """
-    low = {low.tensor: low.elem for low in LOW_TYPES.values()}
+    low = {low.tensor: low.elem for low in FORMATS.values()}
     elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
     _check_opset(view, elems)
     result = ModelProto()
@@ -126,7 +126,7 @@ def _computes(node: Node | None) -> bool:
 
 def _check_opset(view: View, elems: Sequence[int | None]) -> None:
     version = opset_imports(view.model).get("")
-    for low in LOW_TYPES.values():
+    for low in FORMATS.values():
         if version is not None and version < low.min_opset and low.elem in elems:
             raise OpsetError(
                 f"The model holds {low.name} values, but its opset {version} cannot cast to {low.name}:"

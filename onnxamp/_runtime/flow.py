@@ -10,7 +10,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, LOW_ELEMS, LOW_TYPES, readable_types
+from onnxamp._dtypes import ELEM_NAMES, FORMATS, LOW_ELEMS, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -225,7 +225,7 @@ def _sizes(view: View, order: Sequence[int], known: Sequence[Shape | None]) -> d
 
 def _low_values(graph: Graph) -> dict[str, int]:
     """Low-precision values of the main graph with their element types."""
-    elems = {low.tensor: low.elem for low in LOW_TYPES.values()}
+    elems = {low.tensor: low.elem for low in FORMATS.values()}
     named = ((name, graph.types[value]) for name, value in graph.scopes[0].names.items())
     return {name: elems[type_name] for name, type_name in named if type_name in elems}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._graph.names import NewNames
 from onnxamp._model.blobs import Bits
 from onnxamp._model.lowering import raised, rounded
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SESSIONS: Final = 16
 """Sessions that a runner keeps. Small allocations of many sessions between large values fragment the heap."""
 
-_NONE: Final[Mapping[str, LowType]] = {}
+_NONE: Final[Mapping[str, Format]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ class Runner:
     kept: int | None = None
     given: Mapping[str, Bits] = field(default_factory=dict)
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(default_factory=dict)
-    _weights: "dict[tuple[str, LowType | None], ort.OrtValue]" = field(default_factory=dict)
+    _weights: "dict[tuple[str, Format | None], ort.OrtValue]" = field(default_factory=dict)
 
     def run(
-        self, piece: Piece, values: "Mapping[str, ort.OrtValue]", low: Mapping[str, LowType] = _NONE
+        self, piece: Piece, values: "Mapping[str, ort.OrtValue]", low: Mapping[str, Format] = _NONE
     ) -> "dict[str, ort.OrtValue]":
         """Run a piece.
 
@@ -178,7 +178,7 @@ class Runner:
             return declared
         return str(values[name].data_type())
 
-    def _weight(self, name: str, low: LowType | None) -> "ort.OrtValue":
+    def _weight(self, name: str, low: Format | None) -> "ort.OrtValue":
         if (name, low) not in self._weights:
             array = self.flow.shell.array(name, raised=self.flow.emulated)
             if low is not None and name in self.given:

@@ -1,7 +1,8 @@
 """Execution providers that packages of their own bring: ONNX Runtime's plugin interface, one adapter for all of them.
 
 Such a package has the function ``get_library_path``, and ``get_ep_names`` or ``get_ep_name``. Its library is registered
-once per process, and a session of one node tells whether it works. ``_data/plugins.toml`` gives short names to some.
+once per process, and a session of one node tells whether it works. ``engine.toml`` in the folder of a target makes the
+target's name a short one.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import target_names, target_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
 from onnxamp._runtime.vulkan import adapter_name
 from onnxamp._workers.threads import Once
@@ -32,7 +33,7 @@ _PACKAGE: Final = re.compile(r"onnxruntime-[a-z0-9-]+")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A package with an execution provider; ``_data/plugins.toml`` explains the fields."""
+    """A package with an execution provider; ``_data/targets/README.md`` explains the fields."""
 
     package: str
     title: str = ""
@@ -83,7 +84,8 @@ class Engine:
 @cache
 def plugins() -> Mapping[str, Plugin]:
     """The plugin providers that have short names."""
-    return {name: Plugin(**row) for name, row in read_table("plugins").items()}
+    rows = {name: target_table(name, "engine") for name in target_names()}
+    return {name: Plugin(title=target_table(name, "target")["title"], **row) for name, row in rows.items() if row}
 
 
 def plugin_called(name: str) -> Plugin | None:

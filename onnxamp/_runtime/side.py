@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.protos import stored_bytes
 from onnxamp._runtime.defaults import BUDGET
@@ -36,7 +36,7 @@ class Side:
     runner: Runner
     values: "dict[str, ort.OrtValue]"
     uses: Counter[str]
-    low: Mapping[str, LowType] = field(default_factory=dict)
+    low: Mapping[str, Format] = field(default_factory=dict)
 
     def run(self, nodes: Sequence[int]) -> None:
         """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
@@ -152,7 +152,7 @@ def run_together(
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
-    low: Sequence[Mapping[str, LowType]] = (),
+    low: Sequence[Mapping[str, Format]] = (),
 ) -> list[Side]:
     """:func:`run_alone` of several samples, which share each weight that is read.
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT16, LowType
+from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.constants import constant_tensors
@@ -91,7 +91,7 @@ class Switched:
 def switched(
     model: ModelProto,
     ports: Mapping[str, Ports],
-    low: LowType,
+    low: Format,
     *,
     hollow: Container[str] = (),
     arithmetic: Profile | None = None,
@@ -151,7 +151,7 @@ class _Job:
     """The switched graph of one model, scope by scope."""
 
     view: Graph
-    low: LowType
+    low: Format
     names: NewNames
     switches: Switches
     ports: Mapping[int, Ports]
@@ -254,7 +254,7 @@ class _Job:
         return numpy_helper.to_array(tensor)
 
 
-def _saturated(array: Floats, low: LowType) -> Floats:
+def _saturated(array: Floats, low: Format) -> Floats:
     beyond = np.isfinite(array) & (np.abs(array) >= low.overflow)
     clipped = np.where(beyond, np.copysign(np.float32(low.max_finite / 2), array), array)
     return clipped.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)

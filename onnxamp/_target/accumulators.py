@@ -1,11 +1,11 @@
-"""Which low-precision kernels accumulate in float32, by target: ``_data/accumulate.toml``."""
+"""Which low-precision kernels accumulate in float32, by target: ``accumulate.toml`` in its folder."""
 
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from onnxamp._ops.tables import read_table
-from onnxamp._target.versions import device_of, is_older, version_meant
+from onnxamp._ops.targets import target_table
+from onnxamp._target.versions import is_older, version_meant
 
 
 @cache
@@ -22,7 +22,7 @@ def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
     version = version_meant(target)
     return frozenset(
         row["op"]
-        for row in read_table("accumulate").get(device_of(target), ())
+        for row in target_table(target, "accumulate").get("rows", ())
         if dtype in row["types"]
         and row["accumulator"] == "float32"
         and not row.get("cancels", False)

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
-from onnxamp._ops.tables import read_table
-from onnxamp._target.versions import device_of
+from onnxamp._dtypes import FLOAT32_BYTES, Format
 
 LAUNCH: Final = 64
 """Fixed cost of a Cast in cost units: launching a kernel."""
@@ -16,7 +14,7 @@ MAX_ELEMENTS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs on one target, from ``_data/costs.toml``.
+    """The costs on one target, as its ``target.toml`` has them.
 
     Attributes:
         bytes_per_unit: memory traffic in bytes that takes as long as one cost unit.
@@ -33,17 +31,19 @@ class Costs:
     bandwidth: float
     host: float
 
-    def cast_time(self, count: int) -> float:
-        """Microseconds of one run of a Cast of ``count`` elements."""
-        return self.launch + 6 * count / self.bandwidth
+    @classmethod
+    def of(cls, row: Mapping[str, float]) -> "Costs":
+        """The costs in a table ``[costs]``."""
+        unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
+        return cls(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)
 
     def host_time(self, size: int) -> float:
         """Microseconds for a node on the CPU with ``size`` bytes of inputs and outputs."""
         return size / self.host if self.host else 0.0
 
-    def cast(self, count: int, trips: int) -> int:
-        """Cost of running a Cast of ``count`` elements ``trips`` times; it moves 4 + 2 bytes per element."""
-        return (LAUNCH + 6 * min(count, MAX_ELEMENTS) // self.bytes_per_unit) * trips
+    def cast(self, count: int, trips: int, low: Format) -> int:
+        """Cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
+        return (LAUNCH + (FLOAT32_BYTES + low.bytes) * min(count, MAX_ELEMENTS) // self.bytes_per_unit) * trips
 
     def traffic(self, size: int) -> int:
         """Cost of moving ``size`` bytes."""
@@ -52,11 +52,3 @@ class Costs:
     def stored(self, size: int) -> int:
         """Cost of holding ``size`` bytes of weights."""
         return int(size * self.memory) // self.bytes_per_unit
-
-
-@cache
-def costs_on(target: str) -> Costs:
-    """The costs on a target: "cuda", "cpu", "webgpu", "tensorrt" or "any"; versions of it cost the same."""
-    row: Mapping[str, float] = read_table("costs")[device_of(target)]
-    unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
-    return Costs(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)

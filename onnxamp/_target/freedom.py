@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import BFLOAT16, LowType, retyped
+from onnxamp._dtypes import Format, retyped
 from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.signature import Signature
 from onnxamp._target.kernels import Binding, agrees, fails, runs_on
-from onnxamp._target.versions import BUILDERS, UNLIMITED, cpu_of
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import cpu_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def freedom(
     signature: Signature,
     bound: Binding,
     params: Sequence[str],
-    low: LowType,
+    low: Format,
     proto: NodeProto,
 ) -> Freedom:
     """Which of a node's float32 parameters ``params`` may be low on the target.
@@ -48,11 +49,11 @@ def freedom(
         return Freedom()
     legal = _legal(target, key, signature, bound, params, low, proto)
     everything_high = (False,) * len(params)
-    falls_back = everything_high not in legal and target not in BUILDERS
+    falls_back = everything_high not in legal and not target_of(target).builds
     typed_by_attribute = key in op_facts().dtype_attribute
-    if cpu_of(target) != target and (not legal or (target in UNLIMITED and typed_by_attribute)):
+    if cpu_of(target) != target and (not legal or (typed_by_attribute and not target_of(target).limits_types)):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
-        if low is not BFLOAT16 and not typed_by_attribute:
+        if low.is_wrapped and not typed_by_attribute:
             wrapped = _legal(target, key, signature, bound, params, low, proto, asked=_may_be_wrapped)
             return _described(params, wrapped | {everything_high}, falls_back=True)
         legal = _legal(target, key, signature, bound, params, low, proto, asked=_is_left)
@@ -91,7 +92,7 @@ def _legal(
     signature: Signature,
     bound: Binding,
     params: Sequence[str],
-    low: LowType,
+    low: Format,
     proto: NodeProto,
     asked: Callable[[str, str, Signature, Binding, NodeProto], bool] = runs_on,
 ) -> frozenset[tuple[bool, ...]]:
@@ -105,7 +106,7 @@ def _legal(
 
 
 def _choose(
-    bound: Binding, params: Sequence[str], choice: Sequence[bool], low: LowType, given: tuple[str, str] | None
+    bound: Binding, params: Sequence[str], choice: Sequence[bool], low: Format, given: tuple[str, str] | None
 ) -> dict[str, str]:
     """The types of a choice; ``given`` as from :func:`_given`."""
     lowered = {param: retyped(bound[param], low) for param, is_low in zip(params, choice, strict=True) if is_low}

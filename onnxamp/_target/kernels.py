@@ -1,24 +1,22 @@
 """Kernels of the target: which types of a node run, by a kernel or through a function body.
 
-The tables are ONNX Runtime's kernel registries, that of WebGPU a plugin's (``_data/kernels/*.json``, written by
-``scripts/make_kernel_tables.py``), and what TensorRT's builder answers (``scripts/ask_types.py``). A row covers
+The tables (a target's ``kernels.json``) are ONNX Runtime's kernel registries and those of plugins, written by
+``scripts/make_kernel_tables.py``, and what engines answer that have none (``scripts/ask_types.py``). A row covers
 schema version ``sv`` if ``since == sv``, or if ``until`` is given and ``since <= sv <= until``; a row without ``until``
 matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset
 22 without a kernel.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, bind_node, infer_types
@@ -27,24 +25,11 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
-from onnxamp._target.versions import (
-    AUTO,
-    BUILDERS,
-    UNLIMITED,
-    cpu_of,
-    device_of,
-    history,
-    installed_target,
-    known_versions,
-    versioned,
-)
+from onnxamp._ops.targets import device_of, target_json
+from onnxamp._target.targets import target_of, targets, with_kernels
+from onnxamp._target.versions import AUTO, cpu_of, installed_target, known_versions, versioned
 
-PROVIDERS = ("cuda", "cpu", "webgpu", "openvino")
-TARGETS = (*PROVIDERS, *BUILDERS, *UNLIMITED)
-"""Where the result will run. "any" allows what ONNX allows, kernel or not, unless a provider takes it and then fails;
-"float16-only" honours no types."""
-
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in LOW_TYPES.values())})
+_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 Binding = Mapping[str, str]
 """Type parameter -> type."""
@@ -70,7 +55,7 @@ class Kernel:
 
 
 def check_target(target: object) -> str:
-    """The target that is meant: one of TARGETS, or one with a version of ONNX Runtime, as in "cuda@1.24".
+    """The target that is meant: a name of a target, or one with a version of ONNX Runtime, as in "cuda@1.24".
 
     A patch release stands for its version, and "auto" for what is installed.
 
@@ -83,9 +68,9 @@ def check_target(target: object) -> str:
     if target == AUTO:
         return installed_target()
     device, at, version = target.partition("@")
-    if device not in TARGETS:
+    if device not in targets():
         also = "or add a version of ONNX Runtime, as in 'cuda@1.24'"
-        raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(TARGETS)} and {AUTO}, {also}.")
+        raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(targets())} and {AUTO}, {also}.")
     return versioned(device, version) if at else target
 
 
@@ -95,8 +80,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
     device, at, version = provider.partition("@")
     if at and version != known_versions(device)[-1]:
         return _older_table(device, version)
-    text = resources.files("onnxamp").joinpath(f"_data/kernels/{device}.json").read_text(encoding="utf-8")
-    data = json.loads(text)
+    data = target_json(device, "kernels")
     return {op: _kernels(rows, data["types"]) for op, rows in data["kernels"].items()}
 
 
@@ -104,11 +88,12 @@ def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
     """The table of the version after this one, with the ops that differ; what is the same is shared."""
     known = known_versions(device)
     table = dict(kernel_table(f"{device}@{known[known.index(version) + 1]}"))
-    for op, rows in history()[device][version].items():
+    history = target_json(device, "history")
+    for op, rows in history["changes"][version].items():
         if rows is None:
             del table[op]
         else:
-            table[op] = _kernels(rows, history()["types"])
+            table[op] = _kernels(rows, history["types"])
     return table
 
 
@@ -129,7 +114,7 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     """Whether the target has a kernel of whatever version of the op that takes the type."""
-    if target in UNLIMITED:
+    if not target_of(target).limits_types:
         return True
     return any(type_name in names for row in kernel_table(target).get(key, ()) for names in row.types.values())
 
@@ -145,12 +130,12 @@ def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto
         return True
     if fails(provider, key, signature, bound, proto) is not None:
         return False
-    if provider in UNLIMITED:
-        if not signature.has_function or any(kernel_table(name).get(key) for name in PROVIDERS):
+    if not target_of(provider).limits_types:
+        if not signature.has_function or any(kernel_table(name).get(key) for name in with_kernels()):
             return agrees(key, signature, bound, proto)
     elif has_kernel(provider, key, signature, bound):
         return kernel_limit(device_of(provider), proto, bound) is None
-    if not signature.has_function or provider in BUILDERS:  # these do not expand functions
+    if not signature.has_function or target_of(provider).builds:  # these do not expand functions
         return False
     return _body_runs(provider, key, signature, _input_types(signature, bound, proto), proto.SerializeToString())
 
@@ -162,14 +147,14 @@ def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> 
     """
     if len(_FLOATS.intersection(bound.values())) < 2 or not signature.has_function:
         return True
-    if any(has_kernel(name, key, signature, bound) for name in PROVIDERS):
+    if any(has_kernel(name, key, signature, bound) for name in with_kernels()):
         return True
     return _body_agrees(signature, _input_types(signature, bound, proto), proto.SerializeToString())
 
 
 def fails(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> str | None:
     """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
-    is_expanded = provider not in UNLIMITED and not has_kernel(provider, key, signature, bound)
+    is_expanded = target_of(provider).limits_types and not has_kernel(provider, key, signature, bound)
     if is_expanded and not signature.has_function:
         return None
     return kernel_failure(device_of(provider), proto, bound, expanded=is_expanded)
@@ -177,7 +162,7 @@ def fails(provider: str, key: str, signature: Signature, bound: Binding, proto: 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
     """Whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
-    if target in UNLIMITED:
+    if not target_of(target).limits_types:
         return True
     for provider in dict.fromkeys((target, cpu_of(target))):
         rows = [kernel for kernel in kernel_table(provider).get(key, ()) if kernel.covers(signature.since)]

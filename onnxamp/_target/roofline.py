@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from onnxamp._dtypes import FLOAT32_BYTES, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.terms import expected_terms
@@ -54,11 +55,6 @@ def device_called(name: str) -> Device:
     return device
 
 
-def device_for(target: str) -> str:
-    """The device of a target that runs on no GPU; "" for others."""
-    return next((name for name, row in read_table("devices").items() if target in row.get("targets", ())), "")
-
-
 def device_titled(title: str) -> str:
     """The device that a driver calls by this title, as in "NVIDIA A100-SXM4-80GB"; the default one if it is unknown."""
     words = title.replace("-", " ").split()
@@ -76,9 +72,9 @@ class Work:
     flops: int
     products: bool = False
 
-    def time(self, device: Device, *, low: bool) -> float:
-        """Microseconds on a device, without the launch of the kernel."""
-        traffic = (2 if low else 4) * self.elements / device.bandwidth
+    def time(self, device: Device, *, low: Format | None) -> float:
+        """Microseconds on a device in a format, None for float32, without the launch of the kernel."""
+        traffic = (low.bytes if low else FLOAT32_BYTES) * self.elements / device.bandwidth
         rate = device.low if low else device.products if self.products else device.float32
         return max(traffic, self.flops / rate)
 

@@ -1,28 +1,22 @@
 """Targets of a version of ONNX Runtime, such as "cuda@1.24", and what that version has.
 
-``_data/kernels/history.json``, written by ``scripts/make_kernel_history.py``, holds what older registries had instead
-of the newest. Each version stands for the last of its patch releases.
+A target's ``history.json``, written by ``scripts/make_kernel_history.py``, holds what older registries had instead of
+the newest. Each version stands for the last of its patch releases.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from onnxamp._errors import ArgumentError
+from onnxamp._ops.targets import device_of, target_json
+from onnxamp._target.targets import target_of, targets
 from onnxamp._warnings import warn
-
-VERSIONED: Final = ("cuda", "cpu")
-"""Targets whose kernels are known by version of ONNX Runtime."""
-UNLIMITED: Final = ("float16-only", "any")
-"""Targets that limit no types, since no kernels of theirs are known."""
-BUILDERS: Final = ("tensorrt",)
-"""Targets that build an engine of a whole model: they refuse a model for one op that they do not take."""
 
 AUTO: Final = "auto"
 """The target that stands for the installed ONNX Runtime."""
+CPU: Final = "cpu"
+"""The target that runs what the others leave to ONNX Runtime's CPU provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +33,21 @@ class Release:
 
 
 @cache
-def history() -> Mapping[str, Any]:
-    """The contents of ``history.json``."""
-    text = resources.files("onnxamp").joinpath("_data/kernels/history.json").read_text(encoding="utf-8")
-    data: Mapping[str, Any] = json.loads(text)
-    return data
-
-
-@cache
 def known_versions(device: str) -> tuple[str, ...]:
     """Return the versions of ONNX Runtime whose kernels are known for a device, the oldest first.
 
     They differ, since wheels for the CPU appear before those for CUDA. For a device without versions of its own,
     they are those that are known for every device that has them.
     """
-    wanted = {device} if device in VERSIONED else {*VERSIONED}
-    return tuple(
-        version for version, facts in reversed(history()["versions"].items()) if wanted <= facts["sha256"].keys()
-    )
+    if target_of(device).versioned:
+        return tuple(reversed(target_json(device, "history")["versions"]))
+    others = [known_versions(name) for name in with_versions()]
+    return tuple(version for version in known_versions(CPU) if all(version in known for known in others))
+
+
+def with_versions() -> tuple[str, ...]:
+    """Return the targets whose kernels are known by version of ONNX Runtime."""
+    return tuple(name for name, target in targets().items() if target.versioned)
 
 
 def version_meant(target: str) -> str:
@@ -66,13 +57,9 @@ def version_meant(target: str) -> str:
 
 def release(target: str) -> Release:
     """What the ONNX Runtime of a target loads; the newest one if the target names none."""
-    facts = history()["versions"][version_meant(target)]
+    device = device_of(target) if target_of(target).versioned else CPU
+    facts = target_json(device, "history")["versions"][version_meant(target)]
     return Release(facts["ir"], facts["opset"])
-
-
-def device_of(target: str) -> str:
-    """The target without its version: "cuda" of "cuda@1.24"."""
-    return target.partition("@")[0]
 
 
 def version_of(target: str) -> str:
@@ -90,9 +77,9 @@ def cpu_of(target: str) -> str:
 
     It is of the same version as the target's provider, named or not.
     """
-    if target in BUILDERS or device_of(target) == "cpu":
+    if target_of(target).builds or device_of(target) == CPU:
         return target
-    return f"cpu@{version_meant(target)}"
+    return f"{CPU}@{version_meant(target)}"
 
 
 def versioned(device: str, version: str) -> str:
@@ -103,8 +90,8 @@ def versioned(device: str, version: str) -> str:
     Raises:
         ArgumentError: the device has no versions, or the version is unknown.
     """
-    if device not in VERSIONED:
-        raise ArgumentError(f"The target {device!r} has no versions: only {' and '.join(VERSIONED)} have.")
+    if not target_of(device).versioned:
+        raise ArgumentError(f"The target {device!r} has no versions: only {' and '.join(with_versions())} have.")
     known = known_versions(device)
     parts = version.split(".")
     wanted = ".".join(parts[:2])
@@ -120,7 +107,7 @@ def versioned(device: str, version: str) -> str:
 
 
 def installed_target() -> str:
-    """The target of the installed ONNX Runtime: CUDA if it was built with that, or else the CPU.
+    """The target of the installed ONNX Runtime: the first one that it was built with.
 
     Raises:
         ArgumentError: ONNX Runtime is not installed, or its version is unknown.
@@ -130,7 +117,8 @@ def installed_target() -> str:
     except ImportError as error:
         message = f"The target 'auto' is that of the installed onnxruntime, which cannot be imported: {error}."
         raise ArgumentError(message) from error
-    device = "cuda" if "CUDAExecutionProvider" in ort.get_available_providers() else "cpu"
+    available = ort.get_available_providers()
+    device = next((name for name in with_versions() if targets()[name].registry in available), CPU)
     return versioned(device, ort.__version__)
 
 
@@ -139,7 +127,7 @@ def older_installed(target: str) -> str:
     import onnxruntime as ort  # noqa: PLC0415 - only this needs it
 
     device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])
-    known = device in VERSIONED and installed in known_versions(device)
+    known = target_of(device).versioned and installed in known_versions(device)
     return f"{device}@{installed}" if known and is_older(installed, version_meant(target)) else ""
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 from onnxamp._errors import ArgumentError
 from onnxamp._options.levels import TOLERANCE
-from onnxamp._target.roofline import device_called, device_for, device_titled
+from onnxamp._target.roofline import device_called, device_titled
+from onnxamp._target.targets import target_of
 from onnxamp._target.versions import AUTO
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def meant_device(name: str, target: str = "") -> str:
         return device_called(name).name
     from onnxamp._runtime.device import device_name  # noqa: PLC0415 - loads ONNX Runtime
 
-    return device_for(target) or device_titled(device_name())
+    return (target_of(target).device if target else "") or device_titled(device_name())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def apportioned(graph: Graph, seconds: Mapping[str, float], estimate: Estimate) 
             continue
         nodes = [graph.nodes[graph.order[place]] for place in range(before + 1, after[number])]
         free = [node for node in nodes if node_key(node) not in seconds and estimate.launches(node)]
-        shares = [estimate.work(node).time(estimate.device, low=False) or 1e-9 for node in free]
+        shares = [estimate.work(node).time(estimate.device, low=None) or 1e-9 for node in free]
         for node, share in zip(free, shares, strict=True):
             found[node_key(node)] += seconds[kernel] * share / sum(shares)
     return found

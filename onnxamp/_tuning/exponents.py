@@ -55,7 +55,7 @@ def tune_both(
 
 def _rescaled(options: Options, measured: Callable[[Options], Options]) -> Options | None:
     """The options with exponents; None where that is settled, or no value that overflows takes one."""
-    if options.rescale is not None or options.low is not FLOAT16:
+    if options.rescale is not None or not options.low.is_narrow:
         return None
     try:
         found = measured(replace(options, rescale=True))

@@ -59,6 +59,6 @@ def find_fusions(
         inside = [one.index for one in before if one is not None and one.index in place]
         if inside:
             last, place[index] = max(inside, key=place.__getitem__), at
-            time = LAUNCH_US + estimate.work(node).time(estimate.device, low=False)
+            time = LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
             found.append(Fusion((node_key(graph.nodes[last]), key), (last, index), time))
     return tuple(found)

@@ -12,8 +12,8 @@ from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.decision import Prices
-from onnxamp._decide.verdicts import told
-from onnxamp._dtypes import LowType
+from onnxamp._decide.words import told
+from onnxamp._dtypes import Format
 from onnxamp._model.blobs import Bits, WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
@@ -65,7 +65,7 @@ class Job:
         return self.run.samples
 
     @property
-    def low(self) -> LowType:
+    def low(self) -> Format:
         """The low-precision type."""
         return self.space.all_low.options.low
 

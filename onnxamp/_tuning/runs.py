@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
@@ -62,7 +62,7 @@ class MaskedModel:
 
     model: Model
     ports: Mapping[str, Ports]
-    low: LowType
+    low: Format
     samples: Samples
     metric: Metric
     budget: int = BUDGET

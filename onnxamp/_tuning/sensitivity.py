@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from math import inf
 from typing import Final, TypeAlias
 
-from onnxamp._dtypes import LowType
+from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.pairing import Pairing, pair
@@ -179,7 +179,7 @@ def names_of(units: Iterable[TunableNode]) -> frozenset[str]:
     return frozenset(name for unit in units for name in unit.names)
 
 
-def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: LowType) -> LocalError:
+def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) -> LocalError:
     """The local error of a node."""
     mine = [values[name] for name in unit.names if name in values]
     if not mine:  # in the body of a loop, or computed from values that only the lowered model has

@@ -206,14 +206,14 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
         work = estimate.work(node)
         if ports.inputs or ports.outputs:
             names = (node_key(node), *_results(graph, node))
-            times = work.time(device, low=False), work.time(device, low=True)
+            times = work.time(device, low=None), work.time(device, low=estimate.low)
             unit = TunableNode(node_key(node), names, index, node.label, node.key, ports, work, *times)
             if _counts(node):
                 tunable.append(unit)
             elif is_exact(node.proto):
                 followers.append(unit)
         if launches and len(tunable) + len(followers) == own:
-            rest += work.time(device, low=False)
+            rest += work.time(device, low=None)
     return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous, estimate, rest)
 
 

@@ -136,7 +136,7 @@ def _tune_once(
     upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
     estimate = Estimate(
-        graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {})
+        graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {}), options.low
     )
     space = find_space(graph, options, estimate)
     live = find_live(graph, samples, model)

@@ -6,7 +6,7 @@ from math import isfinite
 from os import PathLike
 from typing import Final
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import FORMATS
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import ModelSource
 from onnxamp._model.statistics import SENTINEL
@@ -140,7 +140,7 @@ def _row(
 
 def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float) -> list[str]:
     a, b = one.stats, other.stats
-    low = LOW_TYPES.get(other.dtype)
+    low = FORMATS.get(other.dtype)
     reach = max((abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < SENTINEL), default=0.0)
     applies = {
         "NaN": b.num_nan > a.num_nan,

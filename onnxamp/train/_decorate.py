@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto
 from onnxamp._amp import amp_level_of
 from onnxamp._api import convert_as
 from onnxamp._decide.problem import check_opset
-from onnxamp._dtypes import LOW_TYPES, DtypeLike, dtype_name, low_type
+from onnxamp._dtypes import FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_key
@@ -23,7 +23,7 @@ from onnxamp.train._levels import NORMALISATIONS
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import Step
 
-_SAVED: Final = (*LOW_TYPES, "float32", "float64")
+_SAVED: Final = (*FORMATS, "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +164,6 @@ def _decorated(model: Any, dtype: str, excluded: Excluded, saved: str | None, ma
 
     source = Model.of(model).embedded()
     low = convert_as(source, Options.of("O2", {"dtype": dtype, "lists": "paddle", "fold": False, "rule": rule}))
-    if saved in LOW_TYPES:
+    if saved in FORMATS:
         check_opset(source, Options.of("O2", {"dtype": saved}))
     return Decorated(low, source, dtype, excluded.texts, saved, master_grad)

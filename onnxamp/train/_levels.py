@@ -20,7 +20,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-from onnxamp._dtypes import BFLOAT16, LOW_TYPES, dtype_name
+from onnxamp._dtypes import BFLOAT16, FORMATS, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.facts import op_key
@@ -196,7 +196,7 @@ def make_precision(
     if cast_model_type is not None:
         norms = norms or (Norms.KEPT if options.level == Level.O2 else Norms.LOWERED)
         dtype = dtype_name(cast_model_type)
-        if dtype not in ("float32", *LOW_TYPES):  # a TypeError in MindSpore, too
+        if dtype not in ("float32", *FORMATS):  # a TypeError in MindSpore, too
             raise ArgumentTypeError(f"cast_model_type must be float32, float16 or bfloat16, not {dtype}.")
         changes = {"level": Level.O0} if dtype == "float32" else {"level": Level.O3, "dtype": dtype}
         return Precision(replace(options, **changes), norms, None, excludes)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LOW_TYPES, LowType
+from onnxamp._dtypes import FLOAT, FORMATS, Format
 from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.inline import inline_functions
@@ -23,7 +23,7 @@ from onnxamp._model.protos import copy_without
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._runtime.emulate import without_rounding
 
-_LOW: Final = {low.elem: low for low in LOW_TYPES.values()}
+_LOW: Final = {low.elem: low for low in FORMATS.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def find_masters(model: ModelProto) -> Masters:
     """
     inlined = inline_functions(model)
     graph = Graph.of(inlined)
-    names = {low.tensor: low.name for low in LOW_TYPES.values()}
+    names = {low.tensor: low.name for low in FORMATS.values()}
     dtypes = {names[kind] for kind in graph.types if kind in names}
     if not dtypes:
         return Masters(model, None, {}, {})
@@ -95,7 +95,7 @@ def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
 
 def _lowered(graph: Graph) -> dict[str, bool]:
     found: dict[str, set[bool]] = {}
-    floats = {FLOAT: False, **{low.tensor: True for low in LOW_TYPES.values()}}
+    floats = {FLOAT: False, **{low.tensor: True for low in FORMATS.values()}}
     for node in graph.nodes:
         kinds = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
         if node.scope == 0 and node.key not in ("Cast", "Constant"):
@@ -116,7 +116,7 @@ def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) ->
     return result
 
 
-def _tensor(array: NDArray[np.float32], name: str, low: LowType | None) -> TensorProto:
+def _tensor(array: NDArray[np.float32], name: str, low: Format | None) -> TensorProto:
     if low is None:
         return numpy_helper.from_array(array, name)
     ((raw, _),) = convert([(array, low.max_finite)], low)

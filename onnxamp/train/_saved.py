@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import FORMATS
 from onnxamp._errors import ArgumentError, MissingModelError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.names import NewNames
@@ -48,7 +48,7 @@ def _store_weights(model: ModelProto, weights: Iterable[str], dtype: str) -> Non
         dtype: "float16", "bfloat16" or "float64".
     """
     elem = getattr(TensorProto, "DOUBLE" if dtype == "float64" else dtype.upper())
-    limit = LOW_TYPES[dtype].max_finite if dtype in LOW_TYPES else np.inf
+    limit = FORMATS[dtype].max_finite if dtype in FORMATS else np.inf
     graph, wanted, casts = Graph.of(model), set(weights), []
     names = NewNames(graph.all_names())
     for tensor in model.graph.initializer:

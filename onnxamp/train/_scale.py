@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._dtypes import FORMATS
 from onnxamp.train._grad_scaler import GradScaler
 from onnxamp.train._scaling import (
     NEVER,
@@ -38,7 +39,7 @@ class LossScale:
     @classmethod
     def of(cls, manager: LossScaleManager | None, dtype: str) -> "LossScale":
         """The loss scale of a network that computes in this type; bfloat16 disables a GradScaler."""
-        if isinstance(manager, GradScaler) and dtype == "bfloat16":
+        if isinstance(manager, GradScaler) and dtype in FORMATS and not FORMATS[dtype].is_narrow:
             manager.disable()
         if manager is None or (isinstance(manager, GradScaler) and not manager.is_enable()):
             return cls(manager, None)

@@ -99,7 +99,7 @@ def build_step(
         forward: the model in training mode; it is not changed.
         loss: None where the first output of the model is the loss.
         scaling: how the loss is scaled; None for not at all, and then no update is skipped.
-        lacks: what the engine cannot run, as in ``_data/plugins.toml``.
+        lacks: what the engine cannot run, as in the ``engine.toml`` of a target.
 
     Raises:
         GradientError: an op has no rule, or there is nothing to train.

@@ -22,7 +22,7 @@ from stored import SIZE, answers, contents, external, files, is_low, locations, 
 
 import onnxamp
 from onnxamp import convert_file
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import FORMATS
 from onnxamp._job.writing import Sink
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
@@ -272,7 +272,7 @@ def numbers(low: Any) -> np.ndarray:
     return np.random.default_rng(0).choice(array, 5000)
 
 
-@pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
+@pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 def test_counts_and_bits(low: Any) -> None:
     import ml_dtypes
 
@@ -295,7 +295,7 @@ def test_counts_and_bits(low: Any) -> None:
 
 
 def test_arrays_come_out_together_as_they_do_alone() -> None:
-    low, generator = LOW_TYPES["float16"], np.random.default_rng(0)
+    low, generator = FORMATS["float16"], np.random.default_rng(0)
     sizes = [3, 0, 1, 5, 9000, 1, 8192, 8193, *[7] * 70]
     arrays = [
         (generator.standard_normal(size, np.float32) * np.float32(1e5), float(n + 1)) for n, size in enumerate(sizes)
@@ -377,7 +377,7 @@ def test_killed_at_any_moment_the_result_is_whole(tmp_path: Path) -> None:
             (weight,) = onnx.load(target).graph.initializer
             low = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}[weight.data_type]
             given = onnx.load(source).graph.initializer[0]
-            assert weight.raw_data == next(convert([(numpy_helper.to_array(given), 1)], LOW_TYPES[low]))[0]
+            assert weight.raw_data == next(convert([(numpy_helper.to_array(given), 1)], FORMATS[low]))[0]
         server.stdin.close()
 
 

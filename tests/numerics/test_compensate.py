@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onnxamp._dtypes import BFLOAT16, FLOAT16, LowType
+from onnxamp._dtypes import BFLOAT16, FLOAT16, Format
 from onnxamp._numerics.compensate import compensate, error_norm
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -17,7 +17,7 @@ LOWS = pytest.mark.parametrize("low", [BFLOAT16, FLOAT16], ids=lambda low: low.n
 KINDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
-def nearest(weight: Floats, low: LowType) -> Floats:
+def nearest(weight: Floats, low: Format) -> Floats:
     return weight.astype(KINDS[low.name]).astype(np.float32)
 
 
@@ -37,7 +37,7 @@ def problem(groups: int, rows: int, depth: int, width: int, seed: int) -> tuple[
 )  # fmt: skip
 @example(groups=1, rows=42, depth=9, width=1, seed=41, scale=1e3)  # float16: better on rows held out alone
 def test_the_product_never_gets_worse_and_the_numbers_are_on_the_grid(
-    low: LowType, groups: int, rows: int, depth: int, width: int, seed: int, scale: float
+    low: Format, groups: int, rows: int, depth: int, width: int, seed: int, scale: float
 ) -> None:
     weight, samples = problem(groups, rows, depth, width, seed)
     weight = weight * np.float32(scale)
@@ -54,7 +54,7 @@ def test_the_product_never_gets_worse_and_the_numbers_are_on_the_grid(
 
 
 @LOWS
-def test_unseen_rows_gain_as_well(low: LowType) -> None:
+def test_unseen_rows_gain_as_well(low: Format) -> None:
     weight, rows = problem(1, 600, 64, 16, 0)
     seen, unseen = rows[:, :300], rows[:, 300:]
     found = compensate(weight, seen, low)
@@ -81,7 +81,7 @@ def test_few_rounding_choices_do_better(seed: int) -> None:
 
 
 @LOWS
-def test_zeros_stay_zeros(low: LowType) -> None:
+def test_zeros_stay_zeros(low: Format) -> None:
     weight, rows = problem(2, 50, 20, 8, 1)
     weight[np.random.default_rng(0).random(weight.shape) < 0.5] = 0
     found = compensate(weight, rows, low)

@@ -14,7 +14,7 @@ from graphs.case import parse
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._dtypes import FORMATS
 from onnxamp._ops.facts import is_exact, op_facts
 
 LOWS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -138,7 +138,7 @@ def rounded(array: np.ndarray, low: str) -> np.ndarray:
 def test_commutes_with_rounding(op: str, nodes: str) -> None:
     run = session(op, nodes)
     used = {entry.name for entry in run.get_inputs()}
-    for seed, low in product(range(ROUNDS), LOW_TYPES):
+    for seed, low in product(range(ROUNDS), FORMATS):
         feeds = {name: array for name, array in draws(seed).items() if name in used}
         low_feeds = {name: rounded(array, low).astype(np.float32) for name, array in feeds.items()}
         after = rounded(run.run(["Y"], feeds)[0], low)

@@ -18,8 +18,8 @@ from onnxamp._dtypes import (
     BFLOAT16,
     ELEM_NUMBERS,
     FLOAT16,
-    LOW_TYPES,
-    LowType,
+    FORMATS,
+    Format,
     element_name,
     holds_float,
     is_lossless,
@@ -30,7 +30,7 @@ from onnxamp._ops.facts import OpFacts, OutputParameter, op_facts
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._options.lists import PRESETS, preset
 
-LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
+LOWS = pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 NUMPY = {
     "bool": np.bool_,
     "int8": np.int8,
@@ -221,7 +221,7 @@ def test_what_does_not_count() -> None:
 
 
 @LOWS
-def test_limits(low: LowType) -> None:
+def test_limits(low: Format) -> None:
     info = ml_dtypes.finfo(NUMPY[low.name])
     assert low.max_finite == float(info.max)
     assert low.smallest_normal == float(info.smallest_normal)
@@ -232,7 +232,7 @@ def test_limits(low: LowType) -> None:
 
 
 @LOWS
-def test_overflow_is_where_rounding_ends(low: LowType) -> None:
+def test_overflow_is_where_rounding_ends(low: Format) -> None:
     below = np.nextafter(np.float32(low.overflow), np.float32(0))
     with np.errstate(over="ignore"):
         rounded = np.asarray([below, low.overflow], np.float32).astype(NUMPY[low.name]).astype(np.float32)
@@ -240,7 +240,7 @@ def test_overflow_is_where_rounding_ends(low: LowType) -> None:
 
 
 @LOWS
-def test_exact_integers(low: LowType) -> None:
+def test_exact_integers(low: Format) -> None:
     numbers = np.arange(low.exact_integers + 2)
     kept = numbers.astype(np.float32).astype(NUMPY[low.name]).astype(np.int64) == numbers
     assert kept[:-1].all()
@@ -248,7 +248,7 @@ def test_exact_integers(low: LowType) -> None:
 
 
 @LOWS
-def test_first_opset_of_the_cast(low: LowType) -> None:
+def test_first_opset_of_the_cast(low: Format) -> None:
     targets = [
         "T2" in (signature := lookup("", "Cast", version)).params and low.tensor in signature.params["T2"]
         for version in range(6, 14)

@@ -1,7 +1,5 @@
 """What CUDA leaves to CPU although it has a kernel: the rules as data, and what they do to checks and conversions."""
 
-import tomllib
-from importlib import resources
 from typing import Any
 
 import onnx
@@ -13,9 +11,10 @@ from onnx import ModelProto, helper
 import onnxamp
 from onnxamp._audit.audit import audit_model
 from onnxamp._ops.kernel_limits import kernel_limit
+from onnxamp._ops.targets import target_names, target_table
 from onnxamp._target.kernels import kernel_table
 
-RULES = tomllib.loads(resources.files("onnxamp").joinpath("_data/kernels/placement.toml").read_text(encoding="utf-8"))
+RULES = {name: target_table(name, "placement").get("rows", []) for name in target_names()}
 TRANSPOSED = "(float[1,2,4,4] X) => (float[1,2,H,W] Y) { h = Relu (X) Y = ConvTranspose <ATTRIBUTES> (h, w) }"
 
 

@@ -18,8 +18,8 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp._audit.findings import Finding
-from onnxamp._decide.verdicts import title_of
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._decide.words import title_of
+from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_notes, conversion_report
@@ -458,7 +458,7 @@ def test_an_unnamed_node_is_found_by_its_renamed_output() -> None:
     assert page.values[0].node == 0
 
 
-@pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES.keys())
+@pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS.keys())
 def test_the_window_is_that_of_the_low_type(low) -> None:
     window = data_of(render(diff_page(pages.diff(lowest=low.name))))["window"]
     assert window["name"] == low.name

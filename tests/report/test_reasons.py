@@ -8,7 +8,9 @@ import pytest
 from commands import CLASSIFIER, run
 
 import onnxamp
-from onnxamp._decide.verdicts import Reason, title_of, told
+from onnxamp._decide.hazards import kinds
+from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.words import title_of, told
 from onnxamp._ops.tables import read_table
 
 ENCODER = CLASSIFIER.parent / "encoder.onnx"
@@ -22,9 +24,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_reason_has_a_title() -> None:
-    assert read_table("reasons").keys() == {reason.value for reason in Reason}
-    for reason in Reason:
-        assert len(reason.title.split()) > 2
+    reasons = {reason.value for reason in vars(Reason).values() if isinstance(reason, Reason)}
+    assert read_table("reasons").keys() == reasons
+    for reason in (*reasons, *(kind.value for kind in kinds())):
+        assert len(title_of(reason).split()) > 2
     assert title_of("cut") != title_of("cut", low=True)
 
 

@@ -1,22 +1,20 @@
 """Which kernels sum up in float32: the table agrees with kernels, versions and profiles."""
 
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from repository import ROOT
 
 from onnxamp._ops.signature import lookup
+from onnxamp._ops.targets import target_names, target_table
 from onnxamp._target.kernels import takes_anywhere
 from onnxamp._target.versions import known_versions
 
-DATA = ROOT / "onnxamp" / "_data"
 FIELDS = {"op", "types", "accumulator", "source"}
 
 
 def table() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads((DATA / "accumulate.toml").read_text(encoding="utf-8"))
+    return {name: target_table(name, "accumulate").get("rows", []) for name in target_names()}
 
 
 def every_row() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -63,7 +61,7 @@ def _holds(row: dict[str, Any], versions: tuple[str, ...], place: int) -> bool:
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "webgpu", "openvino", "tensorrt"])
 def test_profiles_say_the_same_of_float16(target: str) -> None:
-    profile = tomllib.loads((DATA / "targets" / f"{target}.toml").read_text(encoding="utf-8"))
+    profile = target_table(target, "arithmetic")
     versions = known_versions(target)
     float16 = [row for row in table()[target] if "float16" in row["types"]]
     rows = {row["op"]: row for row in float16 if _holds(row, versions, len(versions) - 1)}

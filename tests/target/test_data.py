@@ -35,8 +35,12 @@ def preset(name):
     return content
 
 
+def file_of(name, folder=DATA / "targets"):
+    return folder / name / "kernels.json"
+
+
 def kernels(name):
-    return json.loads((DATA / "kernels" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(file_of(name).read_text(encoding="utf-8"))
 
 
 def version(text):
@@ -146,7 +150,7 @@ def test_table_of_a_plugin_is_what_its_registry_says(name, script, tmp_path):
     if version(ort.__version__) != version(kernels(name)["onnxruntime"]):
         pytest.skip("the table is of another onnxruntime")
     assert script.main(["--plugin", name, "--to", str(tmp_path)]) == 0
-    assert (tmp_path / f"{name}.json").read_text() == (DATA / "kernels" / f"{name}.json").read_text()
+    assert file_of(name, tmp_path).read_text() == file_of(name).read_text()
 
 
 @pytest.mark.parametrize("name", [*TABLES, *PLUGINS, *ASKED])
@@ -160,7 +164,7 @@ def test_the_table_of_tensorrt_says_what_was_asked_and_when():
     assert version(table["tensorrt_rtx"]) >= (1, 7)
     assert table["date"] >= "2026-11-22"
     assert len(table["kernels"]) > 150
-    for rule in tomllib.loads((DATA / "targets" / "tensorrt.toml").read_text(encoding="utf-8"))["rules"]:
+    for rule in tomllib.loads((DATA / "targets" / "tensorrt" / "arithmetic.toml").read_text(encoding="utf-8"))["rules"]:
         assert set(rule) - {"cure"} == {"says", "rule", "source"}
 
 
@@ -257,11 +261,11 @@ def test_table_accepts_what_the_dump_accepts(name, script):
 @needs_dumps
 def test_tables_are_regenerated_byte_by_byte(script, tmp_path):
     assert script.main(["--from", str(DUMPS), "--to", str(tmp_path)]) == 0
-    made = {name: json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8")) for name in TABLES}
+    made = {name: json.loads(file_of(name, tmp_path).read_text(encoding="utf-8")) for name in TABLES}
     same = [name for name in TABLES if made[name]["onnxruntime"] == kernels(name)["onnxruntime"]]
     assert same
     for name in same:
-        assert (tmp_path / f"{name}.json").read_bytes() == (DATA / "kernels" / f"{name}.json").read_bytes()
+        assert file_of(name, tmp_path).read_bytes() == file_of(name).read_bytes()
 
 
 # The script where it cannot do its work
@@ -298,10 +302,10 @@ def test_the_wheel_of_the_cpu_gives_its_table_alone(script, tmp_path, monkeypatc
     result = subprocess.CompletedProcess([], 0, json.dumps(registry), "")
     monkeypatch.setattr(script.subprocess, "run", lambda *args, **kwargs: result)
     assert script.main(["--to", str(tmp_path / "tables")]) == 0
-    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["cpu.json"]
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["cpu"]
     (tmp_path / "cpu.json").write_text(json.dumps({"provider": "CPUExecutionProvider", **registry}), encoding="utf-8")
     assert script.main(["--from", str(tmp_path), "--to", str(tmp_path / "again")]) == 0
-    assert [path.name for path in (tmp_path / "again").iterdir()] == ["cpu.json"]
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["cpu"]
 
 
 def test_unreadable_dump(script, tmp_path, capsys):

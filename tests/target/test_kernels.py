@@ -7,13 +7,13 @@ import onnx.defs
 import pytest
 from onnx import helper, parser
 
-from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, LOW_TYPES, LowType
+from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._target.freedom import Freedom, freedom
 from onnxamp._target.kernels import carries, kernel_table, runs_on
 
-LOWS = pytest.mark.parametrize("low", LOW_TYPES.values(), ids=LOW_TYPES)
+LOWS = pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 
 
 def signatures(op: str) -> list[Signature]:
@@ -26,7 +26,7 @@ def signatures(op: str) -> list[Signature]:
 def bindings(provider: str, op: str, signature: Signature) -> Iterator[dict[str, str]]:
     """Type bindings without low types that the tables can tell apart."""
     rows = [row for row in kernel_table(provider).get(op, ()) if row.covers(signature.since)]
-    lows = {low.tensor for low in LOW_TYPES.values()}
+    lows = {low.tensor for low in FORMATS.values()}
     choices = []
     for param, allowed in sorted(signature.params.items()):
         named = (set().union(*(row.types.get(param, ()) for row in rows)) & allowed) - lows
@@ -46,7 +46,7 @@ def nodes(op: str, signature: Signature) -> list[onnx.NodeProto]:
 
 @pytest.mark.parametrize("provider", ["cuda", "cpu", "tensorrt"])
 @LOWS
-def test_pins_and_implications_describe_what_is_legal(low: LowType, provider: str) -> None:
+def test_pins_and_implications_describe_what_is_legal(low: Format, provider: str) -> None:
     """Legal assignments are closed under minimum and maximum, all-float32 added: only then do arcs suffice."""
     tried = 0
     for op in sorted(kernel_table(provider).keys() - op_facts().control_flow):
@@ -71,7 +71,7 @@ def test_pins_and_implications_describe_what_is_legal(low: LowType, provider: st
     assert tried > 20
 
 
-def mixed(bound: dict[str, str], params: list[str], choice: tuple[bool, ...], low: LowType) -> dict[str, str]:
+def mixed(bound: dict[str, str], params: list[str], choice: tuple[bool, ...], low: Format) -> dict[str, str]:
     return {**bound, **{param: low.tensor for param, is_low in zip(params, choice, strict=True) if is_low}}
 
 
@@ -83,7 +83,7 @@ def allows(found: Freedom, params: list[str], choice: tuple[bool, ...]) -> bool:
 # --- single facts of the design ---------------------------------------------------------------------------------
 
 
-def found(text: str, opset: int, low: LowType, target: str = "cuda", **types: str) -> Freedom:
+def found(text: str, opset: int, low: Format, target: str = "cuda", **types: str) -> Freedom:
     """What is free for the node in ``text`` where all its float parameters are float32; others by keyword."""
     node = parser.parse_node(text)
     signature = lookup("", node.op_type, opset)

@@ -4,6 +4,7 @@ import pytest
 from graphs.case import parse
 
 from onnxamp import ArgumentError
+from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import read_shapes, with_shapes
 from onnxamp._graph.types import infer_types
@@ -46,10 +47,10 @@ def test_unknown_shapes_are_guessed() -> None:
 def test_time_is_the_longer_of_traffic_and_arithmetic() -> None:
     device = Device("toy", bandwidth=100, float32=10, products=50, low=1000)
     memory_bound, compute_bound = Work(1000, 0), Work(0, 1000)
-    assert (memory_bound.time(device, low=False), memory_bound.time(device, low=True)) == (40, 20)
-    assert (compute_bound.time(device, low=False), compute_bound.time(device, low=True)) == (100, 1)
-    assert Work(1000, 1000).time(device, low=False) == 100
-    assert Work(0, 1000, products=True).time(device, low=False) == 20, "TF32"
+    assert (memory_bound.time(device, low=None), memory_bound.time(device, low=FLOAT16)) == (40, 20)
+    assert (compute_bound.time(device, low=None), compute_bound.time(device, low=FLOAT16)) == (100, 1)
+    assert Work(1000, 1000).time(device, low=None) == 100
+    assert Work(0, 1000, products=True).time(device, low=None) == 20, "TF32"
 
 
 def test_what_drivers_call_devices() -> None:

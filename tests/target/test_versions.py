@@ -15,17 +15,18 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
+from onnxamp._ops.targets import target_json
 from onnxamp._options.keywords import TargetName
-from onnxamp._target.kernels import TARGETS, check_target, kernel_table
+from onnxamp._target.kernels import check_target, kernel_table
+from onnxamp._target.targets import targets
 from onnxamp._target.versions import (
     AUTO,
-    VERSIONED,
     cpu_of,
-    history,
     installed_target,
     known_versions,
     older_installed,
     release,
+    with_versions,
 )
 
 
@@ -54,18 +55,18 @@ def names(kernels):
 
 
 @pytest.mark.parametrize(
-    ("device", "version"), [(device, version) for device in VERSIONED for version in known_versions(device)]
+    ("device", "version"), [(device, version) for device in with_versions() for version in known_versions(device)]
 )
 def test_tables_are_reconstructed_exactly(script, device, version):
-    wanted = history()["versions"][version]["sha256"][device]
+    wanted = target_json(device, "history")["versions"][version]["sha256"]
     assert script.fingerprint(names(kernel_table(f"{device}@{version}"))) == wanted
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_newest_version_is_the_table_of_the_target_itself(device):
     assert kernel_table(device) == kernel_table(f"{device}@{known_versions(device)[-1]}")
-    newest = json.loads((ROOT / f"onnxamp/_data/kernels/{device}.json").read_text(encoding="utf-8"))["onnxruntime"]
-    assert newest == history()["versions"][known_versions(device)[-1]]["release"]
+    newest = target_json(device, "kernels")["onnxruntime"]
+    assert newest == target_json(device, "history")["versions"][known_versions(device)[-1]]["release"]
 
 
 def test_versions_are_all_releases_in_order():
@@ -80,26 +81,27 @@ def test_the_history_of_small_dumps(script):
     def dump(release, *kernels):
         made = {"onnxruntime": release, "ir": 10, "opset": 21}
         rows = [{"domain": "", "op": op, "since": 1, "until": None, "types": {"T": types}} for op, types in kernels]
-        return {name: {**made, "provider": provider, "kernels": rows} for name, provider in script.PROVIDERS.items()}
+        return {**made, "provider": "CPUExecutionProvider", "kernels": rows}
 
     old = dump("1.9.1", ("A", ["a"]), ("B", ["a"]), ("D", ["b"]))
     new = dump("1.10.0", ("A", ["a", "c"]), ("B", ["a"]), ("C", ["a"]))
-    wheel = {"cpu": dump("1.11.0", ("B", ["a"]))["cpu"]}
-    made = json.loads(script.history({"1.9.1": old, "1.10.0": new, "1.11.0": wheel}))
+    newest = dump("1.11.0", ("B", ["a"]))
+    made = json.loads(script.history({"1.9.1": old, "1.10.0": new, "1.11.0": newest}))
     assert list(made["versions"]) == ["1.11", "1.10", "1.9"]
-    assert [list(facts["sha256"]) for facts in made["versions"].values()] == [["cpu"], ["cpu", "cuda"], ["cpu", "cuda"]]
+    assert len({facts["sha256"] for facts in made["versions"].values()}) == 3
     types = made["types"]
-    assert list(made["cpu"]) == ["1.10", "1.9"]
-    assert made["cpu"]["1.10"].keys() == {"A", "C"}
-    assert made["cuda"] == {"1.9": {"A": [[1, None, {"T": [types.index("a")]}]], "C": None,
-                                    "D": [[1, None, {"T": [types.index("b")]}]]}}  # fmt: skip
+    assert list(made["changes"]) == ["1.10", "1.9"]
+    assert made["changes"]["1.10"].keys() == {"A", "C"}
+    assert made["changes"]["1.9"] == {"A": [[1, None, {"T": [types.index("a")]}]], "C": None,
+                                      "D": [[1, None, {"T": [types.index("b")]}]]}  # fmt: skip
 
 
 def test_the_history_is_rewritten_byte_by_byte_from_what_it_holds(script, tmp_path):
     assert script.main([str(tmp_path / "dumps"), "--unpack"]) == 0
-    assert script.main([str(tmp_path / "dumps"), "--to", str(tmp_path / "history.json")]) == 0
-    known = ROOT / "onnxamp" / "_data" / "kernels" / "history.json"
-    assert (tmp_path / "history.json").read_bytes() == known.read_bytes()
+    assert script.main([str(tmp_path / "dumps"), "--to", str(tmp_path / "targets")]) == 0
+    for name in with_versions():
+        known = ROOT / "onnxamp" / "_data" / "targets" / name / "history.json"
+        assert (tmp_path / "targets" / name / "history.json").read_bytes() == known.read_bytes()
 
 
 # Their names
@@ -282,5 +284,5 @@ def test_the_command_line_takes_versions(tmp_path):
 
 
 def test_every_target_can_be_written_down_with_its_type() -> None:
-    versions = {f"{device}@{version}" for device in VERSIONED for version in known_versions(device)}
-    assert {*get_args(TargetName)} == {*TARGETS, AUTO, *versions}
+    versions = {f"{device}@{version}" for device in with_versions() for version in known_versions(device)}
+    assert {*get_args(TargetName)} == {*targets(), AUTO, *versions}

@@ -1,6 +1,5 @@
 """Kernels that are wrong in some versions of ONNX Runtime: nodes stay float32 there, and checks say so."""
 
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 from commands import run
 from graphs.case import add_weights, parse
 from onnx import ModelProto
-from repository import ROOT
 
 import onnxamp
+from onnxamp._ops.targets import target_names, target_table
 from onnxamp._target.versions import is_older, known_versions
 
 SKIP = """(float[2,8] x, float[2,8] s) => (float[2,8] y) {
@@ -33,9 +32,8 @@ def is_low(model: ModelProto, op: str, target: str) -> bool:
 
 
 def test_every_row_names_its_thread_and_a_known_version() -> None:
-    data = tomllib.loads((ROOT / "onnxamp" / "_data" / "kernels" / "wrong.toml").read_text(encoding="utf-8"))
-    for device, rows in data.items():
-        for row in rows:
+    for device in target_names():
+        for row in target_table(device, "wrong").get("rows", ()):
             assert set(row) - {"head_size", "before"} == {"ops", "types", "because", "source"}
             if "before" in row:
                 assert row["before"] in known_versions(device)

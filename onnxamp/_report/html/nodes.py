@@ -7,15 +7,15 @@ from typing import Final, TypeAlias
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.verdicts import title_of, told
-from onnxamp._dtypes import LOW_TYPES
+from onnxamp._decide.words import title_of, told
+from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
 from onnxamp._report.check import LEVELS, finding_text
 from onnxamp._report.parts import Level
 from onnxamp._report.text import number
 
-_SUFFIXES: Final = ("", *(f"_{low.suffix}" for low in LOW_TYPES.values()), "_fp32")
+_SUFFIXES: Final = ("", *(f"_{low.suffix}" for low in FORMATS.values()), "_fp32")
 """An unnamed node goes by its output, which a conversion may rename with one of these."""
 _MILD: Final = frozenset({"flushed"})
 """Faults of a value that only cost accuracy."""
@@ -243,7 +243,7 @@ def _add_types(drafts: Sequence[_Draft], values: Iterable[ValueRow]) -> None:
     """Where nothing else tells a node's precision, the types of its values do."""
     seen: dict[int, set[str]] = defaultdict(set)
     for value in values:
-        if value.dtype in ("float32", *LOW_TYPES):
+        if value.dtype in ("float32", *FORMATS):
             seen[value.node].add(value.dtype)
     for place, types in seen.items():
         if not drafts[place].precision:

@@ -9,7 +9,7 @@ from typing import Final
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
-from onnxamp._dtypes import LOW_TYPES, LowType
+from onnxamp._dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport, LayerDiff, RunCheck
 from onnxamp._report.check import check_report, finding_items
@@ -148,7 +148,7 @@ class Page:
     report: Report
     nodes: tuple[NodeRow, ...] = ()
     values: tuple[ValueRow, ...] = ()
-    low: LowType | None = None
+    low: Format | None = None
     limit: float | None = None
     first_bad: int | None = None
     first_bad_text: str = ""
@@ -189,19 +189,19 @@ def conversion_page(
     made = replace(made, validation=diff)
     report = tuning_report(made, tuned, audit=audit) if tuned else conversion_report(made, audit)
     page = _page(_with_findings(report, audit), audit, diff.layers if diff else layers, diff, made.plan)
-    return replace(page, low=LOW_TYPES[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
+    return replace(page, low=FORMATS[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
 
 
 def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
     """The page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
     page = _page(_with_findings(preview_report(made, audit, command), audit), audit, (), None, made.plan)
-    return replace(page, low=LOW_TYPES[made.plan.dtype])
+    return replace(page, low=FORMATS[made.plan.dtype])
 
 
 def diff_page(diff: DiffReport | None, audit: Audit | None = None) -> Page:
     """The page of a comparison of two models; ``audit`` is of the result."""
     page = _page(_with_findings(diff_report(diff), audit), audit, diff.layers if diff else (), diff)
-    return replace(page, low=LOW_TYPES.get(diff.lowest) if diff else None)
+    return replace(page, low=FORMATS.get(diff.lowest) if diff else None)
 
 
 def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Page:
@@ -214,7 +214,7 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
     """
     page = _page(check_report(audit, run, model), audit, run.values if run else (), run)
     precisions = {row.precision for row in page.nodes} | {value.dtype for value in page.values}
-    return replace(page, low=next((low for name, low in LOW_TYPES.items() if name in precisions), None))
+    return replace(page, low=next((low for name, low in FORMATS.items() if name in precisions), None))
 
 
 def _page(

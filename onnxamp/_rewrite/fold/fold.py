@@ -20,7 +20,8 @@ from onnxamp._rewrite.fold.folds import Fold, NewWeight
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._target.kernels import float_types
-from onnxamp._target.versions import UNLIMITED, release, version_meant
+from onnxamp._target.targets import target_of
+from onnxamp._target.versions import release, version_meant
 
 
 def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
@@ -249,7 +250,7 @@ def _newest(target: str) -> int:
 
 def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> list[str]:
     """Op types outside the folds with fewer kernels on the target at that opset than now."""
-    if target in UNLIMITED:
+    if not target_of(target).limits_types:
         return []
     going = {node for fold in folds for node in fold.nodes}
     staying = {node.key: node.signature for node in graph.nodes if node.index not in going}

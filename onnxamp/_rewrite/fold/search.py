@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from onnx import TensorProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, LOW_TYPES
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import copied
 from onnxamp._patterns.forms import Kind, form_table
@@ -91,7 +91,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return match
     low = graph.types[before.inputs[0]]
-    if low != graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in LOW_TYPES.values()}:
+    if low != graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in FORMATS.values()}:
         return match
     if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
         return match

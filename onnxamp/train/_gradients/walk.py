@@ -79,7 +79,7 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
 def differentiate(model: ModelProto, loss: str, wanted: Iterable[str], lacks: Container[str] = ()) -> Gradients:
     """:func:`add_gradients` for a well-formed model with its weights. Linear in nodes, except for shape inference.
 
-    ``lacks`` is what the engine that is meant cannot run, as in ``_data/plugins.toml``.
+    ``lacks`` is what the engine that is meant cannot run, as in the ``engine.toml`` of a target.
     """
     names = list(dict.fromkeys(wanted))
     if not names:

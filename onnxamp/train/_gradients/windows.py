@@ -14,7 +14,7 @@ from onnxamp.train._gradients.shapes import reshape_like
 from onnxamp.train._gradients.writer import Tensor
 
 _INDICES: Final = "MaxPool.Indices"
-"""How ``_data/plugins.toml`` calls what an engine may lack."""
+"""How the ``engine.toml`` of a target calls what an engine may lack."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class Writer:
     nodes: list[NodeProto] = field(default_factory=list)
     constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = field(default_factory=dict)
     lacks: Container[str] = ()
-    """What the engine that is meant cannot run, as in ``_data/plugins.toml``."""
+    """What the engine that is meant cannot run, as in the ``engine.toml`` of a target."""
     prefix: str = "grad"
     """Start of the names of new values: the node or value whose gradient is being written."""
 

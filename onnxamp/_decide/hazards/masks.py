@@ -1,16 +1,18 @@
 """Attention masks: large constants on their way to a Softmax, which low precision would spoil."""
 
 from collections.abc import Iterator
+from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import LowType
+from onnxamp._decide.hazards.ranges import is_out_of_range
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.statistics import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
 
 
-def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
+def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Large constants, sentinels apart, that reach a Softmax: the whole path stays float32.
 
     Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask forgets the score: a
@@ -37,16 +39,16 @@ def masks(graph: Graph, low: LowType) -> Iterator[Hazard]:
                 path = path or mask_path(graph, node)
                 kept.update(path)
                 for index in path:
-                    yield Hazard(index, Reason.MASK, f"carries the mask value {found:.6g} to its Softmax")
+                    yield Hazard(index, KIND, f"carries the mask value {found:.6g} to its Softmax")
 
 
-def _large(low: LowType, stats: ConstantStats) -> float | None:
+def _large(low: Format, stats: ConstantStats) -> float | None:
     """A large element of the constant that is no sentinel."""
     large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1 else None
     return large if large is not None and abs(large) < SENTINEL else stats.out_of_range(low)
 
 
-def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
+def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     """Node groups that take one precision: the ops from a sentinel constant to its Softmax, both ends included."""
     groups = []
     leading = _leading(graph)
@@ -61,7 +63,7 @@ def sentinel_paths(graph: Graph, low: LowType) -> list[list[int]]:
     return groups
 
 
-def _holds_sentinel(graph: Graph, low: LowType, value: int) -> bool:
+def _holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
     stats = graph.constants.stats(value)
     return stats is not None and stats.has_sentinel(low) and stats.largest >= SENTINEL
 
@@ -75,7 +77,7 @@ def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
     yield from (node for node in nodes if node.key not in op_facts().mask_sinks)
 
 
-def _stays_high(low: LowType, maker: Node) -> bool:
+def _stays_high(low: Format, maker: Node) -> bool:
     """Whether the node's schema does not admit the low-precision type as output."""
     port = maker.signature.output(0) if maker.signature is not None else None
     if port is None or maker.signature is None:
@@ -125,3 +127,27 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
 
 _MASK_REACH = 4096
 """Limit on the nodes visited from one mask; deep models share one mask among all layers."""
+
+
+def _is_telling(number: float, low: Format) -> bool:
+    return abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low)
+
+
+def saturated(low: Format) -> tuple[float, float]:
+    """What conversions make of a sentinel: the largest number of the type, or half of it."""
+    return low.max_finite, low.max_finite / 2
+
+
+KIND: Final = Kind(
+    "mask",
+    title="low precision would change an attention mask",
+    rule=masks,
+    audit=Audit(
+        1,
+        "masks in LOW with a number so large that a fully masked row forgets its scores",
+        "",
+        _is_telling,
+        must_tell=True,
+    ),
+    loses=is_out_of_range,
+)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, LOW_TYPES
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
@@ -17,7 +18,7 @@ _WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset(
     f"tensor({name})"
     for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-    if np.iinfo(name).max > min(low.exact_integers for low in LOW_TYPES.values())
+    if np.iinfo(name).max > min(low.exact_integers for low in FORMATS.values())
 )
 """Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
 
@@ -45,9 +46,9 @@ def index_paths(graph: Graph) -> Indices:
         stack.append((value, f"{why} {node.label!r}"))
         if node.key == "Range" and node.index not in seen:
             seen.add(node.index)
-            hazards.append(Hazard(node.index, Reason.INDEX, "counts in floats"))
+            hazards.append(Hazard(node.index, KIND, "counts in floats"))
         elif node.key != "Cast" or value in counting or _counts(graph, value):
-            hazards.append(Hazard(node.index, Reason.INDEX, "reads numbers that count", value=value))
+            hazards.append(Hazard(node.index, KIND, "reads numbers that count", value=value))
     while stack:
         value, why = stack.pop()
         if value in values:
@@ -56,17 +57,17 @@ def index_paths(graph: Graph) -> Indices:
         producer = graph.producer(value)
         for owner, source in passes.get(value, ()) if value in counting else ():
             port = value if value in graph.nodes[owner].outputs else source
-            hazards.append(Hazard(owner, Reason.INDEX, why, value=port))
+            hazards.append(Hazard(owner, KIND, why, value=port))
             stack.append((source, why))
         if producer is None or producer.index in seen:
             continue
         if producer.key in walk:
             seen.add(producer.index)
-            hazards.append(Hazard(producer.index, Reason.INDEX, why))
+            hazards.append(Hazard(producer.index, KIND, why))
             stack += [(source, why) for source in producer.inputs if _is_wide(graph, source)]
         elif producer.key == "Cast" and _counts(graph, value):
             seen.add(producer.index)
-            hazards.append(Hazard(producer.index, Reason.INDEX, why))
+            hazards.append(Hazard(producer.index, KIND, why))
     return Indices(tuple(hazards), values)
 
 
@@ -151,7 +152,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
         if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
-            yield Hazard(index, Reason.INDEX, "counts in floats")
+            yield Hazard(index, KIND, "counts in floats")
             continue
         if node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS:
             position.update(node.outputs)
@@ -173,7 +174,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
                 position.update(node.outputs)
             if any(value in counting for value in sources):
                 counting.update(node.outputs)
-                yield Hazard(index, Reason.INDEX, "computes positions")
+                yield Hazard(index, KIND, "computes positions")
     yield from _leading_to(graph, sinks, position)
 
 
@@ -184,7 +185,7 @@ def _leading_to(graph: Graph, sinks: list[Node], position: set[int]) -> Iterator
         node = stack.pop()
         yield Hazard(
             node.index,
-            Reason.INDEX,
+            KIND,
             "works on positions" if node.index in ends else "leads to an op that needs exact positions",
         )
         for value in node.inputs:
@@ -192,3 +193,26 @@ def _leading_to(graph: Graph, sinks: list[Node], position: set[int]) -> Iterator
             if value in position and producer is not None and producer.index not in seen:
                 seen.add(producer.index)
                 stack.append(producer)
+
+
+def index_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
+    """Integers, positions and sizes carried in floats."""
+    yield from graph.ask(index_paths).hazards
+    yield from position_paths(graph)
+
+
+def _loses(graph: Graph, value: int, low: Format) -> bool:
+    return graph.constants.stats(value) is not None and not graph.constants.fits(value, low)
+
+
+KIND: Final = Kind(
+    "index path",
+    title="indices, positions or sizes carried in floats",
+    rule=index_hazards,
+    audit=Audit(
+        4,
+        "computes integers, positions or sizes in LOW",
+        ", which counts exactly up to {integers} only",
+    ),
+    loses=_loses,
+)

@@ -1,22 +1,22 @@
-"""Kernels that are wrong on the target, or in its version of ONNX Runtime, from ``_data/kernels/wrong.toml``."""
+"""Kernels that are wrong on the target, or in its version of ONNX Runtime, from the target's ``wrong.toml``."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from onnxamp._decide.verdicts import Hazard, Reason
-from onnxamp._dtypes import LowType
+from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
-from onnxamp._ops.tables import read_table
-from onnxamp._target.versions import device_of, is_older, version_of
+from onnxamp._ops.targets import device_of, target_table
+from onnxamp._target.versions import is_older, version_of
 
 
-def wrong_kernel_hazards(graph: Graph, low: LowType, target: str) -> list[Hazard]:
+def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
     """Nodes that would run on a kernel that is wrong in low precision, in node order. Complexity: linear in nodes."""
     found = wrong_kernels(graph, low.name, target)
-    return [Hazard(node.index, Reason.WRONG_KERNEL, why) for node, why in found]
+    return [Hazard(node.index, KIND, why) for node, why in found]
 
 
 def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, str]]:
@@ -33,7 +33,7 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
 def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
     """Op -> the rule that holds for the target's version; where no version is named, those of all versions alone."""
     version = version_of(target)
-    rules = read_table("kernels/wrong").get(device_of(target), ())
+    rules = target_table(target, "wrong").get("rows", ())
     held = (rule for rule in rules if "before" not in rule or (version and is_older(version, rule["before"])))
     return {op: rule for rule in held for op in rule["ops"]}
 
@@ -45,3 +45,11 @@ def _head_size(graph: Graph, node: Node) -> int | None:
         return None
     heads = attribute(node.proto, "q_num_heads") if len(shape) == 3 else 1
     return shape[-1] // heads if heads else None
+
+
+KIND: Final = Kind(
+    "wrong kernel",
+    title="a kernel of that version of the runtime computes wrong results in low precision",
+    on_target=wrong_kernel_hazards,
+    is_of_kernels=True,
+)

@@ -1,0 +1,44 @@
+"""Sums and means that a target keeps in float16: they overflow on their way, or cancel."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._dtypes import FLOAT16, Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.terms import summed_terms
+from onnxamp._ops.profiles import Profile, profile_of
+
+_USUAL: Final = 64
+"""Magnitude of activations that means and norms should bear."""
+
+
+def accumulator_hazards(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
+    """Nodes whose sums the target cannot hold in float16. Complexity: linear in nodes."""
+    profile = profile_of(target)
+    if profile is not None and low is FLOAT16:
+        yield from _overflowing_sums(graph, profile)
+        yield from _cancelling(graph, profile)
+
+
+def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
+    """Means and norms over so many elements that their sum, or that of squares, may leave the range."""
+    risky = frozenset(op for op, fact in profile.sums.items() if fact.overflows)
+    for node in graph.nodes_of(risky):
+        count = summed_terms(node, graph.shapes)
+        if count is None or count * _USUAL > FLOAT16.max_finite:
+            many = "many" if count is None else f"{count:,}"
+            yield Hazard(node.index, KIND, f"{profile.name} keeps the sum of {many} elements in float16")
+
+
+def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:
+    """Normalisations that subtract the mean in float16: where it is large, little of the result is left."""
+    for node in graph.nodes_of(profile.cancelling):
+        yield Hazard(node.index, KIND, f"{profile.name} subtracts the mean in float16")
+
+
+KIND: Final = Kind(
+    "float16 accumulator",
+    title="the target would sum up or subtract in float16",
+    on_target=accumulator_hazards,
+)

@@ -1,0 +1,122 @@
+"""Epsilons that low precision loses, and what they guard against zero."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
+from onnxamp._ops.facts import op_facts
+
+
+def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero.
+
+    One that becomes zero breaks what it guards where its input is zero, which samples may lack.
+    """
+    floats = graph.constants.floats().items()
+    numbers = {value: stats.uniform for value, stats in floats if stats is not None and stats.uniform is not None}
+    tiny = {value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
+    zeros = {value for value, number in tiny.items() if abs(number) <= low.smallest_subnormal / 2}
+    read = ((node, position) for node in graph.nodes_of(op_facts().epsilons) for position in range(len(node.inputs)))
+    lost = [(node, port) for node, port in read if _is_lost(tiny.get(node.inputs[port], 0.0), low, node.key)]
+    walks = _Walks()
+    lost.sort(key=lambda use: use[0].inputs[use[1]] not in zeros)  # as walks end where earlier ones have been
+    for node, port in lost:
+        value = node.inputs[port]
+        why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
+        may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
+        behind = list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
+        yield Hazard(node.index, KIND, why, value in zeros and node.index in walks.guards)
+        yield from behind
+
+
+@dataclass(slots=True)
+class _Walks:
+    """Nodes downstream of an epsilon that were visited, those among them that lead to a guarded op, and the nodes with
+    an epsilon that does.
+    """
+
+    seen: set[int] = field(default_factory=set)
+    leading: set[int] = field(default_factory=set)
+    guards: set[int] = field(default_factory=set)
+
+
+def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator[Hazard]:
+    """Ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
+
+    Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
+    """
+    guarded, why = op_facts().guarded, f"{node.label!r} guards its input with an epsilon"
+    previous: dict[int, int] = {}
+    kept: set[int] = set()
+    stack = [node]
+    while stack:
+        last = stack.pop()
+        for reader, port in graph.readers(last):
+            if reader.index in previous or reader.index == node.index:
+                continue
+            previous[reader.index] = last.index
+            is_end = port in guarded.get(reader.key, ())
+            if is_end:
+                kept.add(reader.index)
+                yield Hazard(reader.index, KIND, why, rare)
+            if is_end or reader.index in walks.leading:
+                walks.guards.add(node.index)
+                between = last.index
+                while between != node.index and between not in kept:  # what carries the value must not flush it
+                    kept.add(between)
+                    yield Hazard(between, KIND, why, rare)
+                    between = previous[between]
+            if is_end and reader.key == "Log":
+                yield from _small_numbers(graph, node)
+            carries = (reader.index in graph.exact or reader.key == "Sqrt") and graph.is_float_output(reader)
+            if carries and reader.index not in walks.seen:
+                walks.seen.add(reader.index)
+                stack.append(reader)
+    walks.leading |= kept
+
+
+def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
+    """Ops that compute the argument of a guarded logarithm: a tiny epsilon says that tiny values occur there."""
+    walk, stack, seen = op_facts().spectral_arithmetic, [node], {node.index}
+    while stack and len(seen) < _SPECTRAL_REACH:
+        for _, value in graph.float_inputs(stack.pop()):
+            producer = graph.producer(value)
+            if producer is not None and producer.index not in seen and producer.key in walk:
+                seen.add(producer.index)
+                stack.append(producer)
+                yield Hazard(producer.index, KIND, f"computes small numbers for the guarded {node.label!r}")
+
+
+_SPECTRAL_REACH = 16
+"""Limit on the nodes visited upstream of a guarded logarithm."""
+
+
+def _is_lost(number: float, low: Format, key: str) -> bool:
+    """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
+    if key != "Mul":
+        return number != 0
+    rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal
+    return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
+
+
+def _is_telling(number: float, low: Format) -> bool:
+    return 0 < abs(number) < low.smallest_normal
+
+
+def _loses(graph: Graph, value: int, low: Format) -> bool:
+    stats = graph.constants.stats(value)
+    return stats is not None and stats.uniform is not None and _is_telling(stats.uniform, low)
+
+
+KIND: Final = Kind(
+    "epsilon",
+    title="low precision loses an epsilon, or what it guards",
+    rule=epsilons,
+    is_measurable=True,
+    audit=Audit(3, "LOW loses an epsilon here, or what the epsilon guards", "", _is_telling),
+    loses=_loses,
+)

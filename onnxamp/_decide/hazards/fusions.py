@@ -1,0 +1,27 @@
+"""Casts that a fusion of ONNX Runtime would absorb."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
+from onnxamp._patterns.fusion_groups import absorbed_casts
+
+
+def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Producers whose Cast to float32 a fusion would absorb: computed in float32, they need no Cast there."""
+    for value, mean in graph.ask(absorbed_casts, low).items():
+        producer = graph.producer(value)
+        if producer is not None:
+            why = f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalisation, and not load the model"
+            yield Hazard(producer.index, KIND, why)
+
+
+KIND: Final = Kind(
+    "runtime fusion",
+    title="a Cast here would be absorbed by a fusion of the runtime",
+    rule=cast_absorbed,
+    is_shielded=True,
+    is_cured_by_exponents=True,
+)

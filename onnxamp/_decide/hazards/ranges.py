@@ -1,0 +1,94 @@
+"""Constants out of the range of low precision."""
+
+from collections.abc import Iterator
+from math import inf
+from typing import Final
+
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
+from onnxamp._model.statistics import SENTINEL
+from onnxamp._options.options import Options
+
+
+def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results.
+
+    So do factors that scale values of a few units out of it.
+    """
+    seen: set[int] = set()
+    limit, floats = low.max_finite / 8, graph.constants.floats()
+    large = {value for value, stats in floats.items() if stats is not None and abs(stats.largest_number) > limit}
+    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+        for value in node.inputs:
+            beyond = _beyond(graph, low, node, value) if value in large else None
+            if beyond is None or _carries(graph, node):
+                continue
+            name = graph.values[value].name
+            verb = "holds" if abs(beyond) > low.max_finite else "scales by"
+            why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
+            yield Hazard(node.index, KIND, why)
+            for reader in _readers(graph, node, seen):
+                yield Hazard(reader.index, KIND, f"reads what {node.label!r} computes from a constant out of range")
+
+
+def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
+    """Nodes that read a constant with an element beyond ``options.init_max``, as the user asks."""
+    limit = options.init_max or inf
+    floats = graph.constants.floats().items()
+    large = {value: stats for value, stats in floats if stats and (stats.largest > limit or stats.has_infinite)}
+    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+        value = next(value for value in node.inputs if value in large)
+        why = f"{graph.values[value].name!r} holds {large[value].largest:.6g}; init_max (--init-max) is {limit:.6g}"
+        yield Hazard(node.index, KIND, why)
+
+
+def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
+    """An element of the constant that is out of range, or a factor that scales values of a few units out of it."""
+    stats = graph.constants.stats(value)
+    if stats is None:
+        return None
+    grows = node.key == "Mul" and stats.uniform is not None and low.max_finite / 8 < abs(stats.uniform) < SENTINEL
+    return stats.uniform if grows else stats.out_of_range(low)
+
+
+def _carries(graph: Graph, node: Node) -> bool:
+    """Whether the node only moves the constant: then its consumers are judged instead."""
+    return bool(node.outputs) and graph.constants.stats(node.outputs[0]) is not None
+
+
+def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
+    """Nodes not ``seen`` yet that read the node's outputs, directly or through exact ops, which are included.
+
+    They are added to ``seen``, which keeps all walks of a graph linear together.
+    """
+    stack = [node]
+    while stack:
+        for reader, _ in graph.readers(stack.pop()):
+            if reader.index in seen:
+                continue
+            seen.add(reader.index)
+            yield reader
+            if reader.index in graph.exact and graph.is_float_output(reader):
+                stack.append(reader)
+
+
+def _is_telling(number: float, low: Format) -> bool:
+    return abs(number) > low.max_finite / 8
+
+
+def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:
+    """Whether a constant has an element that low precision cannot hold."""
+    stats = graph.constants.stats(value)
+    return stats is not None and stats.out_of_range(low) is not None
+
+
+KIND: Final = Kind(
+    "constant range",
+    title="a constant exceeds the range of low precision",
+    rule=constant_ranges,
+    is_cured_by_exponents=True,
+    audit=Audit(2, "works in LOW at the end of its range", ": it ends at {end:.6g}", _is_telling),
+    loses=is_out_of_range,
+)

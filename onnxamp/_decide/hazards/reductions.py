@@ -1,0 +1,35 @@
+"""Sums over so many elements that they leave the range of low precision."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Final
+
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT
+from onnxamp._ops.facts import op_facts
+
+
+def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
+    limit = low.max_finite / 8
+    for node in graph.nodes_of(op_facts().growing_reductions):
+        if ABSENT in (node.input(0), node.outputs[0]):
+            continue
+        before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
+        if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
+            continue
+        count = prod(before) // max(prod(after), 1)  # type: ignore[arg-type]
+        if count > limit:
+            yield Hazard(node.index, KIND, f"sums {count} elements at a time")
+
+
+KIND: Final = Kind(
+    "large reduction",
+    title="a sum over very many elements",
+    rule=large_reductions,
+    is_measurable=True,
+    is_cured_by_exponents=True,
+    audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
+)

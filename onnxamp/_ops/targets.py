@@ -1,0 +1,49 @@
+"""The folders of targets, ``_data/targets/NAME``: one holds all that is known of a target. Its README explains them."""
+
+import json
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_LAST = 1 << 30
+"""The order of a target that names none."""
+
+
+def device_of(target: str) -> str:
+    """The target without its version: "cuda" of "cuda@1.24"."""
+    return target.partition("@")[0]
+
+
+@cache
+def target_names() -> tuple[str, ...]:
+    """The names of all targets, in the order in which help and messages list them."""
+    names = sorted(folder.name for folder in _home().iterdir() if folder.joinpath("target.toml").is_file())
+    return tuple(sorted(names, key=lambda name: _table(name, "target").get("order", _LAST)))
+
+
+def target_table(target: str, name: str) -> dict[str, Any]:
+    """A table of a target, of whatever version, by the name of its file ("costs"); empty where there is none."""
+    device = device_of(target)
+    return _table(device, name) if device in target_names() else {}
+
+
+@cache
+def target_json(device: str, name: str) -> dict[str, Any]:
+    """The contents of a JSON file of a target by its name ("kernels"); empty where there is none."""
+    text = _text(device, f"{name}.json") if device in target_names() else ""
+    data: dict[str, Any] = json.loads(text) if text else {}
+    return data
+
+
+def _table(device: str, name: str) -> dict[str, Any]:
+    return tomllib.loads(_text(device, f"{name}.toml"))
+
+
+def _text(device: str, name: str) -> str:
+    file = _home().joinpath(device, name)
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def _home() -> Any:
+    return resources.files("onnxamp").joinpath("_data/targets")
