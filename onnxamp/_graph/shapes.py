@@ -1,11 +1,11 @@
 """Shapes and element counts of values, best effort: they weigh costs, and never decide what is legal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._graph.view import ABSENT, View, scope_graphs
@@ -217,6 +217,7 @@ def _skeleton(view: View) -> ModelProto:
     skeleton.functions.extend(model.functions)
     _strip(model.graph, skeleton.graph)
     _hide_dangers(view, skeleton)
+    _write_defaults(view, skeleton)
     return skeleton
 
 
@@ -224,20 +225,35 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
     """Move nodes that crash onnx's inference to an unknown domain, and clear impossible sizes, with which it computes
     and indexes; also in bodies and functions.
     """
-    uninferable, graphs = op_facts().uninferable, scope_graphs(view, skeleton)
-    crashing = [node for node in view.nodes if node.key in uninferable]
-    protos = [graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start] for node in crashing]
+    for proto in _nodes_of(view, skeleton, op_facts().uninferable):
+        proto.domain = _UNKNOWN_DOMAIN
+    graphs = scope_graphs(view, skeleton)
     for function in skeleton.functions:
         for proto in all_nodes(function.node):
             graphs += [body for _, body in node_bodies(proto)]
-            protos += [proto] if op_key(proto) in uninferable else []
-    for proto in protos:
-        proto.domain = _UNKNOWN_DOMAIN
     for graph in graphs:
         for entry in (*graph.value_info, *graph.input, *graph.output):
             for dim in entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ():
                 if not 0 <= dim.dim_value <= _LARGEST_SIZE:
                     dim.ClearField("dim_value")
+
+
+def _write_defaults(view: View, skeleton: ModelProto) -> None:
+    """Add attributes that are left out and whose default onnx's inference takes to be another one."""
+    misread = op_facts().misread_defaults
+    for proto in _nodes_of(view, skeleton, misread):
+        written = {item.name for item in proto.attribute}
+        defaults = misread[op_key(proto)].items()
+        proto.attribute.extend(helper.make_attribute(name, value) for name, value in defaults if name not in written)
+
+
+def _nodes_of(view: View, skeleton: ModelProto, keys: Container[str]) -> list[NodeProto]:
+    """Return the nodes of these op types in a skeleton, also those in bodies and functions."""
+    graphs = scope_graphs(view, skeleton)
+    nodes = [node for node in view.nodes if node.key in keys]
+    protos = [graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start] for node in nodes]
+    inner = (proto for function in skeleton.functions for proto in all_nodes(function.node))
+    return protos + [proto for proto in inner if op_key(proto) in keys]
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:

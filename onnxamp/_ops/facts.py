@@ -118,6 +118,7 @@ class OpFacts:
     pinned_parameters: Mapping[str, frozenset[str]]
     tied_parameters: Mapping[str, frozenset[str]]
     computes_in: Mapping[str, str]
+    misread_defaults: Mapping[str, Mapping[str, int]]
     free_sources: Mapping[str, frozenset[str]]
     """As types of tensors."""
     lookups: Mapping[str, tuple[Lookup, ...]]
@@ -153,6 +154,7 @@ def op_facts() -> OpFacts:
         pinned_parameters={op: frozenset(names) for op, names in column("pinned_parameters").items()},
         tied_parameters={op: frozenset(names) for op, names in column("tied_parameters").items()},
         computes_in=column("computes_in"),
+        misread_defaults=column("misread_defaults"),
         free_sources={
             op: frozenset(f"tensor({name})" for name in names) for op, names in column("free_sources").items()
         },

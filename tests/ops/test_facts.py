@@ -203,6 +203,13 @@ def test_attributes_that_name_a_precision_exist(op: str) -> None:
     assert any(op_facts().computes_in[op] in schema.attributes for schema in schemas)
 
 
+@pytest.mark.parametrize("op", op_facts().misread_defaults)
+def test_misread_defaults_are_those_of_the_schema(op: str) -> None:
+    attributes = onnx.defs.get_schema(op).attributes
+    for name, default in op_facts().misread_defaults[op].items():
+        assert helper.get_attribute_value(attributes[name].default_value) == default
+
+
 def test_divisors_are_guarded() -> None:
     guarded = op_facts().guarded
     assert all(set(ports) <= set(guarded[op]) for op, ports in op_facts().divisors.items())

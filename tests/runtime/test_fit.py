@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from graphs.case import parse
+from onnx import helper
 
 import onnxamp
 from onnxamp import ArgumentError
@@ -187,3 +188,18 @@ class TestShapes:
         x[:] = np.nan
         skipped = onnxamp.diff_models(model, model, {"x": x}, provider="cpu").skipped
         assert skipped.endswith("Input 'x' holds NaN in 72 of 72 elements.")
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_sizes_are_tried_that_a_one_sided_spectrum_suits(written):
+    """onnx infers both sides of a spectrum where nothing is said, which would contradict the matrix behind it."""
+    text = """(float[1,N] X) => (float[1,frames,4] Y)
+    <int64 hop = {4}, float[16] window = {WINDOW}, float[9,4] bands = {BANDS}> {
+        spectrum = STFT (X, hop, window)
+        power = ReduceSumSquare <axes = [-1], keepdims = 0> (spectrum)
+        Y = MatMul (power, bands)
+    }"""
+    model = parse(text.replace("WINDOW", ", ".join(["1"] * 16)).replace("BANDS", ", ".join(["0.5"] * 36)))
+    if written:
+        model.graph.node[0].attribute.append(helper.make_attribute("onesided", 1))
+    assert onnxamp.diff_models(model, model, provider="cpu").skipped is None
