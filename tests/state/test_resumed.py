@@ -224,7 +224,8 @@ def test_ranges_are_measured_once(jobs: int | None) -> None:
     wanted = onnxamp.tune_model(model, 1e-2, samples=samples, provider="cpu")
 
     def interrupt(text: str, *_: int) -> None:
-        raise KeyboardInterrupt(text)
+        if text != "measuring ranges":
+            raise KeyboardInterrupt(text)
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):

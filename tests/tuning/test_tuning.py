@@ -820,7 +820,7 @@ def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
     _, tuned = tune_model(called("recurrent"), 5e-4, count=1, progress=lambda *said: told.append(said))
     assert list(dict.fromkeys(text.partition(":")[0] for text, _, _ in told)) == [
-        "measuring each op", "trying blocks and candidates", "verifying the converted model",
+        "measuring ranges", "measuring each op", "trying blocks and candidates", "verifying the converted model",
     ]  # fmt: skip
     assert "measuring each op: sample 1 of 1" in {text for text, _, _ in told}
     assert all(done <= total for _, done, total in told)
