@@ -89,11 +89,24 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_bench.records": ("BenchReport",),
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
-        "ArgumentError", "ArgumentTypeError", "CallOrderError", "ContradictionError", "ExternalDataError",
-        "GradientError", "InternalError", "MissingDataError", "MissingFileError", "MissingModelError",
-        "MissingPackageError", "ModelError", "NumericsError",
-        "OnnxAmpError", "OpsetError", "OutputError",
-        "RuntimeFailure", "SourceChangedError",
+        "ArgumentError",
+        "ArgumentTypeError",
+        "CallOrderError",
+        "ContradictionError",
+        "ExternalDataError",
+        "GradientError",
+        "InternalError",
+        "MissingDataError",
+        "MissingFileError",
+        "MissingModelError",
+        "MissingPackageError",
+        "ModelError",
+        "NumericsError",
+        "OnnxAmpError",
+        "OpsetError",
+        "OutputError",
+        "RuntimeFailure",
+        "SourceChangedError",
     ),
     "_extract.around": ("extract_region",),
     "_extract.region": ("Region", "save_region"),
@@ -113,9 +126,15 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned", "TunedModel"),
     "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),
-    "amp": ("auto_cast", "auto_mixed_precision", "custom_mixed_precision", "get_black_list", "get_white_list"),
+    "amp": (
+        "auto_cast",
+        "auto_mixed_precision",
+        "custom_mixed_precision",
+        "get_black_list",
+        "get_white_list",
+    ),
     "debugging": ("InferenceSession",),
-}  # fmt: skip
+}
 """Module -> the public names that it defines, or that are modules themselves."""
 
 _HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}

@@ -64,7 +64,9 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
-    return _converted(network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False}))
+    return _converted(
+        network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False})
+    )
 
 
 def _converted(network: Any, options: Options) -> Any:
@@ -93,7 +95,11 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
     kept: dict[str, list[HazardRow]] = {}
     named: set[str] = set()
     for row in hazards:
-        lowered = row.op in options.preset.white if options.level == Level.O1 else row.op not in options.black
+        lowered = (
+            row.op in options.preset.white
+            if options.level == Level.O1
+            else row.op not in options.black
+        )
         if not row.low and row.node not in named and (lowered or options.level == Level.O3):
             kept.setdefault(row.reason, []).append(row)
             named.add(row.node)
@@ -204,8 +210,15 @@ def auto_cast(
         True
     """
     found = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
-    keywords = {"dtype": dtype, "white_list": custom_white_list, "black_list": custom_black_list, "lists": "paddle"}
-    options = Options.of("O1" if found == "OD" else found, {**keywords, "strict": not use_promote, "fold": False})
+    keywords = {
+        "dtype": dtype,
+        "white_list": custom_white_list,
+        "black_list": custom_black_list,
+        "lists": "paddle",
+    }
+    options = Options.of(
+        "O1" if found == "OD" else found, {**keywords, "strict": not use_promote, "fold": False}
+    )
     if found == "OD":
         options = replace(options, rule=_only(options.white))
     with active_within(_ACTIVE, options if enable and found != "O0" else None):
@@ -217,7 +230,11 @@ def _only(white: frozenset[str]) -> Rule:
 
     def rule(node: NodeProto) -> str | None:
         key = op_key(node)
-        return None if key in white or key in op_facts().following | op_facts().control_flow else "high"
+        return (
+            None
+            if key in white or key in op_facts().following | op_facts().control_flow
+            else "high"
+        )
 
     return rule
 
@@ -270,15 +287,21 @@ def is_bfloat16_supported(device: str | None = None) -> bool:
     return _has_capability(device, (8, 0))
 
 
-_DEVICE: Final = re.compile(r"(?:(cuda|gpu)(?::(\d+))?|CUDAExecutionProvider|(cpu)|(CPUExecutionProvider))")
+_DEVICE: Final = re.compile(
+    r"(?:(cuda|gpu)(?::(\d+))?|CUDAExecutionProvider|(cpu)|(CPUExecutionProvider))"
+)
 
 
 def _has_capability(device: str | None, needed: tuple[int, int]) -> bool:
     if device is not None and not isinstance(device, str):
-        raise ArgumentTypeError(f"device must be a string such as 'gpu:0', not {type(device).__name__}.")
+        raise ArgumentTypeError(
+            f"device must be a string such as 'gpu:0', not {type(device).__name__}."
+        )
     found = _DEVICE.fullmatch("cuda" if device is None else device)
     if found is None:
-        raise ArgumentError(f"Unknown device {device!r}: say 'cpu', 'cuda', 'gpu:0', or an execution provider.")
+        raise ArgumentError(
+            f"Unknown device {device!r}: say 'cpu', 'cuda', 'gpu:0', or an execution provider."
+        )
     if found[3] or found[4] or not cuda_available():
         return False
     return compute_capability(int(found[2] or 0)) >= needed

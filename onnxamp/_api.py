@@ -56,14 +56,24 @@ G = TypeVar("G", bound=SurgeonGraph)
 
 @overload
 def convert_model(
-    model: ModelProto | str | PathLike[str], level: LevelName = "O2", *, tolerance: float = 1e-2,
-    samples: "SamplesLike | None" = None, metric: "MetricLike" = "auto", **options: Unpack[OptionKeywords],
-) -> ModelProto: ...  # fmt: skip
+    model: ModelProto | str | PathLike[str],
+    level: LevelName = "O2",
+    *,
+    tolerance: float = 1e-2,
+    samples: "SamplesLike | None" = None,
+    metric: "MetricLike" = "auto",
+    **options: Unpack[OptionKeywords],
+) -> ModelProto: ...
 @overload
 def convert_model(
-    model: G, level: LevelName = "O2", *, tolerance: float = 1e-2, samples: "SamplesLike | None" = None,
-    metric: "MetricLike" = "auto", **options: Unpack[OptionKeywords],
-) -> G: ...  # fmt: skip
+    model: G,
+    level: LevelName = "O2",
+    *,
+    tolerance: float = 1e-2,
+    samples: "SamplesLike | None" = None,
+    metric: "MetricLike" = "auto",
+    **options: Unpack[OptionKeywords],
+) -> G: ...
 @unchanged_sources()
 def convert_model(
     model: Any,
@@ -252,7 +262,14 @@ def convert_file(
     if plan is not None and options:
         warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
     if plan is None:
-        is_auto(level, tolerance, samples, metric, measures=asked.takes_samples or validate, validates=validate)
+        is_auto(
+            level,
+            tolerance,
+            samples,
+            metric,
+            measures=asked.takes_samples or validate,
+            validates=validate,
+        )
     request = Request(
         model=Model.of(as_path(src)),
         asked=asked,
@@ -342,11 +359,15 @@ def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) 
         True
     """
     if not isinstance(plan, Plan):
-        raise ArgumentTypeError(f"plan must come from plan_model or load_plan, not be a {type(plan).__name__}.")
+        raise ArgumentTypeError(
+            f"plan must come from plan_model or load_plan, not be a {type(plan).__name__}."
+        )
     return convert_as(model, plan.options, plan, samples)
 
 
-def convert_as(model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None) -> Any:
+def convert_as(
+    model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None
+) -> Any:
     """Convert a model by settled options or a plan; not for level "auto" without a plan."""
     return converted_as(model, options, plan, samples)[1]
 
@@ -356,7 +377,9 @@ def converted_as(
     model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None
 ) -> tuple[Converted, Any]:
     """Convert as :func:`convert_as`; return the conversion besides its result."""
-    request = Request(model=Model.of(model), asked=options, plan=plan, run=RunOptions(samples=samples))
+    request = Request(
+        model=Model.of(model), asked=options, plan=plan, run=RunOptions(samples=samples)
+    )
     converted, _ = convert_in_memory(request)
     return converted, _like(model, converted.embedded())
 
@@ -464,7 +487,9 @@ def tune_model(
         report=progress or silent,
         budget=budget,
     )
-    converted, tuned = convert_in_memory(Request(model=Model.of(model), asked=asked, run=run, search=search))
+    converted, tuned = convert_in_memory(
+        Request(model=Model.of(model), asked=asked, run=run, search=search)
+    )
     assert tuned is not None
     return TunedModel(converted.embedded(), tuned)
 

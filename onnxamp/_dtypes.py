@@ -183,7 +183,9 @@ _INTS: Final = {  # magnitude bits, signed
 }
 
 
-_SHORT: Final = {short: low.name for low in FORMATS.values() for short in low.short} | {"fp32": "float32"}
+_SHORT: Final = {short: low.name for low in FORMATS.values() for short in low.short} | {
+    "fp32": "float32"
+}
 """Usual short names of types."""
 
 
@@ -241,7 +243,11 @@ def readable_types(text: str | None) -> str:
 
     Whatever else stands in the text is left alone; None is "unknown".
     """
-    return "unknown" if text is None else _TENSOR.sub(lambda found: _PLAIN.get(found[1], found[1]), text)
+    return (
+        "unknown"
+        if text is None
+        else _TENSOR.sub(lambda found: _PLAIN.get(found[1], found[1]), text)
+    )
 
 
 def retyped(type_name: str, low: Format) -> str:
@@ -251,7 +257,9 @@ def retyped(type_name: str, low: Format) -> str:
 
 def holds_float(type_name: str | None) -> bool:
     """Whether values of the type carry float32 tensors that could be low instead."""
-    return type_name is not None and FLOAT in type_name and not type_name.startswith(("map", "sparse"))
+    return (
+        type_name is not None and FLOAT in type_name and not type_name.startswith(("map", "sparse"))
+    )
 
 
 def is_lossless(source: str, target: str) -> bool:

@@ -6,4 +6,8 @@ def printable(text: str) -> str:
 
     Nobody has reason to trust the names in a model: whatever goes to a terminal passes through here.
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    )

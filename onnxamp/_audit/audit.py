@@ -1,36 +1,32 @@
 """What can be said about a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from onnxamp._audit.casts import cast_traffic, sized
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import import_faults, type_faults
 from onnxamp._audit.findings import Audit, Casts, Engine, Finding, LoadsFrom, NodeFacts, ordered
 from onnxamp._audit.hazards import low_hazards
+from onnxamp._audit.weights import weight_findings, weight_types
 from onnxamp._convert.hints import decomposed
 from onnxamp._decide.dequantized import shared_factors, split_scales
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._decide.reads import straight_reads
 from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
-from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format, readable_types, tensor_type
+from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import opset_imports, stored_bytes, tensors_of
+from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._model.statistics import blocks_of
-from onnxamp._model.weights import read_array
 from onnxamp._ops.profiles import Profile, profile_of
 from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
@@ -39,116 +35,6 @@ from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
 from onnxamp._target.targets import target_of, targets
 from onnxamp._target.versions import known_versions, release, version_of
-
-_LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
-_MANY_SUBNORMAL: Final = 0.01
-"""Share of subnormal elements that is worth a note."""
-_MANY: Final = 1000
-"""Elements below which shares mean nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Counts of a float tensor's elements; zeros and subnormals are counted in low precision only."""
-
-    elements: int
-    nan: int
-    infinite: int
-    zero: int = 0
-    subnormal: int = 0
-
-
-def weight_types(model: ModelProto) -> dict[str, int]:
-    """Element type ("float32", "float16", "int64", ...) -> bytes of weights and Constants, wherever they are stored."""
-    sizes: Counter[str] = Counter()
-    for tensor in tensors_of(model):
-        sizes[readable_types(tensor_type(tensor.data_type))] += stored_bytes(tensor)
-    return dict(sizes.most_common())
-
-
-def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
-    """NaN and infinities in weights, digits that low-precision weights have lost, and weights that cannot be read.
-
-    Complexity: one pass over the weights, in blocks.
-    """
-    findings: list[Finding] = []
-    lows: dict[Format, dict[str, Contents]] = {low: {} for low in FORMATS.values()}
-    unread: list[tuple[str, str]] = []
-    for tensor in tensors_of(model):
-        low = _LOW_ELEMS.get(tensor.data_type)
-        if low is None and tensor.data_type != TensorProto.FLOAT:
-            continue
-        try:
-            array = read_array(tensor, base_dir)
-        except ModelError as error:
-            unread.append((tensor.name, str(error)))
-            continue
-        contents = _float_contents(array) if low is None else _low_contents(array, low)
-        findings += _not_finite(tensor.name, readable_types(tensor_type(tensor.data_type)), contents)
-        if low is not None:
-            lows[low][tensor.name] = contents
-    return [*_unread(unread), *findings, *_lost_digits(lows)]
-
-
-def _float_contents(array: NDArray[np.float32]) -> Contents:
-    nan = infinite = 0
-    for block in blocks_of(array):
-        if not np.isfinite(block).all():
-            nan += int(np.isnan(block).sum())
-            infinite += int(np.isinf(block).sum())
-    return Contents(array.size, nan, infinite)
-
-
-def _low_contents(array: NDArray[Any], low: Format) -> Contents:
-    """Counts from the bits: sign, exponent, mantissa."""
-    mantissa = (1 << low.mantissa) - 1
-    numbers = low.patterns.type((1 << 8 * low.bytes - 1) - 1)  # all bits but the sign
-    exponent = numbers ^ mantissa
-    nan = infinite = zero = subnormal = 0
-    for block in blocks_of(array):
-        magnitude = block.view(low.patterns) & numbers
-        infinite += int(np.count_nonzero(magnitude == exponent))
-        nan += int(np.count_nonzero(magnitude > exponent))
-        zeros = int(np.count_nonzero(magnitude == 0))
-        zero += zeros
-        subnormal += int(np.count_nonzero(magnitude <= mantissa)) - zeros
-    return Contents(array.size, nan, infinite, zero, subnormal)
-
-
-def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-    """One finding for all weights that cannot be read: mostly the whole data file is missing."""
-    for name, why in failures[:1]:
-        more = f" The same goes for {len(failures) - 1} more weights." if len(failures) > 1 else ""
-        action = "Hazards are not looked for, since they depend on the weights."
-        yield Finding("error", "weight", name, "", why + more, action)
-
-
-def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
-    """NaN is never intended. Infinities may be in masks, which have few numbers."""
-    if contents.nan:
-        text = f"NaN among {type_name} weights: what reads them becomes NaN"
-        yield Finding("warning", "weight", name, "", text, "Look at where the weights come from: they are broken.")
-    if contents.infinite and contents.infinite < contents.elements and contents.elements >= _MANY:
-        text = f"infinities among {type_name} weights"
-        action = "Harmless in a mask. Otherwise a conversion overflowed: convert the original again (onnxamp convert)."
-        yield Finding("note", "weight", name, "", text, action)
-
-
-def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
-    """How many low-precision weights are subnormal, with the tensor that has most of them."""
-    for low, tensors in lows.items():
-        total = sum(contents.elements for contents in tensors.values())
-        subnormal = sum(contents.subnormal for contents in tensors.values())
-        zero = sum(contents.zero for contents in tensors.values())
-        if total < _MANY or subnormal < _MANY_SUBNORMAL * total:
-            continue
-        worst = max(tensors, key=lambda name: tensors[name].subnormal)
-        text = (
-            f"{100 * subnormal / total:.1f} % of the {low.name} weights are subnormal, with fewer digits, and"
-            f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
-        )
-        action = "bfloat16 holds such numbers in full (--dtype bfloat16)." if low is FLOAT16 else ""
-        yield Finding("note", "weight", "", "", text, action)
 
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
@@ -160,17 +46,48 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     for node in stacked_up(graph, profile):
         if name := low_names.get(graph.types[node.outputs[0]] or ""):
             text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
-            yield Finding("warning", "kernel", node.label, node.key, text, f"Convert for {target}, or make it float32.")
+            yield Finding(
+                severity="warning",
+                kind="kernel",
+                node=node.label,
+                op=node.key,
+                text=text,
+                action=f"Convert for {target}, or make it float32.",
+            )
     for node, position in constant_reads(graph, profile):
         text = f"input {position} is a constant: {target}'s builder takes none there"
-        yield Finding("error", "kernel", node.label, node.key, text, "Put an Identity before it.")
+        yield Finding(
+            severity="error",
+            kind="kernel",
+            node=node.label,
+            op=node.key,
+            text=text,
+            action="Put an Identity before it.",
+        )
     yield from _products(graph, profile, target)
     for state, moved in passed_states(graph, profile):
-        owner, readers = graph.producer(state), {node.key for value in moved for node, _ in graph.consumers(value)}
+        owner, readers = (
+            graph.producer(state),
+            {node.key for value in moved for node, _ in graph.consumers(value)},
+        )
         if owner is not None and "Cast" in readers:
-            text = f"its body moves a state that is cast behind it: {target}'s builder may refuse that"
+            text = (
+                f"its body moves a state that is cast behind it: {target}'s builder may refuse that"
+            )
             action = f"Convert for {target}, or give what reads the state one type."
-            yield Finding("warning", "kernel", owner.label, owner.key, text, action)
+            yield Finding(
+                severity="warning",
+                kind="kernel",
+                node=owner.label,
+                op=owner.key,
+                text=text,
+                action=action,
+            )
+    yield from _cast_reads(graph, profile, target)
+
+
+def _cast_reads(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
+    """Find reads of float32 that a Cast of low precision makes, which the target's builder may refuse."""
     for read in straight_reads(graph, profile):
         made = graph.producer(read.value)
         if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
@@ -180,7 +97,14 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
                 what = "stacks up" if read.owner.bodies else "reads"
                 text = f"it {what} float32 that is a Cast of {low.name}: {target}'s builder may refuse that"
                 action = f"Convert for {target}, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
-                yield Finding("warning", "kernel", read.owner.label, read.owner.key, text, action)
+                yield Finding(
+                    severity="warning",
+                    kind="kernel",
+                    node=read.owner.label,
+                    op=read.owner.key,
+                    text=text,
+                    action=action,
+                )
 
 
 def _products(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
@@ -189,11 +113,25 @@ def _products(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
         kinds = [graph.types[found.outputs[0]] for found in dequantized]
         if kinds[0] != kinds[1]:
             text = f"its factors are dequantized to different types: {target}'s builder may refuse that"
-            yield Finding("warning", "kernel", node.label, node.key, text, "Give both scales one type.")
+            yield Finding(
+                severity="warning",
+                kind="kernel",
+                node=node.label,
+                op=node.key,
+                text=text,
+                action="Give both scales one type.",
+            )
     for first, node in shared_factors(graph, profile):
         if graph.types[node.outputs[0]] != graph.types[first.outputs[0]]:
             text = f"it shares a dequantized factor with a product of another type: {target}'s builder may refuse that"
-            yield Finding("warning", "kernel", node.label, node.key, text, "Give both products one type.")
+            yield Finding(
+                severity="warning",
+                kind="kernel",
+                node=node.label,
+                op=node.key,
+                text=text,
+                action="Give both products one type.",
+            )
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
@@ -227,7 +165,12 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
         action = "Export the model for an older opset and IR version, or use a newer ONNX Runtime."
         for text in _unloadable(graph, model, target):
             yield Finding(
-                "error", "opset", "", "", f"ONNX Runtime {version_of(target)} does not load it: {text}", action
+                severity="error",
+                kind="opset",
+                node="",
+                op="",
+                text=f"ONNX Runtime {version_of(target)} does not load it: {text}",
+                action=action,
             )
 
 
@@ -238,7 +181,14 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
         for node, why in wrong_kernels(graph, low.name, target):
             if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
-                yield Finding("warning", "kernel", node.label, node.key, why, action)
+                yield Finding(
+                    severity="warning",
+                    kind="kernel",
+                    node=node.label,
+                    op=node.key,
+                    text=why,
+                    action=action,
+                )
 
 
 def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
@@ -268,12 +218,19 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
     """
     if not target_of(audit.target).builds:
         builders = [name for name, one in targets().items() if one.builds]
-        raise ArgumentError(f"Only for {' and '.join(builders)} engines are built, not for {audit.target!r}.")
+        raise ArgumentError(
+            f"Only for {' and '.join(builders)} engines are built, not for {audit.target!r}."
+        )
     built = build_engine(model, feeds)
     nodes = {node.node: node for node in audit.nodes}
-    said = [_finding(audit.target, built.by, refusal, nodes.get(refusal.node)) for refusal in built.refusals]
+    said = [
+        _finding(audit.target, built.by, refusal, nodes.get(refusal.node))
+        for refusal in built.refusals
+    ]
     findings = ordered((*said, *audit.findings))
-    return replace(audit, findings=findings, engine=Engine(built.by, not built.refusals, built.size))
+    return replace(
+        audit, findings=findings, engine=Engine(built.by, not built.refusals, built.size)
+    )
 
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
@@ -283,12 +240,21 @@ def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> 
     text = f"{by} refuses it: {refusal.text}{why}"
     if node is None:
         action = str(rule.get("cure", "")) if rule is not None else ""
-        return Finding("error", "engine", refusal.node, "", text, action or "Look at the ops that it names.")
+        return Finding(
+            severity="error",
+            kind="engine",
+            node=refusal.node,
+            op="",
+            text=text,
+            action=action or "Look at the ops that it names.",
+        )
     if node.precision in _LOW:
         action = f"Keep it float32: convert with --target {target}, or with --keep-node NAME or --black {node.op}."
     else:
         action = "No precision cures it: replace the op, or load a plugin that has it."
-    return Finding("error", "engine", node.node, node.op, text, action)
+    return Finding(
+        severity="error", kind="engine", node=node.node, op=node.op, text=text, action=action
+    )
 
 
 @cache
@@ -302,7 +268,11 @@ _FOLD: Final = (
     "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"
     " float32."
 )
-_FLOATS: Final = {FLOAT: "float32", "tensor(double)": "float64", **{low.tensor: low.name for low in FORMATS.values()}}
+_FLOATS: Final = {
+    FLOAT: "float32",
+    "tensor(double)": "float64",
+    **{low.tensor: low.name for low in FORMATS.values()},
+}
 
 
 @unchanged_sources()
@@ -361,14 +331,28 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
         prepared = with_casts(source, Options(freeze_defaults=False))
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
-        findings = [Finding("error", kind, "", "", str(error), ""), *import_faults(proto, None), *contents]
-        return Audit(target, opset_imports(proto), (), ordered(findings), Casts(0, 0, 0), weight_types(proto))
+        findings = [
+            Finding(severity="error", kind=kind, node="", op="", text=str(error), action=""),
+            *import_faults(proto, None),
+            *contents,
+        ]
+        return Audit(
+            target=target,
+            opsets=opset_imports(proto),
+            nodes=(),
+            findings=ordered(findings),
+            casts=Casts(0, 0, 0),
+            weight_bytes=weight_types(proto),
+        )
     graph, faults = prepared.graph, type_faults(prepared.graph)
     sizes = graph.shapes_of(shapes or {})
     volumes = sized(graph, shapes)
     placement = place_nodes(graph, sizes, volumes, target, {fault.node for fault in faults})
     casts, redundant = cast_traffic(graph, volumes)
-    findings = [Finding("note", "schema", "", "", note, "") for note in (*prepared.notes, *prepared.unfolded)]
+    findings = [
+        Finding(severity="note", kind="schema", node="", op="", text=note, action="")
+        for note in (*prepared.notes, *prepared.unfolded)
+    ]
     findings += [
         *import_faults(proto, graph),
         *contents,
@@ -382,16 +366,35 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
     if all(finding.severity != "error" for finding in contents):  # the weights can be read
         findings += low_hazards(graph, sizes)
         text = decomposed(graph)
-        findings += [Finding("note", "fold", "", "", text, _FOLD)] if text else []
+        findings += (
+            [Finding(severity="note", kind="fold", node="", op="", text=text, action=_FOLD)]
+            if text
+            else []
+        )
     since = loads_from(graph, proto, target)
     nodes = tuple(_node_facts(graph, placement.providers))
-    return Audit(target, graph.book.opsets, nodes, ordered(findings), casts, weight_types(proto), since)
+    return Audit(
+        target=target,
+        opsets=graph.book.opsets,
+        nodes=nodes,
+        findings=ordered(findings),
+        casts=casts,
+        weight_bytes=weight_types(proto),
+        loads_from=since,
+    )
 
 
 def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
     scopes = _scope_names(graph)
     for node, provider in zip(graph.nodes, providers, strict=True):
-        yield NodeFacts(node.index, node.label, node.key, scopes[node.scope], _precision(graph, node), provider)
+        yield NodeFacts(
+            position=node.index,
+            node=node.label,
+            op=node.key,
+            scope=scopes[node.scope],
+            precision=_precision(graph, node),
+            provider=provider,
+        )
 
 
 def _scope_names(graph: Graph) -> list[str]:
@@ -400,7 +403,9 @@ def _scope_names(graph: Graph) -> list[str]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         attribute = next(name for name, body in owner.bodies if body == scope.index)
-        names[scope.index] = "/".join(filter(None, (names[scope.parent], f"{owner.label}.{attribute}")))
+        names[scope.index] = "/".join(
+            filter(None, (names[scope.parent], f"{owner.label}.{attribute}"))
+        )
     return names
 
 
@@ -409,13 +414,21 @@ def _precision(graph: Graph, node: Node) -> str:
     free, fixed = set[str](), set[str]()
     signature = node.signature
     formals = (
-        *((value, signature.input(port) if signature else None) for port, value in enumerate(node.inputs)),
-        *((value, signature.output(port) if signature else None) for port, value in enumerate(node.outputs)),
+        *(
+            (value, signature.input(port) if signature else None)
+            for port, value in enumerate(node.inputs)
+        ),
+        *(
+            (value, signature.output(port) if signature else None)
+            for port, value in enumerate(node.outputs)
+        ),
     )
     for value, formal in formals:
         kind = graph.types[value] if value != ABSENT else None
         names = {name for tensor, name in _FLOATS.items() if kind is not None and tensor in kind}
-        is_fixed = signature is not None and formal is not None and formal.type not in signature.params
+        is_fixed = (
+            signature is not None and formal is not None and formal.type not in signature.params
+        )
         (fixed if is_fixed else free).update(names)
     names = free or fixed
     return "no floats" if not names else next(iter(names)) if len(names) == 1 else "mixed"

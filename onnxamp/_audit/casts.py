@@ -48,10 +48,12 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
         return Sized(shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {})
     weights = {tensor.name for tensor in graph.model.graph.initializer}
     entries = [
-        entry for entry in graph.model.graph.input
-        if entry.name not in weights and entry.type.HasField("tensor_type")
+        entry
+        for entry in graph.model.graph.input
+        if entry.name not in weights
+        and entry.type.HasField("tensor_type")
         and entry.type.tensor_type.HasField("shape")
-    ]  # fmt: skip
+    ]
     assumed = Sizes.of(entries).resolve({})
     if not assumed:
         return Sized(graph.shapes, {})
@@ -65,7 +67,9 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     return Sized(shapes_at(graph, shapes), assumed)
 
 
-_FLOATS: Final = frozenset({"tensor(float)", "tensor(double)", *(low.tensor for low in FORMATS.values())})
+_FLOATS: Final = frozenset(
+    {"tensor(float)", "tensor(double)", *(low.tensor for low in FORMATS.values())}
+)
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 
 
@@ -87,14 +91,19 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
                 assumed["iterations of a loop"] = DEFAULT_TRIPS
             moved += size * (number or 0) * trips[node.scope]
     redundant = {
-        index for index in graph.ask(redundant_casts) if not constants.is_constant(graph.nodes[index].inputs[0])
+        index
+        for index in graph.ask(redundant_casts)
+        if not constants.is_constant(graph.nodes[index].inputs[0])
     }
     pairs = graph.ask(find_pairs)
     findings = [
         _redundancy(graph, graph.nodes[index], is_pair=index in pairs.ends | pairs.starts)
         for index in sorted(redundant)
     ]
-    return Casts(count, moved, len(redundant), unsized, assumed), [*findings, *_lossy_pairs(graph, redundant)]
+    return Casts(count, moved, len(redundant), unsized, assumed), [
+        *findings,
+        *_lossy_pairs(graph, redundant),
+    ]
 
 
 def element_bytes(type_name: str | None) -> int:
@@ -119,12 +128,17 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity, text = "warning", "casts a value to a type that another Cast casts it to as well"
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
-        severity, text = "note", "casts to the type that its input already has: runtimes drop it while they load"
+        severity, text = (
+            "note",
+            "casts to the type that its input already has: runtimes drop it while they load",
+        )
     elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
         text = "is in a chain of Casts of which the first loses nothing: one Cast or none does the same"
     elif is_pair:
         text = "is one of a pair around data movement, which could move the narrow type"
-    return Finding(severity, "cast", node.label, node.key, text, _CLEAN)
+    return Finding(
+        severity=severity, kind="cast", node=node.label, op=node.key, text=text, action=_CLEAN
+    )
 
 
 def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
@@ -138,4 +152,6 @@ def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
         if first == third and not is_lossless(first, second):
             text = f"undoes a Cast to {second}: the pair rounds, and costs two passes over the data"
             action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the rest."
-            yield Finding("note", "cast", node.label, node.key, text, action)
+            yield Finding(
+                severity="note", kind="cast", node=node.label, op=node.key, text=text, action=action
+            )

@@ -42,7 +42,9 @@ def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | Non
     raised = in_float32(bound)
     if any(kernel.takes(signature, raised) for kernel in rows):
         return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
-    older = [kernel for kernel in rows if kernel.since < signature.since and _admits(kernel.types, bound)]
+    older = [
+        kernel for kernel in rows if kernel.since < signature.since and _admits(kernel.types, bound)
+    ]
     if older:
         version = signature.since - 1
         return f"{home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
@@ -57,10 +59,19 @@ def cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
     assert signature is not None
     raised = in_float32(bound)
     providers = dict.fromkeys((target, cpu_of(target)))
-    if any(k.takes(signature, raised) for p in providers for k in kernel_table(p).get(node.key, ())):
-        also = " or use float16" if any(BFLOAT16.tensor in found for found in bound.values()) else ""
+    if any(
+        k.takes(signature, raised) for p in providers for k in kernel_table(p).get(node.key, ())
+    ):
+        also = (
+            " or use float16" if any(BFLOAT16.tensor in found for found in bound.values()) else ""
+        )
         return f"Keep it float32 (--keep-fp32 NAME){also}."
-    newer = [k.since for p in providers for k in kernel_table(p).get(node.key, ()) if k.since > signature.since]
+    newer = [
+        k.since
+        for p in providers
+        for k in kernel_table(p).get(node.key, ())
+        if k.since > signature.since
+    ]
     if newer:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
     return "Replace the op, or register your own kernels for it."
@@ -83,7 +94,14 @@ _FEW: Final = 100
 
 _STAYING: Final = frozenset(
     f"tensor({name})"
-    for name in ("float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")
+    for name in (
+        "float16",
+        "bfloat16",
+        "float8e4m3fn",
+        "float8e4m3fnuz",
+        "float8e5m2",
+        "float8e5m2fnuz",
+    )
 )
 """Types of inputs that keep a node on the target, since the CPU has few kernels for them."""
 
@@ -95,7 +113,9 @@ def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
     return {op: frozenset(ports) for op, ports in table.items()}
 
 
-def host_nodes(graph: Graph, shapes: Sequence[Shape | None], providers: Sequence[str], target: str) -> set[int]:
+def host_nodes(
+    graph: Graph, shapes: Sequence[Shape | None], providers: Sequence[str], target: str
+) -> set[int]:
     """The nodes that run on the CPU because their inputs are there: no data move for them.
 
     Args:
@@ -106,7 +126,11 @@ def host_nodes(graph: Graph, shapes: Sequence[Shape | None], providers: Sequence
 
     Complexity: linear in nodes and ports.
     """
-    on_host, nodes, readers = set[int](), set[int](), set[int]()  # values, nodes, and nodes that read such values
+    on_host, nodes, readers = (
+        set[int](),
+        set[int](),
+        set[int](),
+    )  # values, nodes, and nodes that read such values
     for index in graph.order:
         node = graph.nodes[index]
         values: Sequence[int] = node.outputs
@@ -146,11 +170,16 @@ def _prefers_host(
 def is_constant(view: View, value: int) -> bool:
     """Whether the value is an initializer that callers cannot override, or the output of a Constant."""
     producer = view.producer(value)
-    return view.values[value].origin is Origin.INITIALIZER or (producer is not None and producer.key == "Constant")
+    return view.values[value].origin is Origin.INITIALIZER or (
+        producer is not None and producer.key == "Constant"
+    )
 
 
 def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
-    shape, stored = shapes[value], is_constant(view, value) or view.values[value].origin is Origin.DEFAULT
+    shape, stored = (
+        shapes[value],
+        is_constant(view, value) or view.values[value].origin is Origin.DEFAULT,
+    )
     return stored and shape is not None and elements(shape) <= _FEW
 
 
@@ -199,7 +228,9 @@ def place_nodes(
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
     if not target_of(target).limits_types:
-        return Placement([""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)])
+        return Placement(
+            [""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)]
+        )
     places = _by_kernels(graph, target)
     shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
     folded = _folded(graph)
@@ -209,7 +240,16 @@ def place_nodes(
         is_once = falls_back and not on_host and node.index in folded
         providers.append("CPU" if on_host else "" if is_once else found.provider)
         if found.text and node.label not in broken and not (is_once or (falls_back and on_host)):
-            findings.append(Finding(found.severity, found.kind, node.label, node.key, found.text, found.action))
+            findings.append(
+                Finding(
+                    severity=found.severity,
+                    kind=found.kind,
+                    node=node.label,
+                    op=node.key,
+                    text=found.text,
+                    action=found.action,
+                )
+            )
             if falls_back:
                 copied.add(node.index)
     if cpu_of(target) != target:
@@ -237,11 +277,17 @@ def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[obje
     """The typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
     keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
-        if node.signature is None or graph.scopes[node.scope].opaque or node.key in op_facts().kernel_free:
+        if (
+            node.signature is None
+            or graph.scopes[node.scope].opaque
+            or node.key in op_facts().kernel_free
+        ):
             keys.append(None)
             continue
         bound = bind_node(node, graph.types)
-        wrapped = any(value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs)
+        wrapped = any(
+            value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs
+        )
         keys.append((_typing(target, node, bound), wrapped))
         if keys[-1] not in examples:
             examples[keys[-1]] = Typing(node, bound, frozenset(_io_types(graph, node)), wrapped)
@@ -260,7 +306,16 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
     if not computes_low(target) or FLOAT not in graph.types:
         return []
     text = f"{target} computes in float16 whatever the types say: float32 protects no value"
-    return [Finding("note", "hazard", "", "", text, "Make all values fit: onnxamp convert --rescale.")]
+    return [
+        Finding(
+            severity="note",
+            kind="hazard",
+            node="",
+            op="",
+            text=text,
+            action="Make all values fit: onnxamp convert --rescale.",
+        )
+    ]
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
@@ -268,7 +323,9 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
     text = "no schema is known for this op: its types, kernels and hazards are not checked"
     action = "Declare its types (--custom-ops FILE); if it is no custom op, check its spelling and the opset imports."
     return [
-        Finding("note", "schema", node.label, node.key, text, action)
+        Finding(
+            severity="note", kind="schema", node=node.label, op=node.key, text=text, action=action
+        )
         for node in graph.nodes
         if node.signature is None and not graph.scopes[node.scope].opaque
     ]
@@ -284,7 +341,9 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
 
     Attributes, optional inputs and outputs count only if a function body may run instead, or kernels have limits.
     """
-    limited = any(has_kernel_limits(device, node.key) for device in map(device_of, (target, cpu_of(target))))
+    limited = any(
+        has_kernel_limits(device, node.key) for device in map(device_of, (target, cpu_of(target)))
+    )
     counts = limited or (node.signature is not None and node.signature.has_function)
     ports = (node.proto.input, node.proto.output) if counts else ()
     present = tuple(tuple(bool(name) for name in names) for names in ports)
@@ -305,7 +364,9 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
     version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
     at = f"op version {signature.since}, {_precision(flowing)}{version}"
     refused = (
-        None if fails(target, key, signature, bound, node.proto) else kernel_limit(device_of(target), node.proto, bound)
+        None
+        if fails(target, key, signature, bound, node.proto)
+        else kernel_limit(device_of(target), node.proto, bound)
     )
     for provider in providers if refused is None else (cpu_of(target),):
         failing = fails(provider, key, signature, bound, node.proto)
@@ -313,8 +374,12 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
             text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
             return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
         if has_kernel(provider, key, signature, bound):
-            return _runs(provider, target, node, bound, at, refused)
-    has_body = signature.has_function and any(runs_on(p, key, signature, bound, node.proto) for p in providers)
+            return _runs(
+                provider=provider, target=target, node=node, bound=bound, at=at, refused=refused
+            )
+    has_body = signature.has_function and any(
+        runs_on(p, key, signature, bound, node.proto) for p in providers
+    )
     if has_body or signature.declared:
         return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
@@ -327,13 +392,17 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         return Place("CPU", "warning", "fallback", text, advice(target, node, raised, refused))
     if signature.has_function:
         text = f"no kernel ({at}), and perhaps none for some node of its function body"
-        return Place("", "warning", "kernel", text, "Load the model once to see, or keep the op in float32.")
+        return Place(
+            "", "warning", "kernel", text, "Load the model once to see, or keep the op in float32."
+        )
     where = " or ".join(map(home, providers))
     text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
     return Place(NONE, "error", "kernel", text, cure(target, node, bound))
 
 
-def _runs(provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None) -> Place:
+def _runs(
+    provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None
+) -> Place:
     if provider == target:
         return Place(home(provider))
     text = f"no kernel on {home(target)} ({at}): runs on CPU, with its data copied there and back"
@@ -351,10 +420,18 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
         return Place(home(target))
     refused = kernel_limit(target, node.proto, bound)
     because = f" ({refused})" if refused else ""
-    text = f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
+    text = (
+        f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
+    )
     raised = in_float32(bound)
     if raised != bound and runs_on(target, node.key, node.signature, raised, node.proto):
-        return Place(NONE, "error", "kernel", text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.")
+        return Place(
+            NONE,
+            "error",
+            "kernel",
+            text,
+            f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.",
+        )
     if not any(row.covers(node.signature.since) for row in kernel_table(target).get(node.key, ())):
         text = f"it is taken in no precision (op version {node.signature.since}): no engine will be built"
     return Place(NONE, "error", "kernel", text, "Replace the op, or load a plugin that has it.")
@@ -368,16 +445,27 @@ def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
         for name in held:
             if not carries(target, node.key, node.signature, name):
                 text = f"no kernel of opset {node.signature.since} passes on {low.name} values: the model will not load"
-                return Place(NONE, "error", "kernel", text, "Keep what it passes on in float32, or use float16.")
+                return Place(
+                    NONE,
+                    "error",
+                    "kernel",
+                    text,
+                    "Keep what it passes on in float32, or use float16.",
+                )
     for provider in dict.fromkeys((target, cpu_of(target))):
-        if any(kernel.covers(node.signature.since) for kernel in kernel_table(provider).get(node.key, ())):
+        if any(
+            kernel.covers(node.signature.since)
+            for kernel in kernel_table(provider).get(node.key, ())
+        ):
             return Place(home(provider))
     return Place("")
 
 
 def _precision(flowing: frozenset[str]) -> str:
     """The element types at a node, floats first: "float16" or "float16 with int64"."""
-    names = sorted({readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name))
+    names = sorted(
+        {readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name)
+    )
     return " with ".join(names) if names else "no types known"
 
 
@@ -388,7 +476,10 @@ def _folded(view: View) -> set[int]:
         node = view.nodes[index]
         if node.bodies or node.key in op_facts().random:
             continue
-        if all(value == ABSENT or value in constant or is_constant(view, value) for value in node.inputs):
+        if all(
+            value == ABSENT or value in constant or is_constant(view, value)
+            for value in node.inputs
+        ):
             constant.update(node.outputs)
             folded.add(index)
     return folded
@@ -397,21 +488,33 @@ def _folded(view: View) -> set[int]:
 def _summary(graph: Graph, volumes: Sized, copied: set[int], shaping: int) -> Iterator[Finding]:
     """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
     if copied:
-        crossing = {value for node in copied for value in _crossing(graph, graph.nodes[node], copied)}
-        counted = {value: number for value in crossing if (number := volumes.elements(value)) is not None}
+        crossing = {
+            value for node in copied for value in _crossing(graph, graph.nodes[node], copied)
+        }
+        counted = {
+            value: number for value in crossing if (number := volumes.elements(value)) is not None
+        }
         moved = sum(number * element_bytes(graph.types[value]) for value, number in counted.items())
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
         volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
-        left = f", {len(crossing) - len(counted)} of unknown size" if len(counted) < len(crossing) else ""
-        cost = f"{volume} ({tensors}{left}) are copied to or from the host in every run{volumes.told}"
+        left = (
+            f", {len(crossing) - len(counted)} of unknown size"
+            if len(counted) < len(crossing)
+            else ""
+        )
+        cost = (
+            f"{volume} ({tensors}{left}) are copied to or from the host in every run{volumes.told}"
+        )
         whose = "its" if len(copied) == 1 else "their"
-        text = f"{nodes} back to CPU: " + (cost if crossing else f"{whose} inputs and outputs are on the host anyway")
-        yield Finding("warning", "fallback", "", "", text, "")
+        text = f"{nodes} back to CPU: " + (
+            cost if crossing else f"{whose} inputs and outputs are on the host anyway"
+        )
+        yield Finding(severity="warning", kind="fallback", node="", op="", text=text, action="")
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
         text = f"{nodes} with shapes on CPU, as ONNX Runtime intends: that costs next to nothing"
-        yield Finding("note", "fallback", "", "", text, "")
+        yield Finding(severity="note", kind="fallback", node="", op="", text=text, action="")
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:

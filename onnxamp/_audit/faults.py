@@ -26,7 +26,11 @@ def type_faults(graph: Graph) -> list[Finding]:
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    conflicts, declared, findings = tuple(type_conflicts(graph)), _contradicted(graph), list[Finding]()
+    conflicts, declared, findings = (
+        tuple(type_conflicts(graph)),
+        _contradicted(graph),
+        list[Finding](),
+    )
     wrong = {conflict.node: conflict.text for conflict in conflicts}
     differing = {conflict.branches for conflict in conflicts}
     tainted = set[int]()
@@ -37,7 +41,16 @@ def type_faults(graph: Graph) -> list[Finding]:
         if index in differing:
             tainted.update(value for value in node.outputs if value != ABSENT)
             text = "its branches return different types"
-            findings.append(Finding("error", "type", node.label, node.key, text, _RETYPE))
+            findings.append(
+                Finding(
+                    severity="error",
+                    kind="type",
+                    node=node.label,
+                    op=node.key,
+                    text=text,
+                    action=_RETYPE,
+                )
+            )
             continue
         fault = next(_node_faults(graph, node, declared, wrong.get(index)), None)
         bodies = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
@@ -45,17 +58,32 @@ def type_faults(graph: Graph) -> list[Finding]:
         if fault and is_first:
             findings.append(fault)
         if fault or not is_first:
-            tainted.update(value for value in node.outputs if value != ABSENT and (fault or value in declared))
+            tainted.update(
+                value for value in node.outputs if value != ABSENT and (fault or value in declared)
+            )
     for conflict in conflicts:
         if conflict.node == conflict.branches == ABSENT and conflict.output not in tainted:
-            findings.append(Finding("error", "type", conflict.where, "", readable_types(conflict.text), _REDECLARE))
+            findings.append(
+                Finding(
+                    severity="error",
+                    kind="type",
+                    node=conflict.where,
+                    op="",
+                    text=readable_types(conflict.text),
+                    action=_REDECLARE,
+                )
+            )
     return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
 
 
-def _node_faults(graph: Graph, node: Node, declared: Mapping[int, str], known: str | None) -> Iterator[Finding]:
+def _node_faults(
+    graph: Graph, node: Node, declared: Mapping[int, str], known: str | None
+) -> Iterator[Finding]:
     """What is wrong with one node, the worst first; ``known`` is what :func:`type_conflicts` says of it."""
     if node.signature is not None:
-        text = (_input_fault(node.signature, _types(graph, node.inputs)) or known) if known else None
+        text = (
+            (_input_fault(node.signature, _types(graph, node.inputs)) or known) if known else None
+        )
         if text is not None or (text := _output_fault(graph, node)) is not None:
             yield _fault(graph, node, readable_types(text))
     for value in node.outputs:
@@ -63,8 +91,19 @@ def _node_faults(graph: Graph, node: Node, declared: Mapping[int, str], known: s
             wanted = readable_types(declared[value])
             text = f"outputs {readable_types(graph.types[value])}, but the model declares {wanted}"
             rule = op_facts().dtype_attribute.get(node.key)
-            mend = f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration." if rule else None
-            yield Finding("error", "type", node.label, node.key, text, mend or _REDECLARE)
+            mend = (
+                f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration."
+                if rule
+                else None
+            )
+            yield Finding(
+                severity="error",
+                kind="type",
+                node=node.label,
+                op=node.key,
+                text=text,
+                action=mend or _REDECLARE,
+            )
 
 
 def _types(graph: Graph, values: Sequence[int]) -> list[str | None]:
@@ -81,7 +120,11 @@ def _contradicted(graph: Graph) -> dict[int, str]:
         inputs = scope.proto.input if scope.index == 0 else ()
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
             value, declared = graph.visible(entry.name, scope.index), declared_type(entry.type)
-            if value != ABSENT and None not in (declared, graph.types[value]) and declared != graph.types[value]:
+            if (
+                value != ABSENT
+                and None not in (declared, graph.types[value])
+                and declared != graph.types[value]
+            ):
                 contradicted[value] = str(declared)
     return contradicted
 
@@ -91,7 +134,14 @@ def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Findin
     for value, wanted in declared.items():
         if graph.producer(value) is None:
             text = f"is {readable_types(graph.types[value])}, but the model declares {readable_types(wanted)}"
-            yield Finding("error", "type", graph.values[value].name, "", text, _REDECLARE)
+            yield Finding(
+                severity="error",
+                kind="type",
+                node=graph.values[value].name,
+                op="",
+                text=text,
+                action=_REDECLARE,
+            )
 
 
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:
@@ -105,7 +155,9 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
             continue
         if port is None:
             return f"has {len(inputs)} inputs, more than its schema knows"
-        wanted = bound[signature.param(port, position)] if port.type in signature.params else port.type
+        wanted = (
+            bound[signature.param(port, position)] if port.type in signature.params else port.type
+        )
         if wanted != found:
             return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
         if port.type in signature.params and found not in signature.params[port.type]:
@@ -127,7 +179,11 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
             return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not admit"
-        wanted = bound.get(signature.param(port, position), found) if port.type in signature.params else port.type
+        wanted = (
+            bound.get(signature.param(port, position), found)
+            if port.type in signature.params
+            else port.type
+        )
         if wanted != found:
             return f"outputs {readable_types(found)}, but its inputs need {readable_types(wanted)}"
     return None
@@ -141,11 +197,18 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
         admitted = frozenset().union(*newer.params.values(), (port.type for port in newer.outputs))
         fits = outputs <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
         if fits and _loads(_OLD_IR, (("", newer.since),)):
-            action = (
-                f"Keep it float32, or convert the original with --opset {newer.since}, whose schema admits the type."
+            action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema admits the type."
+            return Finding(
+                severity="error",
+                kind="opset",
+                node=node.label,
+                op=node.key,
+                text=text,
+                action=action,
             )
-            return Finding("error", "opset", node.label, node.key, text, action)
-    return Finding("error", "type", node.label, node.key, text, _RETYPE)
+    return Finding(
+        severity="error", kind="type", node=node.label, op=node.key, text=text, action=_RETYPE
+    )
 
 
 def _same_names(graph: Graph) -> Iterator[Finding]:
@@ -153,8 +216,17 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
     taken = set[tuple[int, str]]()
     for node in graph.nodes:
         if node.proto.name and (node.scope, node.proto.name) in taken:
-            text = "another node of the same graph has the same name: ONNX Runtime refuses the model"
-            yield Finding("error", "schema", node.label, node.key, text, "Rename one of them; an empty name will do.")
+            text = (
+                "another node of the same graph has the same name: ONNX Runtime refuses the model"
+            )
+            yield Finding(
+                severity="error",
+                kind="schema",
+                node=node.label,
+                op=node.key,
+                text=text,
+                action="Rename one of them; an empty name will do.",
+            )
         taken.add((node.scope, node.proto.name))
 
 
@@ -170,18 +242,22 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
     if not imports:
         text = "the model imports no opset: its ops have no version"
         action = "Add the opset that it was exported for to opset_import."
-        return [Finding("error", "opset", "", "", text, action)]
+        return [Finding(severity="error", kind="opset", node="", op="", text=text, action=action)]
     reason = _refusal(model.ir_version, imports)
     if reason is not None:
         action = "Upgrade onnxruntime, or export the model for an older opset and IR version."
-        findings.append(Finding("error", "opset", "", "", reason, action))
+        findings.append(
+            Finding(severity="error", kind="opset", node="", op="", text=reason, action=action)
+        )
     known = {default_domain(domain) for domain, _ in imports}
     used = {default_domain(node.proto.domain) for node in graph.nodes} if graph else set()
     for domain in sorted(used - known):
         assumed = f"version {graph.book.opsets.get(domain, 1)}" if graph else "its newest version"
         text = f"the model does not import the domain {domain or 'ai.onnx'} that it uses; {assumed} is assumed"
         action = "Add it to opset_import: runtimes may assume another version."
-        findings.append(Finding("note", "opset", "", "", text, action))
+        findings.append(
+            Finding(severity="note", kind="opset", node="", op="", text=text, action=action)
+        )
     return findings
 
 
@@ -210,13 +286,20 @@ def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
 
     entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     made = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "versions", [entry], [made])
-    sets = [onnx.helper.make_opsetid(domain, version) for domain, version in imports or (("", _OLD_OPSET),)]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "versions", [entry], [made]
+    )
+    sets = [
+        onnx.helper.make_opsetid(domain, version)
+        for domain, version in imports or (("", _OLD_OPSET),)
+    ]
     model = helper.make_model(graph, opset_imports=sets, ir_version=ir_version)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
     except Exception:  # noqa: BLE001 - the runtime raises several types of its own; any of them is a refusal
         return False
     return True

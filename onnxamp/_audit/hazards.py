@@ -68,7 +68,9 @@ class RaisedGraph(Graph):
     @cached_property
     def types(self) -> Types:
         """Type by value index, with float32 for the low-precision type."""
-        return [None if name is None else name.replace(self.low.tensor, FLOAT) for name in self.actual]
+        return [
+            None if name is None else name.replace(self.low.tensor, FLOAT) for name in self.actual
+        ]
 
     @cached_property
     def shapes(self) -> list[Shape | None]:
@@ -78,18 +80,26 @@ class RaisedGraph(Graph):
     @cached_property
     def constants(self) -> RaisedConstants:
         """The constants, with float32 statistics for low-precision ones."""
-        return RaisedConstants(self, self.types, self.folder, saturated=frozenset(saturated(self.low)))
+        return RaisedConstants(
+            self, self.types, self.folder, saturated=frozenset(saturated(self.low))
+        )
 
     def is_low(self, node: Node) -> bool:
         """Whether the node computes in low precision. Casts only convert."""
         if node.key == "Cast":
             return False
-        return any(self.low.tensor in (self.actual[v] or "") for v in (*node.inputs, *node.outputs) if v != ABSENT)
+        return any(
+            self.low.tensor in (self.actual[v] or "")
+            for v in (*node.inputs, *node.outputs)
+            if v != ABSENT
+        )
 
     def low_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
         """(position, value) of the node's low-precision tensor inputs."""
         low = self.low.tensor
-        return ((port, value) for port, value in self.float_inputs(node) if self.actual[value] == low)
+        return (
+            (port, value) for port, value in self.float_inputs(node) if self.actual[value] == low
+        )
 
     def low_constants(self, node: Node) -> Iterator[tuple[int, float]]:
         """(position, number) of the node's low-precision inputs that are constants of a single number."""
@@ -102,14 +112,21 @@ class RaisedGraph(Graph):
 def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
     """The graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
-        graph.model, graph.book, graph.scopes, graph.nodes, graph.values, graph.results, graph.order,
-        graph.folder, low=low, actual=graph.types, sizes=shapes,
-    )  # fmt: skip
+        model=graph.model,
+        book=graph.book,
+        scopes=graph.scopes,
+        nodes=graph.nodes,
+        values=graph.values,
+        results=graph.results,
+        order=graph.order,
+        folder=graph.folder,
+        low=low,
+        actual=graph.types,
+        sizes=shapes,
+    )
 
 
-_KEEP: Final = (
-    "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
-)
+_KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
 _REACH: Final = 32
 """Nodes that the walk from an epsilon may visit."""
 
@@ -128,21 +145,48 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
         view = raised(graph, low, shapes)
-        findings |= {(finding.node, finding.text): finding for rule in _RULES for finding in rule(view)}
+        findings |= {
+            (finding.node, finding.text): finding for rule in _RULES for finding in rule(view)
+        }
     if lows or FLOAT not in present:
         return list(findings.values())
     hazards = find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)
     quantized = {hazard.node for hazard in hazards if not hazard.reason.breaks}
     kept = {hazard.node for hazard in hazards} - quantized
-    whys = {"they would break in float16": kept, "they are quantized, or compute between such nodes": quantized}
-    texts = [f"a conversion to float16 keeps up to {len(them)} of its nodes float32: {why}"
-             for why, them in whys.items() if them]  # fmt: skip
-    return [Finding("note", "hazard", "", "", text, "onnxamp inspect -v shows which, and why.") for text in texts]
+    whys = {
+        "they would break in float16": kept,
+        "they are quantized, or compute between such nodes": quantized,
+    }
+    texts = [
+        f"a conversion to float16 keeps up to {len(them)} of its nodes float32: {why}"
+        for why, them in whys.items()
+        if them
+    ]
+    return [
+        Finding(
+            severity="note",
+            kind="hazard",
+            node="",
+            op="",
+            text=text,
+            action="onnxamp inspect -v shows which, and why.",
+        )
+        for text in texts
+    ]
 
 
-def _hazard(graph: RaisedGraph, node: Node, text: str, severity: str = "warning", action: str = _KEEP) -> Finding:
+def _hazard(
+    graph: RaisedGraph, node: Node, text: str, severity: str = "warning", action: str = _KEEP
+) -> Finding:
     """A hazard of a low-precision node; LOW in the text becomes the name of the type."""
-    return Finding(severity, "hazard", node.label, node.key, text.replace("LOW", graph.low.name), action)
+    return Finding(
+        severity=severity,
+        kind="hazard",
+        node=node.label,
+        op=node.key,
+        text=text.replace("LOW", graph.low.name),
+        action=action,
+    )
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
@@ -160,14 +204,18 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
                 owner = hazard.node
             # A rule yields the node with the constant first, then what follows from it: one finding says it all.
             cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
-            follows = cause is not None and graph.is_low(cause) and repr(cause.label) in hazard.detail
+            follows = (
+                cause is not None and graph.is_low(cause) and repr(cause.label) in hazard.detail
+            )
             if not graph.is_low(node) or follows or (audit.must_tell and not shown):
                 continue
             if kind == masks.KIND:
                 masking.add(hazard.node)
             elif hazard.node in masking:  # a mask times 0 or 1 stays in range
                 continue
-            constants = f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
+            constants = (
+                f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
+            )
             limit = audit.limit.format(end=graph.low.max_finite, integers=graph.low.exact_integers)
             yield _hazard(graph, node, audit.text.format(detail=hazard.detail) + constants + limit)
 
@@ -177,7 +225,9 @@ def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
     if audit.is_telling is None:
         return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
-    return [number for number in numbers if number is not None and audit.is_telling(number, graph.low)]
+    return [
+        number for number in numbers if number is not None and audit.is_telling(number, graph.low)
+    ]
 
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
@@ -211,7 +261,11 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
     """Casts to float32 in front of a decomposed normalisation, which ONNX Runtime fuses into a node it cannot load."""
     for value in graph.ask(absorbed_casts, graph.low):
         cast = graph.producer(value)
-        if cast is not None and cast.key == "Cast" and graph.actual[cast.inputs[0]] == graph.low.tensor:
+        if (
+            cast is not None
+            and cast.key == "Cast"
+            and graph.actual[cast.inputs[0]] == graph.low.tensor
+        ):
             text = "ONNX Runtime fuses this Cast with the normalisation behind it, and then cannot load the model"
             action = "Convert the original again: onnxamp convert keeps such Casts apart."
             yield _hazard(graph, cast, text, "error", action)
@@ -225,8 +279,14 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
         ports = adds.get(node.key) or bounds.get(node.key)
         if ports is None or not graph.is_low(node):
             continue
-        zeros = [node.inputs[port] for port, number in graph.low_constants(node) if number == 0 and port in ports]
-        if any(_is_single(graph, zero) for zero in zeros) and _guards(graph, node, through_roots=node.key in adds):
+        zeros = [
+            node.inputs[port]
+            for port, number in graph.low_constants(node)
+            if number == 0 and port in ports
+        ]
+        if any(_is_single(graph, zero) for zero in zeros) and _guards(
+            graph, node, through_roots=node.key in adds
+        ):
             yield _hazard(graph, node, "its epsilon is 0 in LOW: what it guards divides by zero")
 
 
@@ -243,7 +303,11 @@ def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
         for reader, port in graph.readers(stack.pop()):
             if port in op_facts().divisors.get(reader.key, ()):
                 return True
-            passes = is_exact(reader.proto) or reader.key == "Cast" or (through_roots and reader.key == "Sqrt")
+            passes = (
+                is_exact(reader.proto)
+                or reader.key == "Cast"
+                or (through_roots and reader.key == "Sqrt")
+            )
             if passes and reader.index not in seen and graph.is_float_output(reader):
                 seen.add(reader.index)
                 stack.append(reader)
@@ -262,9 +326,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
             continue
         if node.key == "Mul":
             text = "multiplies by an infinite constant: 0 times that is NaN"
-            action = (
-                "Convert the original again: onnxamp convert saturates masks, and keeps other large numbers float32."
-            )
+            action = "Convert the original again: onnxamp convert saturates masks, and keeps other large numbers float32."
             yield _hazard(graph, node, text, "error", action)
         elif mask_path(graph, node):
             text = "masks with infinities in LOW: a fully masked row becomes NaN"

@@ -41,9 +41,15 @@ def index_of(html: Path | None) -> Path | None:
     """
     if html is None:
         return None
-    path = html / "index.html" if html.is_dir() or html.suffix.lower() not in (".html", ".htm") else html
+    path = (
+        html / "index.html"
+        if html.is_dir() or html.suffix.lower() not in (".html", ".htm")
+        else html
+    )
     if path.parent.exists() and not path.parent.is_dir():
-        raise ArgumentError(f"The place for pages {str(path.parent)!r} is a file: pages of a folder go to a folder.")
+        raise ArgumentError(
+            f"The place for pages {str(path.parent)!r} is a file: pages of a folder go to a folder."
+        )
     return path
 
 
@@ -55,12 +61,22 @@ def check_options(options: FolderOptions) -> None:
         ArgumentTypeError: ``accept`` is no text. RuntimeFailure: CUDA is asked for, and cannot be used.
     """
     if options.external_data not in EXTERNAL_DATA:
-        raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}.")
+        raise ArgumentError(
+            f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}."
+        )
     if options.conversion.rule is not None:
-        raise ArgumentError("A rule is a function, and cannot be compared with that of an earlier run: use patterns.")
+        raise ArgumentError(
+            "A rule is a function, and cannot be compared with that of an earlier run: use patterns."
+        )
     if options.validate and options.provider is not None:
         choose_provider(options.provider)
-    is_auto(options.conversion.level, options.tolerance, None, options.metric, validates=options.validate)
+    is_auto(
+        options.conversion.level,
+        options.tolerance,
+        None,
+        options.metric,
+        validates=options.validate,
+    )
     if options.tolerance is not None:
         make_limits({"rel_l2": options.tolerance})  # checks it
     if options.accept is None:
@@ -84,9 +100,13 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
     if not source.is_dir():
         raise ArgumentError(f"{str(source)!r} is not a folder.")
     if target.exists() and not target.is_dir():
-        raise ArgumentError(f"The output {str(target)!r} is a file: results of a folder go to a folder.")
+        raise ArgumentError(
+            f"The output {str(target)!r} is a file: results of a folder go to a folder."
+        )
     if inputs is not None and not inputs.is_dir():
-        raise ArgumentError(f"The inputs {str(inputs)!r} are not a folder: models of a folder need one.")
+        raise ArgumentError(
+            f"The inputs {str(inputs)!r} are not a folder: models of a folder need one."
+        )
     home = target.resolve()
     if source.resolve() == home or source.resolve().is_relative_to(home):
         raise ArgumentError(
@@ -96,7 +116,14 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
     for path in _models(source, home):
         name = path.relative_to(source)
         jobs.append(
-            Job(name.as_posix(), path, target / name, target / "failed" / name, _inputs_of(name, inputs), target)
+            Job(
+                name=name.as_posix(),
+                source=path,
+                target=target / name,
+                failed=target / "failed" / name,
+                inputs=_inputs_of(name, inputs),
+                home=target,
+            )
         )
     if not jobs:
         raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
@@ -110,8 +137,14 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
 
 def _models(source: Path, without: Path) -> Iterator[Path]:
     for here, below, files in walk(source):
-        below[:] = sorted(name for name in below if name[0] != "." and (here / name).resolve() != without)
-        yield from (here / name for name in sorted(files) if name[0] != "." and name.lower().endswith(".onnx"))
+        below[:] = sorted(
+            name for name in below if name[0] != "." and (here / name).resolve() != without
+        )
+        yield from (
+            here / name
+            for name in sorted(files)
+            if name[0] != "." and name.lower().endswith(".onnx")
+        )
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
@@ -219,20 +252,46 @@ def convert_folder(
         0
     """
     asked = FolderOptions(
-        Options.of(level, options), external_data, shard_bytes, tolerance, metric, validate, samples, seed,
-        dict(dims or {}), provider, libraries=active_libraries(), accept=accept,
-    )  # fmt: skip
+        conversion=Options.of(level, options),
+        external_data=external_data,
+        shard_bytes=shard_bytes,
+        tolerance=tolerance,
+        metric=metric,
+        validate=validate,
+        samples=samples,
+        seed=seed,
+        dims=dict(dims or {}),
+        provider=provider,
+        libraries=active_libraries(),
+        accept=accept,
+    )
     data, page = (as_path(path) if path is not None else None for path in (inputs, html))
-    report = run_folder(asked, as_path(src), as_path(dst), Place(jobs, cluster), data, told, retry=retry, html=page)
+    report = run_folder(
+        options=asked,
+        source=as_path(src),
+        target=as_path(dst),
+        place=Place(jobs, cluster),
+        inputs=data,
+        told=told,
+        retry=retry,
+        html=page,
+    )
     warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
     refuse_or_warn(report.unmatched, [asked.conversion])
     return report
 
 
 def run_folder(
-    options: FolderOptions, source: Path, target: Path, place: Place, inputs: Path | None, told: Told | None,
-    *, retry: bool = False, html: Path | None = None,
-) -> FolderReport:  # fmt: skip
+    options: FolderOptions,
+    source: Path,
+    target: Path,
+    place: Place,
+    inputs: Path | None,
+    told: Told | None,
+    *,
+    retry: bool = False,
+    html: Path | None = None,
+) -> FolderReport:
     """:func:`convert_folder` with its options in one record; raises the same. A result without a page is made again."""
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
@@ -242,11 +301,17 @@ def run_folder(
     if index is not None:
         found = [replace(job, page=page_of(index.parent, job.name)) for job in found]
     if options.conversion.level == Level.AUTO and not is_remote(target):
-        found = [replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json") for job in found]
+        found = [
+            replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json")
+            for job in found
+        ]
     rows, waiting = _known(found, state, prints, target, retry=retry)
     waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
     used, saved = 1, time.monotonic()
-    work, mixes = partial(jobs_of, options), options.provider is not None and is_plugin(options.provider)
+    work, mixes = (
+        partial(jobs_of, options),
+        options.provider is not None and is_plugin(options.provider),
+    )
     try:
         with (
             cleaned_up(partial(_save, target, state, waiting)),
@@ -260,14 +325,21 @@ def run_folder(
                 if not result.may_pass:
                     made_with = prints.failure if result.row.has_failed else prints.result
                     state[result.row.name] = Entry(
-                        made_with, prints.cure, result.read, result.written, result.row, result.cured
+                        made_with=made_with,
+                        searched_with=prints.cure,
+                        read=result.read,
+                        written=result.written,
+                        row=result.row,
+                        cured=result.cured,
                     )
                 if time.monotonic() - saved > _SAVE_EVERY:
                     save_state(target, state)
                     saved = time.monotonic()
     finally:
         _save(target, state, waiting)
-    report = FolderReport(source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found))
+    report = FolderReport(
+        source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found)
+    )
     if index is not None:
         from onnxamp._report.html.folder import write_index  # noqa: PLC0415 - only pages need it
 
@@ -287,15 +359,24 @@ def _known(
     """The rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
     rows, waiting = dict[str, Row](), list[Job]()
     for job in jobs:
-        entry, needed = state.get(job.name), [path for path in (job.source, job.inputs) if path is not None]
+        entry, needed = (
+            state.get(job.name),
+            [path for path in (job.source, job.inputs) if path is not None],
+        )
         if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
             waiting.append(job)
         elif entry.row.has_failed and entry.is_current(target, prints.failure, needed):
             rows[job.name] = replace(entry.row, outcome="failed before", seconds=0.0)
-        elif not entry.row.has_failed and entry.is_current(target, prints.result, needed) and job.is_paged:
+        elif (
+            not entry.row.has_failed
+            and entry.is_current(target, prints.result, needed)
+            and job.is_paged
+        ):
             rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
         else:
-            waiting.append(replace(job, cure=entry if entry.is_cure(target, prints.cure, needed) else None))
+            waiting.append(
+                replace(job, cure=entry if entry.is_cure(target, prints.cure, needed) else None)
+            )
     return rows, waiting
 
 
@@ -367,5 +448,7 @@ def _result(job: Job, found: JobResult | Failed | Crash) -> JobResult:
         return failed(job, found.error)
     if isinstance(found, Crash):
         sweep(job.target)
-        return JobResult(Row(job.name, message=str(found)), read_before(job), may_pass=found.was_ended)
+        return JobResult(
+            Row(job.name, message=str(found)), read_before(job), may_pass=found.was_ended
+        )
     return found

@@ -96,7 +96,9 @@ class Job:
     def is_paged(self) -> bool:
         """Whether no page is wanted, or there is one of the result that is there."""
         page = self.page
-        return page is None or (page.exists() and page.stat().st_mtime_ns >= self.target.stat().st_mtime_ns)
+        return page is None or (
+            page.exists() and page.stat().st_mtime_ns >= self.target.stat().st_mtime_ns
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,9 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
     data = frozenset[Path]()
     with suppress(OnnxAmpError, OSError):
         data = Model.read(job.source).stock.files
-    return JobResult(row, {**stamps(data, job.home), **read}, may_pass=isinstance(error, _TRANSIENT))
+    return JobResult(
+        row, {**stamps(data, job.home), **read}, may_pass=isinstance(error, _TRANSIENT)
+    )
 
 
 def _run(options: FolderOptions, job: Job) -> JobResult:
@@ -180,7 +184,9 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
     if row.has_failed:
         return JobResult(row, read)
     result = load_model(conversion.target)
-    written = stamps({conversion.target, *data_files(result, folder_of(conversion.target))}, job.home)
+    written = stamps(
+        {conversion.target, *data_files(result, folder_of(conversion.target))}, job.home
+    )
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
     return JobResult(row, read, written, conversion.plan.options.as_json() if is_cured else None)
 
@@ -254,9 +260,15 @@ def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]
     if job.inputs is not None:
         return "--inputs", str(job.inputs), *judge
     numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
-    written = [text for name, value, default in numbers if value != default for text in (name, str(value))]
+    written = [
+        text for name, value, default in numbers if value != default for text in (name, str(value))
+    ]
     dims = _dims(options, model.proto) if options.dims else {}
-    return *written, *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")), *judge
+    return (
+        *written,
+        *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")),
+        *judge,
+    )
 
 
 def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:

@@ -56,11 +56,19 @@ class Entry:
 
     def is_current(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
         """Whether nothing has changed since, and all files that are ``needed`` were read then."""
-        return self.made_with == fingerprint and self._read(folder, needed) and _unchanged(self.written, folder)
+        return (
+            self.made_with == fingerprint
+            and self._read(folder, needed)
+            and _unchanged(self.written, folder)
+        )
 
     def is_cure(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
         """Whether what passed is known, and would pass again."""
-        return self.cured is not None and self.searched_with == fingerprint and self._read(folder, needed)
+        return (
+            self.cured is not None
+            and self.searched_with == fingerprint
+            and self._read(folder, needed)
+        )
 
     @property
     def stays_float32(self) -> bool:
@@ -68,7 +76,9 @@ class Entry:
         return self.cured is not None and self.cured["level"] == "O0"
 
     def _read(self, folder: Path, needed: Iterable[Path]) -> bool:
-        return {_relative(path, folder) for path in needed} <= self.read.keys() and _unchanged(self.read, folder)
+        return {_relative(path, folder) for path in needed} <= self.read.keys() and _unchanged(
+            self.read, folder
+        )
 
 
 def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
@@ -104,12 +114,12 @@ def load_state(folder: Path) -> dict[str, Entry]:
             return {}
         return {
             name: Entry(
-                entry["made_with"],
-                entry.get("searched_with", ""),
-                dict(entry["read"]),
-                dict(entry["written"]),
-                _row(entry["row"]),
-                entry.get("cured"),
+                made_with=entry["made_with"],
+                searched_with=entry.get("searched_with", ""),
+                read=dict(entry["read"]),
+                written=dict(entry["written"]),
+                row=_row(entry["row"]),
+                cured=entry.get("cured"),
             )
             for name, entry in data["models"].items()
         }
@@ -123,7 +133,9 @@ def _row(data: Mapping[str, Any]) -> Row:
         **{
             **data,
             **{name: tuple(data.get(name, ())) for name in ("warnings", "kept")},
-            "unmatched": None if unmatched is None else tuple(Unmatched(**one) for one in unmatched),
+            "unmatched": None
+            if unmatched is None
+            else tuple(Unmatched(**one) for one in unmatched),
         }
     )
 
@@ -134,7 +146,11 @@ def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    data = {"onnxamp": _KIND, "format": _FORMAT, "models": {name: asdict(entry) for name, entry in entries.items()}}
+    data = {
+        "onnxamp": _KIND,
+        "format": _FORMAT,
+        "models": {name: asdict(entry) for name, entry in entries.items()},
+    }
     write_file(folder / NAME, json.dumps(data, indent=1).encode())
 
 

@@ -49,7 +49,9 @@ _CPU_NOTE: Final = (
     "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing of a"
     " GPU."
 )
-_BROWSER_NOTE: Final = "A browser is timed in its page, with outputs read back; it tells no times per op."
+_BROWSER_NOTE: Final = (
+    "A browser is timed in its page, with outputs read back; it tells no times per op."
+)
 _UNTOLD_NOTE: Final = "The engine does not tell what its kernels take: times per op are left out."
 _SOFTWARE_NOTE: Final = "The device is software on the CPU: these times say nothing of a GPU."
 
@@ -83,7 +85,11 @@ class BenchOptions:
 
     def cuda_options(self) -> dict[str, str]:
         """The options of the CUDA provider, none left to its defaults."""
-        flags = {"use_tf32": self.tf32, "prefer_nhwc": self.nhwc, "enable_cuda_graph": self.cuda_graph}
+        flags = {
+            "use_tf32": self.tf32,
+            "prefer_nhwc": self.nhwc,
+            "enable_cuda_graph": self.cuda_graph,
+        }
         return {name: str(int(flag)) for name, flag in flags.items()}
 
 
@@ -133,11 +139,20 @@ def bench_models(
     if not models:
         raise ArgumentError("There is no model to time.")
     chosen = choose_engine(provider, whole=True)
-    each = [options or BenchOptions()] * len(models) if isinstance(options, BenchOptions | None) else list(options)
+    each = (
+        [options or BenchOptions()] * len(models)
+        if isinstance(options, BenchOptions | None)
+        else list(options)
+    )
     if len(each) != len(models):
         raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
-    places = [chosen if one.provider is None else choose_engine(one.provider, whole=True) for one in each]
-    if any(one.cuda_graph and not isinstance(place, CudaEngine) for one, place in zip(each, places, strict=True)):
+    places = [
+        chosen if one.provider is None else choose_engine(one.provider, whole=True) for one in each
+    ]
+    if any(
+        one.cuda_graph and not isinstance(place, CudaEngine)
+        for one, place in zip(each, places, strict=True)
+    ):
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
     for other in models[1:]:
@@ -153,7 +168,9 @@ def bench_models(
         loaded = []
         for (path, label), how, place in zip(files, each, places, strict=True):
             with _named(label, path):
-                loaded.append(_load(path, label, how, place, inputs, clock))
+                loaded.append(
+                    _load(path=path, label=label, how=how, engine=place, inputs=inputs, clock=clock)
+                )
             told(len(loaded), steps)
         for number, batch in enumerate(inputs.sizes, 2):
             _time(loaded, inputs, batch, clock)
@@ -183,16 +200,30 @@ class _Inputs:
 
 
 def _make_inputs(
-    proto: ModelProto, batches: Sequence[int], dims: Mapping[str, int], feeds: Mapping[str, Feed] | None, seed: int
+    proto: ModelProto,
+    batches: Sequence[int],
+    dims: Mapping[str, int],
+    feeds: Mapping[str, Feed] | None,
+    seed: int,
 ) -> _Inputs:
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in batches):
         raise ArgumentError(f"Batches must be positive whole numbers, not {list(batches)}.")
     if feeds is not None and batches:
-        raise ArgumentError("Batches are for made-up inputs: given inputs have the sizes they have.")
+        raise ArgumentError(
+            "Batches are for made-up inputs: given inputs have the sizes they have."
+        )
     lead = _leading_dimension(proto) if batches else ""
     text = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
     text += f", {listed(dims)}" if dims else ""
-    return _Inputs(proto, tuple(dict.fromkeys(batches)) or (None,), lead, dims, feeds, seed, text)
+    return _Inputs(
+        proto=proto,
+        sizes=tuple(dict.fromkeys(batches)) or (None,),
+        lead=lead,
+        dims=dims,
+        feeds=feeds,
+        seed=seed,
+        text=text,
+    )
 
 
 def _leading_dimension(proto: ModelProto) -> str:
@@ -210,7 +241,9 @@ def _leading_dimension(proto: ModelProto) -> str:
         dims[0].dim_param = dims[0].dim_param or "batch"
         names[dims[0].dim_param] += 1
     if not names:
-        raise ArgumentError("No input has an open first dimension: the batch is fixed. Leave --batch out.")
+        raise ArgumentError(
+            "No input has an open first dimension: the batch is fixed. Leave --batch out."
+        )
     return names.most_common(1)[0][0]
 
 
@@ -220,7 +253,9 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
     with temporary_folder() as folder:
         files = []
         for number, model in enumerate(models):
-            path, label = (None, "") if isinstance(model, ModelProto) else (as_path(model), fspath(model))
+            path, label = (
+                (None, "") if isinstance(model, ModelProto) else (as_path(model), fspath(model))
+            )
             if path is None or is_remote(path):
                 own = Path(folder, str(number))
                 own.mkdir()
@@ -229,7 +264,10 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
                 path = save_spilled(proto, own)
             files.append((path, label))
         labels = Counter(label for _, label in files)
-        yield [(path, label if labels[label] == 1 else f"{n}: {label}") for n, (path, label) in enumerate(files)]
+        yield [
+            (path, label if labels[label] == 1 else f"{n}: {label}")
+            for n, (path, label) in enumerate(files)
+        ]
 
 
 @dataclass(slots=True)
@@ -250,11 +288,19 @@ def _named(label: str, path: Path | None = None) -> Iterator[None]:
     try:
         yield
     except RuntimeFailure as error:
-        text = str(error) if path is None else str(error).replace(str(path.absolute()), label).replace(str(path), label)
-        raise RuntimeFailure(text if label in text else f"{label}: {text}", loaded=error.loaded) from error
+        text = (
+            str(error)
+            if path is None
+            else str(error).replace(str(path.absolute()), label).replace(str(path), label)
+        )
+        raise RuntimeFailure(
+            text if label in text else f"{label}: {text}", loaded=error.loaded
+        ) from error
 
 
-def _load(path: Path, label: str, how: BenchOptions, engine: Engine, inputs: _Inputs, clock: Clock) -> _Loaded:
+def _load(
+    path: Path, label: str, how: BenchOptions, engine: Engine, inputs: _Inputs, clock: Clock
+) -> _Loaded:
     """Profile a model, then load it."""
     cuda_options, proto = how.cuda_options(), load_model(path)
     if not proto.graph.output:
@@ -269,23 +315,35 @@ def _load(path: Path, label: str, how: BenchOptions, engine: Engine, inputs: _In
     facts = Bench(label, shown, lowest_precision(graph.types), 0.0, {}, kinds=dict(kinds))
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
-        raise ArgumentError(f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}.")
+        raise ArgumentError(
+            f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}."
+        )
     try:
         check_inputs(proto, {name: feeds[name] for name in takes})
     except ArgumentError as error:
-        raise ArgumentError(f"{label} does not take the inputs of the first model: {error}") from None
+        raise ArgumentError(
+            f"{label} does not take the inputs of the first model: {error}"
+        ) from None
     del proto, graph
     if how.profile and engine.runs_pieces:
-        plain = cuda_options | {"enable_cuda_graph": "0"}  # the nodes of a graph that is replayed are not seen
-        seen = profile(path, {name: feeds[name] for name in takes}, engine.provider, plain, how.threads)
+        plain = cuda_options | {
+            "enable_cuda_graph": "0"
+        }  # the nodes of a graph that is replayed are not seen
+        seen = profile(
+            path, {name: feeds[name] for name in takes}, engine.provider, plain, how.threads
+        )
         facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
     start = clock()
     session: ort.InferenceSession | WebSession
     if isinstance(engine, BrowserEngine):
         session = open_browser().open(path, facts.lowest)
-        assigned = Counter({short_provider(name): nodes for name, nodes in session.assigned.items()})
+        assigned = Counter(
+            {short_provider(name): nodes for name, nodes in session.assigned.items()}
+        )
     else:
-        session = make_session(path, engine.provider, threads=how.threads, record=True, cuda_options=cuda_options)
+        session = make_session(
+            path, engine.provider, threads=how.threads, record=True, cuda_options=cuda_options
+        )
         assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
     return _Loaded(takes, how, engine, session, replace(facts, load=took, assigned=dict(assigned)))
@@ -307,7 +365,9 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
     for model, first, rounds in zip(models, firsts, blocks, strict=True):
         times = latency(first, rounds)
         speedup = None if model is models[0] else ratio(blocks[0], rounds)
-        model.timings.append(Timing(model.facts.model, batch, times, (batch or 1) / times.median, speedup))
+        model.timings.append(
+            Timing(model.facts.model, batch, times, (batch or 1) / times.median, speedup)
+        )
 
 
 def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock) -> Timed:
@@ -327,8 +387,14 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     notes = [_CPU_NOTE] if emulated else []
     notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []
     notes += [_BROWSER_NOTE] if in_pages else []
-    notes += [_UNTOLD_NOTE] if any(row.seconds is None for model in models for row in model.facts.ops) else []
-    slower = (m.facts.model for m in models if any(t.speedup and t.speedup.is_slower for t in m.timings))
+    notes += (
+        [_UNTOLD_NOTE]
+        if any(row.seconds is None for model in models for row in model.facts.ops)
+        else []
+    )
+    slower = (
+        m.facts.model for m in models if any(t.speedup and t.speedup.is_slower for t in m.timings)
+    )
     evidence = (
         Evidence(models[0].facts, model.facts, model.timings, isinstance(model.engine, CudaEngine))
         for model in models[1:]

@@ -56,7 +56,8 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
 
 def _casts(e: Evidence) -> Said:
     mine, theirs = (
-        _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats") for bench in (e.model, e.original)
+        _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats")
+        for bench in (e.model, e.original)
     )
     total = _sum(e.model.ops, lambda _: True)[1] or 1e-12
     if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
@@ -77,7 +78,11 @@ def _fallbacks(e: Evidence) -> Said:
         for row in e.model.ops
         if row.provider == "CPU" and row.dtype != "no floats" and row.op not in executed().copies
     ]
-    before = {row.op: row.nodes for row in e.original.ops if row.provider == "CPU" and row.dtype != "no floats"}
+    before = {
+        row.op: row.nodes
+        for row in e.original.ops
+        if row.provider == "CPU" and row.dtype != "no floats"
+    }
     new = [row for row in rows if row.nodes > before.get(row.op, 0)]
     copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
     if new or (rows and copies[0]):
@@ -86,7 +91,11 @@ def _fallbacks(e: Evidence) -> Said:
         kinds += ", ..." if len(shown) > _SHOWN else ""
         more = "" if new else ", as in the original"
         text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
-        yield "fallback", text, "onnxamp check MODEL says why, node by node, and what would bring it back."
+        yield (
+            "fallback",
+            text,
+            "onnxamp check MODEL says why, node by node, and what would bring it back.",
+        )
 
 
 def _fusions(e: Evidence) -> Said:
@@ -98,21 +107,35 @@ def _fusions(e: Evidence) -> Said:
     attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
         text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 are in the way"
-        yield "softmax", text, "--lists fast lowers Softmax, too; its kernel accumulates in float32 all the same."
+        yield (
+            "softmax",
+            text,
+            "--lists fast lowers Softmax, too; its kernel accumulates in float32 all the same.",
+        )
     convs = [op for op in lost if op in executed().conv_activations]
     if convs and e.model.lowest != "float32":
         count = sum(lost.pop(op) for op in convs)
         text = f"{count} activations no longer run inside their Conv: FusedConv is float32 only"
-        yield "fused conv", text, "Nothing brings that back; it costs one pass over each such output."
+        yield (
+            "fused conv",
+            text,
+            "Nothing brings that back; it costs one pass over each such output.",
+        )
     if lost:
         text = "fusions that the original gets and this model does not: " + ", ".join(
             f"{op} ×{n}" for op, n in lost.items()
         )
-        yield "fusion", text, "Convert with --fold, or look with 'onnxamp inspect' for Casts inside the pattern."
+        yield (
+            "fusion",
+            text,
+            "Convert with --fold, or look with 'onnxamp inspect' for Casts inside the pattern.",
+        )
 
 
 def _layout(e: Evidence) -> Said:
-    count, seconds = _sum(e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in FORMATS)
+    count, seconds = _sum(
+        e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in FORMATS
+    )
     if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
         text = f"{count} low-precision convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
         yield "layout", text, "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."
@@ -121,14 +144,20 @@ def _layout(e: Evidence) -> Said:
 def _channels(e: Evidence) -> Said:
     if e.on_cuda and e.model.odd:
         kinds = ", ".join(f"{op} ×{count}" for op, count in e.model.odd.items())
-        text = (
-            f"channels that are not a multiple of 8: {kinds}; tensor cores are slow on such shapes, or cannot run them"
+        text = f"channels that are not a multiple of 8: {kinds}; tensor cores are slow on such shapes, or cannot run them"
+        yield (
+            "channels",
+            text,
+            "Pad them in the model, or keep these nodes in float32 (--keep-fp32).",
         )
-        yield "channels", text, "Pad them in the model, or keep these nodes in float32 (--keep-fp32)."
 
 
 def _search(e: Evidence) -> Said:
-    slow = [t for t in e.timings if t.latency.first > _SEARCH * t.latency.median and t.latency.first > 0.1]
+    slow = [
+        t
+        for t in e.timings
+        if t.latency.first > _SEARCH * t.latency.median and t.latency.first > 0.1
+    ]
     convolves = any("Conv" in row.op for row in e.model.ops)
     if e.on_cuda and slow and convolves:
         first = max(t.latency.first for t in slow)
@@ -149,7 +178,9 @@ def fused_ops(bench: Bench) -> Counter[str]:
     """Op types of which more nodes ran than the model has: what ONNX Runtime's fusions made."""
     own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
     extra = {
-        op: count - own.get(op, 0) for op, count in _ran(bench).items() if op not in executed().glue | executed().copies
+        op: count - own.get(op, 0)
+        for op, count in _ran(bench).items()
+        if op not in executed().glue | executed().copies
     }
     return Counter({op: count for op, count in extra.items() if count > 0})
 

@@ -94,7 +94,9 @@ def warm_up(run: Timed, clock: Clock, longest: float) -> float:
     return now
 
 
-def interleave(runs: Sequence[Timed], each: Sequence[float], seconds: float, rest: float = 0.0) -> list[Blocks]:
+def interleave(
+    runs: Sequence[Timed], each: Sequence[float], seconds: float, rest: float = 0.0
+) -> list[Blocks]:
     """Time functions in turns, for about ``seconds`` per function.
 
     Args:
@@ -116,7 +118,9 @@ def interleave(runs: Sequence[Timed], each: Sequence[float], seconds: float, res
             for index in order:
                 if rest:
                     time.sleep(rest)
-                runs[index](1)  # does not count: it refills the caches that the other functions have used
+                runs[index](
+                    1
+                )  # does not count: it refills the caches that the other functions have used
                 blocks[index].append(runs[index](sizes[index]))
     return blocks
 
@@ -134,7 +138,9 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
     """
-    quotients = np.array([median(one) / max(median(two), 1e-12) for one, two in zip(reference, other, strict=True)])
+    quotients = np.array(
+        [median(one) / max(median(two), 1e-12) for one, two in zip(reference, other, strict=True)]
+    )
     drawn = np.random.default_rng(0).integers(0, quotients.size, (_RESAMPLES, quotients.size))
     low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
     p10, p90 = np.quantile(quotients, (0.1, 0.9))
@@ -176,7 +182,9 @@ def profile(
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
-    found = profiled_run(path, feeds, provider, cuda_options=cuda_options, threads=threads, runs=runs)
+    found = profiled_run(
+        path, feeds, provider, cuda_options=cuda_options, threads=threads, runs=runs
+    )
     return Profile(op_times(found.events), found.memory, odd_channels(found.events))
 
 
@@ -190,8 +198,12 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
     for name, args in _nodes(events):
         if args["op_name"] in op_facts().control_flow:
             continue
-        if untold or name in seconds:  # a graph that an engine compiles is not: its kernels stand in its place
-            kinds.setdefault(name, (args["op_name"], short_provider(args["provider"]), _dtype(args)))
+        if (
+            untold or name in seconds
+        ):  # a graph that an engine compiles is not: its kernels stand in its place
+            kinds.setdefault(
+                name, (args["op_name"], short_provider(args["provider"]), _dtype(args))
+            )
     for event in engine_kernels(events):
         kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
     spent, counts = defaultdict[tuple[str, str, str], float](float), Counter(kinds.values())
@@ -238,6 +250,11 @@ def _nodes(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[s
 
 def _dtype(args: Mapping[str, Any]) -> str:
     """The lowest float type that a node reads or writes."""
-    types = {name for key in ("input_type_shape", "output_type_shape") for entry in args.get(key, ()) for name in entry}
+    types = {
+        name
+        for key in ("input_type_shape", "output_type_shape")
+        for entry in args.get(key, ())
+        for name in entry
+    }
     lowest = next((name for name in _LOWEST if name in types), "no floats")
     return _NAMES.get(lowest, lowest)

@@ -42,7 +42,9 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         with no_collections():  # modules stay, so that there is nothing to collect
-            command: click.Command = import_module(f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}").command
+            command: click.Command = import_module(
+                f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}"
+            ).command
         return command
 
     def resolve_command(
@@ -71,7 +73,10 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="onnxamp")
 def group() -> None:
     """Mixed precision for ONNX models: choose the precision of every floating-point value."""

@@ -23,8 +23,11 @@ from onnxamp._report.terminal import make_console
 from onnxamp._runtime.custom_ops import active_libraries
 
 _SINGLE_MODEL: Final = {
-    "plan_file": "--plan", "save_plan": "--save-plan", "data_names": "--data-names", "in_place": "--in-place",
-}  # fmt: skip
+    "plan_file": "--plan",
+    "save_plan": "--save-plan",
+    "data_names": "--data-names",
+    "in_place": "--in-place",
+}
 """Options that apply to one model."""
 
 
@@ -41,17 +44,42 @@ def convert_all(source: Path, options: dict[str, Any]) -> None:
     if options["output"] is not None and options["output"].name == IN_FOLDER:
         options["output"] = options["output"].parent
     if options["output"] is None:
-        raise ArgumentError(f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR.")
+        raise ArgumentError(
+            f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR."
+        )
     accept = options["accept"].name if options["accept"] else None
     folder_options = FolderOptions(
-        options_of(options), options["external_data"], options["shard_size"], options["tolerance"], options["metric"],
-        not options["no_validate"], options["samples"], options["seed"], options["dims"], provider_of(options),
-        not options["no_cure"], options["cure_time"], active_libraries(), accept,
-    )  # fmt: skip
+        conversion=options_of(options),
+        external_data=options["external_data"],
+        shard_bytes=options["shard_size"],
+        tolerance=options["tolerance"],
+        metric=options["metric"],
+        validate=not options["no_validate"],
+        samples=options["samples"],
+        seed=options["seed"],
+        dims=options["dims"],
+        provider=provider_of(options),
+        cures=not options["no_cure"],
+        cure_seconds=options["cure_time"],
+        libraries=active_libraries(),
+        accept=accept,
+    )
     with _progress(quiet=options["quiet"]) as progress:
-        report = run_folder(folder_options, source, options["output"], place_of(options), options["inputs"], progress,
-                            retry=options["retry"], html=options["html"])  # fmt: skip
-    show(options, partial(batch_report, report), lambda: document("convert folder", {"report": report}))
+        report = run_folder(
+            options=folder_options,
+            source=source,
+            target=options["output"],
+            place=place_of(options),
+            inputs=options["inputs"],
+            told=progress,
+            retry=options["retry"],
+            html=options["html"],
+        )
+    show(
+        options,
+        partial(batch_report, report),
+        lambda: document("convert folder", {"report": report}),
+    )
     if failed := [row for row in report.rows if row.has_failed]:
         for row in failed if options["quiet"] else ():
             click.echo(printable(f"{row.name}: {row.message}"), err=True)

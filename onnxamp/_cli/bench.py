@@ -8,7 +8,13 @@ import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._cli.common import new_command, show
-from onnxamp._cli.options import custom_ops_option, given_samples, provider_of, report_options, run_options
+from onnxamp._cli.options import (
+    custom_ops_option,
+    given_samples,
+    provider_of,
+    report_options,
+    run_options,
+)
 from onnxamp._cli.types import FILE
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
@@ -24,18 +30,40 @@ def _batches(_: click.Context, parameter: click.Parameter, text: str) -> list[in
 
 @new_command("bench")
 @click.argument("models", type=FILE, nargs=-1, required=True)
-@click.option("--batch", "batches", metavar="N[,N...]", default="", callback=_batches,
-              help="Batch sizes [the model's own].")  # fmt: skip
+@click.option(
+    "--batch",
+    "batches",
+    metavar="N[,N...]",
+    default="",
+    callback=_batches,
+    help="Batch sizes [the model's own].",
+)
 @custom_ops_option
 @run_options(count=None)
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
-              help="How long to time each model at each batch size.")  # fmt: skip
-@click.option("--tf32/--no-tf32", default=True, show_default=True,
-              help="CUDA: allow TF32 in float32 matrix products and convolutions.")  # fmt: skip
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="How long to time each model at each batch size.",
+)
+@click.option(
+    "--tf32/--no-tf32",
+    default=True,
+    show_default=True,
+    help="CUDA: allow TF32 in float32 matrix products and convolutions.",
+)
 @click.option("--nhwc", is_flag=True, help="CUDA: run convolutions in NHWC layout (prefer_nhwc).")
 @click.option("--cuda-graph", is_flag=True, help="CUDA: capture a CUDA graph and replay it.")
-@click.option("--threads", type=click.IntRange(0), default=0, help="CPU: threads per op [ONNX Runtime's default].")
-@click.option("--no-profile", is_flag=True, help="Measure latency only: no op times, memory use or causes.")
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    help="CPU: threads per op [ONNX Runtime's default].",
+)
+@click.option(
+    "--no-profile", is_flag=True, help="Measure latency only: no op times, memory use or causes."
+)
 @report_options("benchmark", "op type", silent="Print nothing; use the exit code.")
 def command(models: tuple[Path, ...], **options: Any) -> None:
     """Time MODELS in turns on the same inputs, compare them with the first, and explain slowdowns.
@@ -45,14 +73,23 @@ def command(models: tuple[Path, ...], **options: Any) -> None:
     Exit codes: 0 all models ran; 1 a model does not run, or not on the provider; 2 wrong usage.
     """
     settings = BenchOptions(
-        tf32=options["tf32"], nhwc=options["nhwc"], cuda_graph=options["cuda_graph"], threads=options["threads"],
-        seconds=options["seconds"], profile=not options["no_profile"],
-    )  # fmt: skip
+        tf32=options["tf32"],
+        nhwc=options["nhwc"],
+        cuda_graph=options["cuda_graph"],
+        threads=options["threads"],
+        seconds=options["seconds"],
+        profile=not options["no_profile"],
+    )
     samples = given_samples(options)
     with progress_bar(quiet=options["quiet"]) as progress:
         report = bench_models(
-            *models, provider=provider_of(options), batches=options["batches"], dims=options["dims"],
-            feeds=None if samples is None else samples[0], seed=options["seed"], options=settings,
+            *models,
+            provider=provider_of(options),
+            batches=options["batches"],
+            dims=options["dims"],
+            feeds=None if samples is None else samples[0],
+            seed=options["seed"],
+            options=settings,
             told=partial(progress, "timing"),
-        )  # fmt: skip
+        )
     show(options, partial(bench_report, report), partial(bench_json, report))

@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, first_arrays, given_files, new_command, show, write_page
+from onnxamp._cli.common import (
+    check_outputs,
+    files_of,
+    first_arrays,
+    given_files,
+    new_command,
+    show,
+    write_page,
+)
 from onnxamp._cli.options import (
     check_dims,
     cure_time_option,
@@ -44,24 +52,44 @@ from onnxamp._target.targets import target_of, targets
 
 @new_command("check")
 @model_argument
-@click.option("--target", type=Target(), default="cuda", show_default=True,
-              metavar=COMMAND_LINE["target"].metavar,
-              help="Where the model will run, as in cuda@1.24; checks that its ops have kernels there.")  # fmt: skip
+@click.option(
+    "--target",
+    type=Target(),
+    default="cuda",
+    show_default=True,
+    metavar=COMMAND_LINE["target"].metavar,
+    help="Where the model will run, as in cuda@1.24; checks that its ops have kernels there.",
+)
 @click.option("--static", is_flag=True, help="Check without running the model.")
-@click.option("--build", is_flag=True,
-              help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.")  # fmt: skip
+@click.option(
+    "--build",
+    is_flag=True,
+    help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.",
+)
 @custom_ops_option
 @run_options()
 @place_options
-@click.option("--op", "only", metavar="OP", multiple=True, help="Check outputs of this op type only. Repeatable.")
-@click.option("--skip-op", "skip", metavar="OP", multiple=True,
-              help="Do not check outputs of this op type. Repeatable.")  # fmt: skip
+@click.option(
+    "--op",
+    "only",
+    metavar="OP",
+    multiple=True,
+    help="Check outputs of this op type only. Repeatable.",
+)
+@click.option(
+    "--skip-op",
+    "skip",
+    metavar="OP",
+    multiple=True,
+    help="Do not check outputs of this op type. Repeatable.",
+)
 @state_option
 @click.option("--stop", is_flag=True, help="Stop at the first fault.")
 @click.option("--no-cure", is_flag=True, help="Do not search for options that fix a fault.")
 @cure_time_option
-@report_options("findings", "finding and value", silent="Print nothing; use the exit code.",
-                html=True)  # fmt: skip
+@report_options(
+    "findings", "finding and value", silent="Print nothing; use the exit code.", html=True
+)
 def command(model: Path, **options: Any) -> None:
     """Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.
 
@@ -70,14 +98,18 @@ def command(model: Path, **options: Any) -> None:
     """
     if options["build"] and not target_of(options["target"]).builds:
         builders = [name for name, one in targets().items() if one.builds]
-        raise click.UsageError(f"--build needs --target {' or '.join(builders)}: others build no engines.")
+        raise click.UsageError(
+            f"--build needs --target {' or '.join(builders)}: others build no engines."
+        )
     opened = Model.of(model)
     check_outputs([*files_of(opened), *given_files(options)], [options["html"], options["state"]])
     check_dims(opened, options)
     samples = None if options["static"] and not options["build"] else samples_of(opened, options)
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
-    audit = audit_model(opened, options["target"], shapes=shapes, build=feeds if options["build"] else None)
+    audit = audit_model(
+        opened, options["target"], shapes=shapes, build=feeds if options["build"] else None
+    )
     run = None if options["static"] or samples is None else _run(opened, samples, options)
     confirm_sources()
     if options["html"]:
@@ -92,8 +124,16 @@ def _run(model: Model, samples: Samples, options: dict[str, Any]) -> RunCheck:
     ops, place = OpFilter(frozenset(options["only"]), frozenset(options["skip"])), place_of(options)
     with progress_bar(quiet=options["quiet"]) as progress, opened(options["state"]) as state:
         provider, islands = provider_of(options), not computes_low(options["target"])
-        check = partial(check_run, samples=samples, provider=provider, ops=ops, stop=options["stop"],
-                        progress=partial(progress, "running"), jobs=place.jobs, cluster=place.cluster)  # fmt: skip
+        check = partial(
+            check_run,
+            samples=samples,
+            provider=provider,
+            ops=ops,
+            stop=options["stop"],
+            progress=partial(progress, "running"),
+            jobs=place.jobs,
+            cluster=place.cluster,
+        )
         first = partial(check, state=state)
         run = first(model) if islands else check_whole(model, first)
         trial = Trial(

@@ -59,7 +59,9 @@ def tell(warnings: Iterable[str]) -> None:
         click.echo(f"Warning: {fitted(printable(text), 'Warning: ')}", err=True)
 
 
-def show(options: dict[str, Any], report: Callable[[], "Report"], as_json: Callable[[], str]) -> None:
+def show(
+    options: dict[str, Any], report: Callable[[], "Report"], as_json: Callable[[], str]
+) -> None:
     """Print what the options ask for: nothing, JSON, or the report.
 
     Raises:
@@ -75,7 +77,9 @@ def show(options: dict[str, Any], report: Callable[[], "Report"], as_json: Calla
             note_report()
             click.echo(text)
         else:
-            print_report(report(), verbose=options.get("verbose", False), brief=options["format"] == "line")
+            print_report(
+                report(), verbose=options.get("verbose", False), brief=options["format"] == "line"
+            )
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -91,9 +95,13 @@ def write_page(page: "Page", path: Path) -> None:
 
 
 def write_conversion_page(
-    made: "Conversion", result: "Model", tuned: "Tuned | None", path: Path,
-    layers: "Iterable[LayerDiff]" = (), samples: "Samples | None" = None,
-) -> None:  # fmt: skip
+    made: "Conversion",
+    result: "Model",
+    tuned: "Tuned | None",
+    path: Path,
+    layers: "Iterable[LayerDiff]" = (),
+    samples: "Samples | None" = None,
+) -> None:
     """Write the HTML page of a conversion, which includes an audit of the result.
 
     ``layers`` are the values of the result where there is no validation to show; ``samples`` are what ran.
@@ -115,7 +123,9 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
     return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
-def target_of(model: "Model", options: dict[str, Any], dtype: str, *, may_fail: bool = False) -> Path:
+def target_of(
+    model: "Model", options: dict[str, Any], dtype: str, *, may_fail: bool = False
+) -> Path:
     """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
 
     With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
@@ -135,14 +145,24 @@ def target_of(model: "Model", options: dict[str, Any], dtype: str, *, may_fail: 
     else:
         target = output / name if output.is_dir() else output
     if not target.suffix:
-        tell([f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."])
+        tell(
+            [
+                f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."
+            ]
+        )
     if is_same_file(path, target) and not options["in_place"]:
-        raise ArgumentError(f"{str(target)!r} is the model itself: name another output, or replace it with --in-place.")
+        raise ArgumentError(
+            f"{str(target)!r} is the model itself: name another output, or replace it with --in-place."
+        )
     if options["in_place"] and not is_same_file(path, target):
-        raise ArgumentError(f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two.")
+        raise ArgumentError(
+            f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
+        )
     files = [file for file in files_of(model) if not (file == path and is_same_file(path, target))]
     outputs = [target, options["save_plan"], options["html"], options["state"]]
-    check_outputs([*files, *given_files(options)], [*outputs, *([failed_name(target)] if may_fail else [])])
+    check_outputs(
+        [*files, *given_files(options)], [*outputs, *([failed_name(target)] if may_fail else [])]
+    )
     return target
 
 
@@ -162,7 +182,11 @@ def given_files(options: dict[str, Any]) -> list[Path]:
     files = [Path(name) for name in (*names, *options.get("libraries", ())) if name is not None]
     folders = [file for file in files if not is_remote(file) and file.is_dir()]
     code = getattr(options.get("accept"), "name", "").rpartition(":")[0]
-    return [*files, *(file for folder in folders for file in folder.iterdir()), *([Path(code)] if code else [])]
+    return [
+        *files,
+        *(file for folder in folders for file in folder.iterdir()),
+        *([Path(code)] if code else []),
+    ]
 
 
 def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
@@ -179,19 +203,27 @@ def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None])
     for path in wanted:
         target = path.resolve()
         if target in taken:
-            raise ArgumentError(f"{str(path)!r} is read or written already: choose another name for the output.")
+            raise ArgumentError(
+                f"{str(path)!r} is read or written already: choose another name for the output."
+            )
         if target.is_dir():
             raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
         if not is_remote(path) and _is_printed_to(path):
-            raise ArgumentError(f"{str(path)!r} is where reports and warnings go: name another file.")
+            raise ArgumentError(
+                f"{str(path)!r} is where reports and warnings go: name another file."
+            )
         if path.exists() and not path.is_file():
-            raise ArgumentError(f"The output {str(path)!r} is not a regular file: choose another name.")
+            raise ArgumentError(
+                f"The output {str(path)!r} is not a regular file: choose another name."
+            )
         taken.add(target)
     _check_data_files([path.resolve() for path in wanted if not is_remote(path)])
     for path in (path for path in wanted if not is_remote(path)):
         folder = made_folder(path.parent)
         if not os.access(folder, os.W_OK):
-            raise OutputError(f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only.")
+            raise OutputError(
+                f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only."
+            )
 
 
 def _check_data_files(outputs: Sequence[Path]) -> None:
@@ -203,15 +235,23 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
     for path in outputs:
         for other in outputs:
             if path.parent == other.parent and is_data_name(path.name, other.name):
-                raise ArgumentError(f"{str(path)!r} may be the data file of {str(other)!r}: choose another name.")
-        if path.exists() and (user := referring_models(path.parent, [path.name], path).get(path.name)):
-            raise ArgumentError(f"{str(path)!r} holds weights of {str(user)!r}: choose another name for the output.")
+                raise ArgumentError(
+                    f"{str(path)!r} may be the data file of {str(other)!r}: choose another name."
+                )
+        if path.exists() and (
+            user := referring_models(path.parent, [path.name], path).get(path.name)
+        ):
+            raise ArgumentError(
+                f"{str(path)!r} holds weights of {str(user)!r}: choose another name for the output."
+            )
 
 
 def _is_printed_to(path: Path) -> bool:
     """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # there is no such file, or no such stream
+        with suppress(
+            OSError, ValueError, AttributeError
+        ):  # there is no such file, or no such stream
             if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
                 return True
     return False

@@ -50,24 +50,48 @@ if TYPE_CHECKING:
 @model_argument
 @target_option
 @in_place_option
-@click.option("--level", type=LevelChoice(get_args(LevelName)), default="O2", show_default=True,
-              help="How much to convert to low precision.")  # fmt: skip
-@click.option("--tolerance", type=float,
-              help="Largest relative L2 error: the limit of the validation [float16 1e-2, bfloat16 5e-2] and, at level"
-              " auto, what is tuned to [1e-2]; 'onnxamp tune' has more options.")  # fmt: skip
+@click.option(
+    "--level",
+    type=LevelChoice(get_args(LevelName)),
+    default="O2",
+    show_default=True,
+    help="How much to convert to low precision.",
+)
+@click.option(
+    "--tolerance",
+    type=float,
+    help="Largest relative L2 error: the limit of the validation [float16 1e-2, bfloat16 5e-2] and, at level"
+    " auto, what is tuned to [1e-2]; 'onnxamp tune' has more options.",
+)
 @conversion_options
 @click.option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
 @metric_option
 @accept_option
-@click.option("--no-validate", is_flag=True, help="Do not run the original and the result to compare them.")
+@click.option(
+    "--no-validate", is_flag=True, help="Do not run the original and the result to compare them."
+)
 @run_options(judges=True)
 @place_options
 @state_option
-@click.option("--retry", is_flag=True, help="A folder of models: try again what failed before for the same reason.")
-@click.option("--no-cure", is_flag=True, help="If the result fails its validation, write it as NAME.failed.onnx"
-              " instead of keeping more nodes in float32.")  # fmt: skip
-@click.option("--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=CURE_SECONDS, show_default=True,
-              help="Time in which nodes are looked for that must stay float32 to pass, or measured.")  # fmt: skip
+@click.option(
+    "--retry",
+    is_flag=True,
+    help="A folder of models: try again what failed before for the same reason.",
+)
+@click.option(
+    "--no-cure",
+    is_flag=True,
+    help="If the result fails its validation, write it as NAME.failed.onnx"
+    " instead of keeping more nodes in float32.",
+)
+@click.option(
+    "--cure-time",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=CURE_SECONDS,
+    show_default=True,
+    help="Time in which nodes are looked for that must stay float32 to pass, or measured.",
+)
 @output_options
 @preset_options
 def command(model: Path, **options: Any) -> None:
@@ -85,7 +109,9 @@ def command(model: Path, **options: Any) -> None:
     """
     if model.is_dir():
         if options["state"] is not None:
-            raise ArgumentError("A folder of models keeps its own state, in the folder of the results: drop --state.")
+            raise ArgumentError(
+                "A folder of models keeps its own state, in the folder of the results: drop --state."
+            )
         from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - only folders need worker processes
 
         convert_all(model, options)
@@ -98,7 +124,9 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         raise ArgumentError("--retry is for a folder of models.")
     validates = not given["no_validate"]
     if given["accept"] is not None and not validates and given["level"] != Level.AUTO:
-        raise ArgumentError("--accept judges the validation, which --no-validate leaves out: drop one of the two.")
+        raise ArgumentError(
+            "--accept judges the validation, which --no-validate leaves out: drop one of the two."
+        )
     plan = strict(load_plan(given["plan_file"])) if given["plan_file"] else None
     if plan is None:
         is_auto(given["level"], given["tolerance"], None, "auto", validates=validates)
@@ -131,7 +159,9 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
         conversion.plan.save(given["save_plan"])
     if given["html"]:
         result = Model.read(conversion.target, model)
-        write_conversion_page(conversion, result, outcome.tuned, given["html"], samples=outcome.samples)
+        write_conversion_page(
+            conversion, result, outcome.tuned, given["html"], samples=outcome.samples
+        )
     if not given["quiet"]:
         from onnxamp._report.conversion import conversion_json, conversion_report  # noqa: PLC0415
 
@@ -170,16 +200,19 @@ def _overridden() -> list[str]:
     """A warning about options that a plan replaces."""
     context = click.get_current_context()
     given = [
-        parameter.opts[0] for parameter in context.command.params
+        parameter.opts[0]
+        for parameter in context.command.params
         if parameter.name in (*COMMAND_LINE, "level")
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    ]  # fmt: skip
+    ]
     return [f"The plan replaces {', '.join(given)}: it repeats its decisions."] if given else []
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:
     if validation is not None and not validation.passed and not validation.skipped:
         why = printable(validation.failure or next(iter(validation.warnings), ""))
-        raise click.ClickException(f"The result failed its validation, and is in {printable(str(target))}: {why}")
+        raise click.ClickException(
+            f"The result failed its validation, and is in {printable(str(target))}: {why}"
+        )
     if quiet and validation is not None and validation.skipped:
         click.echo(f"Not validated: {printable(validation.skipped)}", err=True)

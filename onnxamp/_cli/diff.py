@@ -44,16 +44,25 @@ from onnxamp._runtime.session import choose_provider
 from onnxamp._state.state import opened
 
 _LIMITS: Final = {
-    "tolerance": ("rel_l2", "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2]."),
+    "tolerance": (
+        "rel_l2",
+        "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2].",
+    ),
     "atol": ("max_abs", "Largest absolute error of an element."),
     "rtol": ("max_rel", "Largest relative error of an element (floor: 0.001 of the largest)."),
-    "required": ("required_tolerance", "Largest t that is needed for abs(a - b) <= t + t abs(a) in every element."),
+    "required": (
+        "required_tolerance",
+        "Largest t that is needed for abs(a - b) <= t + t abs(a) in every element.",
+    ),
     "snr": ("snr_db", "Smallest signal-to-noise ratio in dB."),
     "cosine": ("cosine", "Smallest cosine similarity."),
     "top1": ("argmax_agreement", "Smallest share of rows with the same largest element."),
     "top5": ("top5_agreement", "Smallest share of the five largest elements per row that agree."),
     "differing": ("differing", "Largest share of elements that differ [integers: the tolerance]."),
-    "detections": ("detections", "Largest error of a detection, relative to the largest score [the tolerance]."),
+    "detections": (
+        "detections",
+        "Largest error of a detection, relative to the largest score [the tolerance].",
+    ),
 }
 """Option -> the metric that it limits, and its help."""
 
@@ -66,22 +75,38 @@ _LIMITS: Final = {
 @place_options
 @metric_option
 @accept_option
-@click.option("--layers", is_flag=True, help="Also compare every intermediate value that both models share.")
-@option_group(*(
-    click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
-    for name, (_, text) in _LIMITS.items()
-))  # fmt: skip
-@click.option("--target", type=Target(), default="cuda", show_default=True,
-              metavar=COMMAND_LINE["target"].metavar,
-              help="Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32.")  # fmt: skip
-@click.option("--budget", metavar="MB", type=click.IntRange(1), default=128, show_default=True,
-              help="Memory for values and weights that are held at a time, besides the models.")  # fmt: skip
+@click.option(
+    "--layers", is_flag=True, help="Also compare every intermediate value that both models share."
+)
+@option_group(
+    *(
+        click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
+        for name, (_, text) in _LIMITS.items()
+    )
+)
+@click.option(
+    "--target",
+    type=Target(),
+    default="cuda",
+    show_default=True,
+    metavar=COMMAND_LINE["target"].metavar,
+    help="Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32.",
+)
+@click.option(
+    "--budget",
+    metavar="MB",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Memory for values and weights that are held at a time, besides the models.",
+)
 @state_option
 @click.option("--save", type=FILE, help="Write the comparison as JSON.")
 @click.option("--no-cure", is_flag=True, help="Do not search for options that fix a failure.")
 @cure_time_option
-@report_options("comparison", "layer and metric", silent="Print nothing; use the exit code.",
-                html=True)  # fmt: skip
+@report_options(
+    "comparison", "layer and metric", silent="Print nothing; use the exit code.", html=True
+)
 def command(reference: Path, result: Path | None, **options: Any) -> None:
     """Compare what two models compute: REFERENCE (the original) and RESULT (the converted model).
 
@@ -93,7 +118,11 @@ def command(reference: Path, result: Path | None, **options: Any) -> None:
     limits = make_limits({metric: options[name] for name, (metric, _) in _LIMITS.items()})
     limits = replace(limits, accept=options["accept"])
     models = () if result is None else (Model.of(reference), Model.of(result))
-    read = [reference, *(file for model in models for file in files_of(model)), *given_files(options)]
+    read = [
+        reference,
+        *(file for model in models for file in files_of(model)),
+        *given_files(options),
+    ]
     check_outputs(read, [options["save"], options["html"], options["state"]])
     report = _run(*models, limits, options) if models else _judged_again(reference, limits, options)
     confirm_sources()
@@ -113,7 +142,9 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
         ArgumentError: the file is no comparison, or an option asks for a run.
     """
     if saved.suffix != ".json":
-        raise ArgumentError("Name two models, or one comparison that was written with --save (.json).")
+        raise ArgumentError(
+            "Name two models, or one comparison that was written with --save (.json)."
+        )
     if (
         options["layers"]
         or options["accept"]
@@ -121,7 +152,9 @@ def _judged_again(saved: Path, limits: Limits, options: dict[str, Any]) -> DiffR
         or provider_of(options)
         or sampling_arguments(options)
     ):
-        raise ArgumentError("Nothing runs for a saved comparison: only limits and output options apply to it.")
+        raise ArgumentError(
+            "Nothing runs for a saved comparison: only limits and output options apply to it."
+        )
     return apply_limits(load_diff(saved), limits)
 
 
@@ -152,19 +185,34 @@ def _run(original: Model, result: Model, limits: Limits, options: dict[str, Any]
 
 
 def _cure(
-    original: Model, result: Model, report: DiffReport, comparison: Comparison, options: dict[str, Any]
+    original: Model,
+    result: Model,
+    report: DiffReport,
+    comparison: Comparison,
+    options: dict[str, Any],
 ) -> Cure | None:
     """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
     target = target_of_engine(options, options["target"])
-    advice = "" if target == options["target"] else f"--target {target} converts for what {target} has. "
+    advice = (
+        "" if target == options["target"] else f"--target {target} converts for what {target} has. "
+    )
     advice += other_ways(target, report.lowest)
     if not comparison.engine.runs_pieces:  # cures are found by layers
-        return Cure("", (), f"Nothing was tried in the browser. {advice}", confirmed=False, trials=0)
+        return Cure(
+            "", (), f"Nothing was tried in the browser. {advice}", confirmed=False, trials=0
+        )
     recipe = Recipe(Options(dtype=report.lowest, target=target), sampling_arguments(options))
     assert result.path is not None
     output = result.path.with_name(f"{result.path.stem}_cured.onnx")
-    trial = Trial(run=comparison.run, limits=comparison.limits, metric=options["metric"], seconds=options["cure_time"])
+    trial = Trial(
+        run=comparison.run,
+        limits=comparison.limits,
+        metric=options["metric"],
+        seconds=options["cure_time"],
+    )
     command = (str(original.path), str(output))
-    return cure_conversion(original, command, recipe, trial, tried=False, comparison=comparison, advice=advice)
+    return cure_conversion(
+        original, command, recipe, trial, tried=False, comparison=comparison, advice=advice
+    )

@@ -58,7 +58,9 @@ def door() -> Iterator[None]:
         click.echo("Aborted!", err=True)
         raise click.exceptions.Exit(_INTERRUPTED) from None
     except Exception as error:
-        if is_ended(error) or (isinstance(error, OSError) and error.errno == errno.EPIPE):  # or nobody reads this
+        if is_ended(error) or (
+            isinstance(error, OSError) and error.errno == errno.EPIPE
+        ):  # or nobody reads this
             raise
         raise click.exceptions.Exit(_shown(error)) from None
 
@@ -76,7 +78,11 @@ def _shown(error: Exception) -> int:
         from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
 
         note_report()
-        click.echo(document("error", {"kind": _kind(error), "message": _sentence(error), "exit_code": code}))
+        click.echo(
+            document(
+                "error", {"kind": _kind(error), "message": _sentence(error), "exit_code": code}
+            )
+        )
     elif isinstance(error, click.ClickException):
         error.show()
     else:
@@ -121,7 +127,11 @@ def _place(error: Exception) -> str:
     package = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
-    return f" in {Path(ours[-1].filename).relative_to(package.parent).as_posix()}:{ours[-1].lineno}" if ours else ""
+    return (
+        f" in {Path(ours[-1].filename).relative_to(package.parent).as_posix()}:{ours[-1].lineno}"
+        if ours
+        else ""
+    )
 
 
 def _asks_json(words: Sequence[str]) -> bool:

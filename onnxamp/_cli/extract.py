@@ -27,14 +27,29 @@ from onnxamp._runtime.samples import load_samples
 
 @new_command("extract")
 @model_argument
-@click.option("--around", metavar="NODE", multiple=True, required=True,
-              help="Name of a node or of one of its outputs, or a regular expression that matches whole names."
-              " Repeatable.")  # fmt: skip
+@click.option(
+    "--around",
+    metavar="NODE",
+    multiple=True,
+    required=True,
+    help="Name of a node or of one of its outputs, or a regular expression that matches whole names."
+    " Repeatable.",
+)
 @click.option("-o", "--output", type=FILE, help="Where to write the region [MODEL_region.onnx].")
-@click.option("--before", type=click.IntRange(0), default=2, show_default=True,
-              help="Number of nodes to include before it, not counting Casts and constants.")  # fmt: skip
-@click.option("--after", type=click.IntRange(0), default=1, show_default=True,
-              help="Number of nodes to include after it.")  # fmt: skip
+@click.option(
+    "--before",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Number of nodes to include before it, not counting Casts and constants.",
+)
+@click.option(
+    "--after",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Number of nodes to include after it.",
+)
 @custom_ops_option
 @run_options()
 @report_options("region", "node and value")
@@ -52,11 +67,17 @@ def command(model: Path, **options: Any) -> None:
     check_outputs([*files_of(opened), *given_files(options)], files)
     with progress_bar(quiet=options["quiet"]) as progress:
         region = extract_region(
-            opened, options["around"], before=options["before"], after=options["after"],
-            samples=load_samples(options["inputs"]) if options["inputs"] else None, seed=options["seed"],
-            count=options["samples"], dims=options["dims"], provider=provider_of(options),
+            opened,
+            options["around"],
+            before=options["before"],
+            after=options["after"],
+            samples=load_samples(options["inputs"]) if options["inputs"] else None,
+            seed=options["seed"],
+            count=options["samples"],
+            dims=options["dims"],
+            provider=provider_of(options),
             progress=partial(progress, "recording"),
-        )  # fmt: skip
+        )
     confirm_sources()
     save_region(region, files[0])
     report = partial(region_report, region, files, custom_arguments(options))

@@ -51,11 +51,24 @@ _FEW: Final = 15
 _HEADINGS: Final = {
     **dict.fromkeys(COMMAND_LINE, "What becomes low precision"),
     **dict.fromkeys(
-        ("inputs", "samples", "dims", "seed", "provider", "libraries", "jobs", "cluster", "budget"), "Inputs and runs"
+        ("inputs", "samples", "dims", "seed", "provider", "libraries", "jobs", "cluster", "budget"),
+        "Inputs and runs",
     ),
-    **dict.fromkeys(("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"), "Validation"),
     **dict.fromkeys(
-        ("save_plan", "external_data", "shard_size", "data_names", "html", "format", "quiet", "verbose", "help"),
+        ("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"), "Validation"
+    ),
+    **dict.fromkeys(
+        (
+            "save_plan",
+            "external_data",
+            "shard_size",
+            "data_names",
+            "html",
+            "format",
+            "quiet",
+            "verbose",
+            "help",
+        ),
         "Files and report",
     ),
 }
@@ -83,8 +96,12 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where there are many."""
-        found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *_HEADINGS.values())}
-        for option in (parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)):
+        found: dict[str, list[tuple[str, str]]] = {
+            heading: [] for heading in ("Options", *_HEADINGS.values())
+        }
+        for option in (
+            parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
+        ):
             record = option.get_help_record(ctx)
             if record is not None:
                 name = "help" if "--help" in option.opts else option.name or ""

@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from onnxamp._cli.common import new_command, show, tell
-from onnxamp._cli.options import conversion_options, format_option, library_option, model_argument, options_of
+from onnxamp._cli.options import (
+    conversion_options,
+    format_option,
+    library_option,
+    model_argument,
+    options_of,
+)
 from onnxamp._cli.types import LevelChoice
 from onnxamp._convert.causes import cost_sentences
 from onnxamp._convert.deciding import analyse_safely
@@ -29,7 +35,13 @@ _LEVELS = ("O1", "O2", "O3")
 
 @new_command("inspect")
 @model_argument
-@click.option("--level", "levels", type=LevelChoice(_LEVELS), multiple=True, help="Level to show [all]. Repeatable.")
+@click.option(
+    "--level",
+    "levels",
+    type=LevelChoice(_LEVELS),
+    multiple=True,
+    help="Level to show [all]. Repeatable.",
+)
 @conversion_options
 @library_option
 @format_option("inspection")
@@ -73,9 +85,21 @@ def command(model: Path, **options: Any) -> None:
     tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
     show(
         options,
-        partial(inspection_report, model, opened.proto, counts, plans, hints, with_decisions=bool(options["levels"])),
-        lambda: document("inspect", {
-            "operators": counts, "levels": {level: plan for level, (plan, _) in plans.items()},
-            "hints": {level: hint for level, hint in hints.items() if hint},
-        }),
-    )  # fmt: skip
+        partial(
+            inspection_report,
+            model,
+            opened.proto,
+            counts,
+            plans,
+            hints,
+            with_decisions=bool(options["levels"]),
+        ),
+        lambda: document(
+            "inspect",
+            {
+                "operators": counts,
+                "levels": {level: plan for level, (plan, _) in plans.items()},
+                "hints": {level: hint for level, hint in hints.items() if hint},
+            },
+        ),
+    )

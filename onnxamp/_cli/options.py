@@ -37,11 +37,15 @@ model_argument: Final = click.argument("model", type=FILE)
 
 
 target_option: Final = click.option(
-    "-o", "--output", type=OutputPath(path_type=Path, readable=False),
+    "-o",
+    "--output",
+    type=OutputPath(path_type=Path, readable=False),
     help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
-)  # fmt: skip
+)
 
-in_place_option: Final = click.option("--in-place", is_flag=True, help="Let the result replace MODEL itself.")
+in_place_option: Final = click.option(
+    "--in-place", is_flag=True, help="Let the result replace MODEL itself."
+)
 
 
 def option_group(*options: Decorator) -> Decorator:
@@ -61,9 +65,13 @@ def _bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> i
         return None
     size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
     if size is None:
-        raise click.BadParameter(f"{value!r} is not a size: write it like 500MB or 2GB.", param=parameter)
+        raise click.BadParameter(
+            f"{value!r} is not a size: write it like 500MB or 2GB.", param=parameter
+        )
     if not float(size[1]):
-        raise click.BadParameter(f"{value!r} holds nothing: give a size like 500MB or 2GB.", param=parameter)
+        raise click.BadParameter(
+            f"{value!r} holds nothing: give a size like 500MB or 2GB.", param=parameter
+        )
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 
@@ -76,7 +84,9 @@ def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) 
         if not name or not number.isdecimal():
             raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param=parameter)
         if int(number) == 0:
-            raise click.BadParameter(f"{pair!r} would make empty inputs, which show nothing.", param=parameter)
+            raise click.BadParameter(
+                f"{pair!r} would make empty inputs, which show nothing.", param=parameter
+            )
         dims[name] = int(number)
     return dims
 
@@ -96,7 +106,9 @@ def target_of_engine(options: dict[str, Any], target: str) -> str:
 
     engine = (provider_of(options) or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
-    asked = click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
+    asked = (
+        click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
+    )
     own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
     return target if asked or not own or device_of(target) == engine else engine
 
@@ -116,25 +128,36 @@ def unlike_target(options: dict[str, Any], target: str) -> list[str]:
 
 
 cure_time_option: Final = click.option(
-    "--cure-time", metavar="SECONDS", type=click.FloatRange(0), default=CURE_SECONDS, show_default=True,
+    "--cure-time",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=CURE_SECONDS,
+    show_default=True,
     help="Time in which nodes are looked for that must stay float32 to pass.",
-)  # fmt: skip
+)
 """The option that limits the search for options that fix a failure."""
 
 
 provider_option: Final = click.option(
-    "--provider", default="auto", show_default=True, metavar="auto|cuda|cpu|webgpu|browser|PACKAGE",
+    "--provider",
+    default="auto",
+    show_default=True,
+    metavar="auto|cuda|cpu|webgpu|browser|PACKAGE",
     help="Where to run models; auto uses CUDA if it is available, PACKAGE is a plugin provider of ONNX Runtime, such as"
     " onnxruntime-ep-openvino; browser, for bench and diff, is a headless Chromium with onnxruntime-web.",
-)  # fmt: skip
+)
 """The option that says where models run."""
 
 
 library_option: Final = click.option(
-    "--custom-ops-library", "libraries", type=FILE, metavar="FILE", multiple=True,
+    "--custom-ops-library",
+    "libraries",
+    type=FILE,
+    metavar="FILE",
+    multiple=True,
     help="A shared library with kernels of custom ops, for ONNX Runtime. Its code runs as you: name only libraries that"
     " you trust. Repeatable.",
-)  # fmt: skip
+)
 """The option that registers custom ops with what runs."""
 
 
@@ -145,18 +168,39 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     :func:`onnxamp._runtime.draws.usual_count` says.
     """
     inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
-    usual = f" [1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu]" if judges else ""
-    samples = click.option("--samples", type=click.IntRange(1), default=None if judges else count,
-                           show_default=not judges, help=f"Number of random inputs{usual}.")  # fmt: skip
+    usual = (
+        f" [1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu]"
+        if judges
+        else ""
+    )
+    samples = click.option(
+        "--samples",
+        type=click.IntRange(1),
+        default=None if judges else count,
+        show_default=not judges,
+        help=f"Number of random inputs{usual}.",
+    )
     return option_group(
         click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
         *([samples] if count is not None else []),
-        click.option("--dim", "dims", metavar="NAME=N", multiple=True, callback=_dims,
-                     help="Size of a dynamic dimension of random inputs, by name or INPUT[AXIS]. Repeatable."),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."),
+        click.option(
+            "--dim",
+            "dims",
+            metavar="NAME=N",
+            multiple=True,
+            callback=_dims,
+            help="Size of a dynamic dimension of random inputs, by name or INPUT[AXIS]. Repeatable.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(0),
+            default=0,
+            show_default=True,
+            help="Seed of random inputs.",
+        ),
         provider_option,
         library_option,
-    )  # fmt: skip
+    )
 
 
 custom_ops_option: Final = click.option(
@@ -167,25 +211,37 @@ custom_ops_option: Final = click.option(
 
 def _changed(options: dict[str, Any]) -> dict[str, Any]:
     """The options for random inputs that differ from their defaults."""
-    defaults = {parameter.name: parameter.default for parameter in click.get_current_context().command.params}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in click.get_current_context().command.params
+    }
     given = {name: options[name] for name in ("samples", "seed") if name in options}
     return {name: value for name, value in given.items() if value != defaults[name]}
 
 
 def sampling_arguments(options: dict[str, Any]) -> tuple[str, ...]:
     """The arguments that make another command run on the same inputs, and judge alike."""
-    judge = (*(("--accept", options["accept"].name) if options.get("accept") else ()), *custom_arguments(options))
+    judge = (
+        *(("--accept", options["accept"].name) if options.get("accept") else ()),
+        *custom_arguments(options),
+    )
     if options["inputs"]:
         return "--inputs", str(options["inputs"]), *judge
     dims = [text for name, size in options["dims"].items() for text in ("--dim", f"{name}={size}")]
-    random = (text for name, value in _changed(options).items() for text in (f"--{name}", str(value)))
+    random = (
+        text for name, value in _changed(options).items() for text in (f"--{name}", str(value))
+    )
     return *dims, *random, *judge
 
 
 def custom_arguments(options: dict[str, Any]) -> tuple[str, ...]:
     """The arguments that let another command know and run the same custom ops."""
     declared = ("--custom-ops", str(options["custom_ops"])) if options.get("custom_ops") else ()
-    return *declared, *(text for path in options.get("libraries", ()) for text in ("--custom-ops-library", str(path)))
+    return *declared, *(
+        text
+        for path in options.get("libraries", ())
+        for text in ("--custom-ops-library", str(path))
+    )
 
 
 def given_samples(options: dict[str, Any]) -> "Samples | None":
@@ -197,14 +253,19 @@ def given_samples(options: dict[str, Any]) -> "Samples | None":
     if not options["inputs"]:
         return None
     if options["dims"] or _changed(options):
-        raise ArgumentError("--inputs replaces random inputs: --samples, --dim and --seed have no effect with it.")
+        raise ArgumentError(
+            "--inputs replaces random inputs: --samples, --dim and --seed have no effect with it."
+        )
     from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
     return load_samples(options["inputs"])
 
 
 def samples_of(
-    model: Model, options: dict[str, Any], target: str | None = None, reference: "Executable | None" = None
+    model: Model,
+    options: dict[str, Any],
+    target: str | None = None,
+    reference: "Executable | None" = None,
 ) -> "Samples":
     """The samples that :func:`run_options` ask for, checked before anything runs.
 
@@ -222,9 +283,14 @@ def samples_of(
 
     given = given_samples(options)
     samples = as_samples(
-        given, model, count=options["samples"], seed=options["seed"], dims=options["dims"], reference=reference,
+        given,
+        model,
+        count=options["samples"],
+        seed=options["seed"],
+        dims=options["dims"],
+        reference=reference,
         engines=(target, provider_of(options)),
-    )  # fmt: skip
+    )
     if given is not None:
         check_inputs(model.proto, samples[0])
     elif options["dims"]:
@@ -248,10 +314,13 @@ def check_dims(model: Model, options: dict[str, Any]) -> None:
 
 
 metric_option: Final = click.option(
-    "--metric", type=click.Choice(get_args(DiffMetric)), default="auto", show_default=True,
+    "--metric",
+    type=click.Choice(get_args(DiffMetric)),
+    default="auto",
+    show_default=True,
     help="Whether to match detections before they are compared, or to compare all elements in place; auto matches rows"
     " that an op selected.",
-)  # fmt: skip
+)
 """The option that says how outputs are compared."""
 
 
@@ -270,10 +339,12 @@ def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> "
 
 
 accept_option: Final = click.option(
-    "--accept", metavar="PACKAGE:FUNCTION", callback=_accept,
+    "--accept",
+    metavar="PACKAGE:FUNCTION",
+    callback=_accept,
     help="Let this function judge: it takes the outputs of the original and of the result as dicts of arrays, and"
     " returns True or False. FILE.py:FUNCTION works, too. Its module runs as you: name only code that you trust.",
-)  # fmt: skip
+)
 """The option that lets a function of the user judge outputs."""
 
 
@@ -289,13 +360,20 @@ state_option: Final = click.option(
 def format_option(what: str) -> Decorator:
     """The option that says how ``what`` is printed."""
     return click.option(
-        "--format", type=click.Choice(FORMATS), default="table", show_default=True,
+        "--format",
+        type=click.Choice(FORMATS),
+        default="table",
+        show_default=True,
         help=f"How to print the {what}: in one line if all is well, as tables, or as JSON.",
-    )  # fmt: skip
+    )
 
 
 def report_options(
-    what: str, details: str, *, silent: str = "Print nothing but warnings and errors.", html: bool = False
+    what: str,
+    details: str,
+    *,
+    silent: str = "Print nothing but warnings and errors.",
+    html: bool = False,
 ) -> Decorator:
     """Options that say how to print ``what``, or not at all, with ``details``, and with ``html`` as a page."""
     page = click.option("--html", type=FILE, help=f"Write the {what} as one HTML page.")
@@ -303,18 +381,29 @@ def report_options(
         *([page] if html else []),
         format_option(what),
         click.option("-q", "--quiet", is_flag=True, help=silent),
-        click.option("-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."),
+        click.option(
+            "-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."
+        ),
     )
 
 
 output_options: Final = option_group(
     click.option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
-    click.option("--external-data", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-                 help="Whether to store weights in a data file beside the model."),
-    click.option("--shard-size", metavar="SIZE", callback=_bytes,
-                 help="Split the data file into files of about this size (2GB, 500MB)."),
+    click.option(
+        "--external-data",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Whether to store weights in a data file beside the model.",
+    ),
+    click.option(
+        "--shard-size",
+        metavar="SIZE",
+        callback=_bytes,
+        help="Split the data file into files of about this size (2GB, 500MB).",
+    ),
     report_options("report", "verdict", html=True),
-)  # fmt: skip
+)
 """The options of commands that write a converted model."""
 
 
@@ -326,22 +415,35 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     if spelled.words is not None:
         word = next(word for word, value in spelled.words.items() if value == default)
         return click.option(
-            spelled.flag, name, type=Words(spelled.words, spelled.named), default=word, show_default=True,
-            metavar=spelled.metavar, help=spelled.help,
-        )  # fmt: skip
+            spelled.flag,
+            name,
+            type=Words(spelled.words, spelled.named),
+            default=word,
+            show_default=True,
+            metavar=spelled.metavar,
+            help=spelled.help,
+        )
     if "/" in spelled.flag:
         return click.option(spelled.flag, name, default=default, help=spelled.help)
     if isinstance(default, bool):
-        return click.option(spelled.flag, name, flag_value=not default, default=default, help=spelled.help)
+        return click.option(
+            spelled.flag, name, flag_value=not default, default=default, help=spelled.help
+        )
     if spelled.many:
-        return click.option(spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help)
+        return click.option(
+            spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help
+        )
     own: dict[str, Any] = {"opset": OpsetType(), "target": Target()}
     kind = own.get(name, click.IntRange(1) if spelled.kind is int else spelled.kind)
     shown = {} if default in (None, ()) else {"default": default, "show_default": True}
-    return click.option(spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help, **shown)
+    return click.option(
+        spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help, **shown
+    )
 
 
-conversion_options: Final = option_group(*(_conversion_option(*item) for item in COMMAND_LINE.items()))
+conversion_options: Final = option_group(
+    *(_conversion_option(*item) for item in COMMAND_LINE.items())
+)
 """An option for each field of :class:`Options` that the command line can spell."""
 
 
@@ -358,12 +460,19 @@ def options_of(given: dict[str, Any], level: str | None = None) -> Options:
 
 
 place_options: Final = option_group(
-    click.option("--jobs", metavar="N", type=click.IntRange(1),
-                 help="Worker processes, for models of a folder, samples and data files [a folder: one per core; else"
-                 " none]."),
-    click.option("--cluster", metavar="local|ADDRESS",
-                 help="Let the worker processes be those of a Ray cluster; local starts one on this machine."),
-)  # fmt: skip
+    click.option(
+        "--jobs",
+        metavar="N",
+        type=click.IntRange(1),
+        help="Worker processes, for models of a folder, samples and data files [a folder: one per core; else"
+        " none].",
+    ),
+    click.option(
+        "--cluster",
+        metavar="local|ADDRESS",
+        help="Let the worker processes be those of a Ray cluster; local starts one on this machine.",
+    ),
+)
 """The options that say which worker processes to use."""
 
 
@@ -405,10 +514,19 @@ def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> No
 
 
 preset_options: Final = option_group(
-    click.option("--preset", type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
-                 is_eager=True, expose_value=False, callback=_apply,
-                 help="Options for other software; those that are given replace them. transformers.js: "
-                      + _PRESETS["transformers.js"]["summary"] + "."),
-    click.option("--data-names", type=click.Choice(list(_PRESETS)),
-                 help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js."),
-)  # fmt: skip
+    click.option(
+        "--preset",
+        type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
+        is_eager=True,
+        expose_value=False,
+        callback=_apply,
+        help="Options for other software; those that are given replace them. transformers.js: "
+        + _PRESETS["transformers.js"]["summary"]
+        + ".",
+    ),
+    click.option(
+        "--data-names",
+        type=click.Choice(list(_PRESETS)),
+        help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js.",
+    ),
+)

@@ -8,7 +8,15 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import IN_FOLDER, check_outputs, files_of, given_files, show, tell, write_page
+from onnxamp._cli.common import (
+    IN_FOLDER,
+    check_outputs,
+    files_of,
+    given_files,
+    show,
+    tell,
+    write_page,
+)
 from onnxamp._cli.options import provider_of
 from onnxamp._errors import ArgumentError
 from onnxamp._job.writing import Sink
@@ -48,20 +56,34 @@ def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
     given = _given()
     for name in _OF_MODELS.keys() & given:
         flag = f"--{'dim' if name == 'dims' else name.replace('_', '-')}"
-        raise ArgumentError(f"{flag} is for a single model, and {str(manifest)!r} is a pipeline: {_OF_MODELS[name]}.")
+        raise ArgumentError(
+            f"{flag} is for a single model, and {str(manifest)!r} is a pipeline: {_OF_MODELS[name]}."
+        )
     if options["times"] != TIMES[0]:
-        raise ArgumentError(f"--times is for a single model: those of a pipeline are {TIMES[0]} estimates.")
+        raise ArgumentError(
+            f"--times is for a single model: those of a pipeline are {TIMES[0]} estimates."
+        )
     pipeline = make_pipeline(manifest, _settings(options, given))
     folder = _folder(manifest, options["output"])
     _check(pipeline, manifest, folder, options)
     seconds = options["search_time"] if "search_time" in given else SECONDS
     with progress_bar(quiet=options["quiet"]) as progress:
         asked = PipelineArguments(
-            options["device"], provider_of(options), options["runs"], seconds, options["state"], progress,
-            options["budget"] << 20, options["allow_slower"],
-        )  # fmt: skip
-        base = Sink(folder / "model.onnx", options["external_data"], options["shard_size"],
-                    data_names=options["data_names"] or "onnx")  # fmt: skip
+            device=options["device"],
+            provider=provider_of(options),
+            runs=options["runs"],
+            seconds=seconds,
+            state=options["state"],
+            progress=progress,
+            budget=options["budget"] << 20,
+            allow_slower=options["allow_slower"],
+        )
+        base = Sink(
+            folder / "model.onnx",
+            options["external_data"],
+            options["shard_size"],
+            data_names=options["data_names"] or "onnx",
+        )
         tuned = run_tuning(pipeline, asked, folder, lambda target: replace(base, target=target))
     if options["save_plan"]:
         _save_plans(tuned, options["save_plan"])
@@ -70,16 +92,24 @@ def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
 
         write_page(Page(pipeline_report(tuned, state=options["state"])), options["html"])
     tell(tuned.warnings)
-    show(options, partial(pipeline_report, tuned, state=options["state"]), partial(pipeline_json, tuned))
+    show(
+        options,
+        partial(pipeline_report, tuned, state=options["state"]),
+        partial(pipeline_json, tuned),
+    )
     if not tuned.held:
-        raise click.ClickException(f"The models are in {folder}, but exceed the tolerance together.")
+        raise click.ClickException(
+            f"The models are in {folder}, but exceed the tolerance together."
+        )
 
 
 def _given() -> frozenset[str]:
     """Names of the options that the command line spells."""
     context = click.get_current_context()
     return frozenset(
-        name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     )
 
 
@@ -87,8 +117,9 @@ def _settings(options: dict[str, Any], given: frozenset[str]) -> Settings:
     """What the command line says in place of the manifest."""
     keywords = {
         name: spelled.meaning(options[name])
-        for name, spelled in COMMAND_LINE.items() if name in given and name != "dtype"
-    }  # fmt: skip
+        for name, spelled in COMMAND_LINE.items()
+        if name in given and name != "dtype"
+    }
     return Settings(
         tolerance=options["tolerance"] if "tolerance" in given else None,
         metric=options["metric"] if "metric" in given else None,
@@ -103,7 +134,9 @@ def _folder(manifest: Path, output: Path | None) -> Path:
         return manifest.parent / f"{manifest.stem}_low"
     folder = output.parent if output.name == IN_FOLDER else output
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{str(folder)!r} is a file, and the results of a pipeline go to a folder: name one.")
+        raise ArgumentError(
+            f"{str(folder)!r} is a file, and the results of a pipeline go to a folder: name one."
+        )
     return folder
 
 
@@ -112,10 +145,15 @@ def _check(pipeline: Pipeline, manifest: Path, folder: Path, options: dict[str, 
     targets = [folder / member.file for member in pipeline.members]
     plans = options["save_plan"]
     if plans is not None and plans.exists() and not plans.is_dir():
-        raise ArgumentError(f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder.")
+        raise ArgumentError(
+            f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder."
+        )
     saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
     models = [file for member in pipeline.members for file in files_of(member.model)]
-    check_outputs([manifest, *models, *given_files(options)], [*targets, *saved, options["html"], options["state"]])
+    check_outputs(
+        [manifest, *models, *given_files(options)],
+        [*targets, *saved, options["html"], options["state"]],
+    )
 
 
 def _save_plans(tuned: TunedPipeline, folder: Path) -> None:

@@ -55,7 +55,9 @@ _MANAGERS: Final[Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScal
 }
 
 
-def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> LossScaleManager | FromLevel | None:
+def _manager(
+    _: click.Context, parameter: click.Parameter, text: str | None
+) -> LossScaleManager | FromLevel | None:
     """The manager that ``--loss-scale`` spells."""
     if text in (None, "none"):
         return FROM_LEVEL if text is None else None
@@ -65,49 +67,112 @@ def _manager(_: click.Context, parameter: click.Parameter, text: str | None) -> 
     except (KeyError, ValueError) as error:
         why = f": {error}" if isinstance(error, ArgumentError) else ""
         raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none.", param=parameter
+            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none.",
+            param=parameter,
         ) from None
 
 
 @new_command("train")
 @model_argument
-@click.option("--data", type=FILE, required=True,
-              help="An .npz file: one array per input of MODEL and the labels, with samples along the first axis."
-              )  # fmt: skip
+@click.option(
+    "--data",
+    type=FILE,
+    required=True,
+    help="An .npz file: one array per input of MODEL and the labels, with samples along the first axis.",
+)
 @click.option("-o", "--output", type=FILE, required=True, help="Where to write the trained model.")
-@click.option("--loss", type=click.Choice([*LOSSES, _OWN_LOSS]), default="cross-entropy", show_default=True,
-              help="The loss to minimize; 'model' if the first output of MODEL is the loss.")  # fmt: skip
-@click.option("--label", default="label", show_default=True, metavar="NAME", help="Name of the labels in the data.")
-@click.option("--of", metavar="OUTPUT", help="The output that the loss is computed from [the first].")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True,
-              help="What updates the weights.")  # fmt: skip
+@click.option(
+    "--loss",
+    type=click.Choice([*LOSSES, _OWN_LOSS]),
+    default="cross-entropy",
+    show_default=True,
+    help="The loss to minimize; 'model' if the first output of MODEL is the loss.",
+)
+@click.option(
+    "--label",
+    default="label",
+    show_default=True,
+    metavar="NAME",
+    help="Name of the labels in the data.",
+)
+@click.option(
+    "--of", metavar="OUTPUT", help="The output that the loss is computed from [the first]."
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(OPTIMIZERS)),
+    default="adamw",
+    show_default=True,
+    help="What updates the weights.",
+)
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
 @click.option("--clip-norm", type=float, help="Scale gradients down to this norm.")
 @click.option("--accumulate", type=int, default=1, show_default=True, help="Batches per update.")
 @click.option(
-    "--weights", metavar="REGEX", multiple=True, help="Train only weights whose whole name matches. Repeatable."
+    "--weights",
+    metavar="REGEX",
+    multiple=True,
+    help="Train only weights whose whole name matches. Repeatable.",
 )
-@click.option("--level", type=LevelChoice(LEVELS), default="O2", show_default=True, help="Precision of the step.")
-@click.option("--dtype", type=click.Choice([*FORMATS]), default="float16", show_default=True,
-              help="Low-precision type.")  # fmt: skip
-@click.option("--keep-batchnorm-fp32/--no-keep-batchnorm-fp32", default=None,
-              help="Whether normalisations stay float32 [as the level says].")  # fmt: skip
-@click.option("--cast-model-type", type=click.Choice(["float32", *FORMATS]),
-              help="Compute everything in this type, whatever the level says.")  # fmt: skip
-@click.option("--boost-level", type=LevelChoice(BOOSTS), default="O0", show_default=True,
-              help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).")  # fmt: skip
-@click.option("--loss-scale", "scale", callback=_manager, metavar="fixed:N|dynamic:N|none",
-              help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].")  # fmt: skip
+@click.option(
+    "--level",
+    type=LevelChoice(LEVELS),
+    default="O2",
+    show_default=True,
+    help="Precision of the step.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice([*FORMATS]),
+    default="float16",
+    show_default=True,
+    help="Low-precision type.",
+)
+@click.option(
+    "--keep-batchnorm-fp32/--no-keep-batchnorm-fp32",
+    default=None,
+    help="Whether normalisations stay float32 [as the level says].",
+)
+@click.option(
+    "--cast-model-type",
+    type=click.Choice(["float32", *FORMATS]),
+    help="Compute everything in this type, whatever the level says.",
+)
+@click.option(
+    "--boost-level",
+    type=LevelChoice(BOOSTS),
+    default="O0",
+    show_default=True,
+    help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).",
+)
+@click.option(
+    "--loss-scale",
+    "scale",
+    callback=_manager,
+    metavar="fixed:N|dynamic:N|none",
+    help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].",
+)
 @provider_option
 @custom_ops_option
 @library_option
-@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Passes over the data.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True,
-              help="Samples per step.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of shuffling and dropout.")
 @click.option(
-    "--checkpoint", type=FILE, help="Save the state to this file after each epoch; resume from it if it exists."
+    "--epochs", type=click.IntRange(1), default=5, show_default=True, help="Passes over the data."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Samples per step."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of shuffling and dropout.",
+)
+@click.option(
+    "--checkpoint",
+    type=FILE,
+    help="Save the state to this file after each epoch; resume from it if it exists.",
 )
 @report_options("result", "epoch")
 def command(model: Path, **options: Any) -> None:
@@ -121,7 +186,9 @@ def command(model: Path, **options: Any) -> None:
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
     opened = Model.of(model)
-    check_outputs([*files_of(opened), *given_files(options)], [options["output"], options["checkpoint"]])
+    check_outputs(
+        [*files_of(opened), *given_files(options)], [options["output"], options["checkpoint"]]
+    )
     batches = Batches(read_npz(options["data"]), options["batch_size"], options["seed"])
     net = _network(opened, batches, options)
     confirm_sources()
@@ -134,22 +201,42 @@ def command(model: Path, **options: Any) -> None:
     save_model(trained, options["output"], converter, external=weight_bytes(trained) > INLINE_LIMIT)
     files = str(model), str(options["output"])
     sentence = f"Trained {model.name} at {_summary(net, options)}."
-    show(options, partial(_report, files, sentence, rows), lambda: document("train", {
-        "source": files[0], "target": files[1], "epochs": [dict(zip(_EPOCH, row, strict=True)) for row in rows],
-    }))  # fmt: skip
+    show(
+        options,
+        partial(_report, files, sentence, rows),
+        lambda: document(
+            "train",
+            {
+                "source": files[0],
+                "target": files[1],
+                "epochs": [dict(zip(_EPOCH, row, strict=True)) for row in rows],
+            },
+        ),
+    )
 
 
-def _report(files: tuple[str, ...], sentence: str, rows: Sequence[tuple[float, ...]]) -> parts.Report:
+def _report(
+    files: tuple[str, ...], sentence: str, rows: Sequence[tuple[float, ...]]
+) -> parts.Report:
     """What training did."""
     cells = (
         (f"{epoch:.0f}", f"{loss:.4f}", f"{norm:.3g}", f"{scale:g}", f"{skipped:.0f}")
         for epoch, loss, norm, scale, skipped in rows
     )
-    figures = [parts.Figure("loss", f"{rows[-1][1]:.4f}", "last epoch", f"loss {rows[-1][1]:.4f}")] if rows else []
+    figures = (
+        [parts.Figure("loss", f"{rows[-1][1]:.4f}", "last epoch", f"loss {rows[-1][1]:.4f}")]
+        if rows
+        else []
+    )
     return parts.Report(
-        "train", parts.Verdict(parts.Status.PASSED, sentence), files, figures=tuple(figures),
-        sections=(parts.section("Epochs", [parts.table(_EPOCH, cells, right=range(5), drop=(2, 3))]),),
-    )  # fmt: skip
+        "train",
+        parts.Verdict(parts.Status.PASSED, sentence),
+        files,
+        figures=tuple(figures),
+        sections=(
+            parts.section("Epochs", [parts.table(_EPOCH, cells, right=range(5), drop=(2, 3))]),
+        ),
+    )
 
 
 def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[tuple[float, ...]]:
@@ -188,24 +275,36 @@ def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNe
     """
     decay = {} if options["weight_decay"] is None else {"weight_decay": options["weight_decay"]}
     optimizer = OPTIMIZERS[options["optimizer"]](
-        learning_rate=options["lr"], clip_norm=options["clip_norm"], accumulate=options["accumulate"],
-        weights=options["weights"], **decay,
-    )  # fmt: skip
+        learning_rate=options["lr"],
+        clip_norm=options["clip_norm"],
+        accumulate=options["accumulate"],
+        weights=options["weights"],
+        **decay,
+    )
     loss = (
         None
         if options["loss"] == _OWN_LOSS
         else replace(LOSSES[options["loss"]], label=options["label"], output=options["of"])
     )
     net = build_train_network(
-        model.embedded(), optimizer, loss, options["level"], options["boost_level"],
-        cast_model_type=options["cast_model_type"], keep_batchnorm_fp32=options["keep_batchnorm_fp32"],
-        loss_scale_manager=options["scale"], dtype=options["dtype"],
-        provider=provider_of(options), seed=options["seed"],
-    )  # fmt: skip
+        model.embedded(),
+        optimizer,
+        loss,
+        options["level"],
+        options["boost_level"],
+        cast_model_type=options["cast_model_type"],
+        keep_batchnorm_fp32=options["keep_batchnorm_fp32"],
+        loss_scale_manager=options["scale"],
+        dtype=options["dtype"],
+        provider=provider_of(options),
+        seed=options["seed"],
+    )
     for pattern in options["weights"]:
         if not any(re.fullmatch(pattern, name) for name in net.plan.weights):
             near = suggestion((tensor.name for tensor in model.proto.graph.initializer), pattern)
-            raise ArgumentError(f"--weights {pattern!r} matches no weight that can be trained.{near}")
+            raise ArgumentError(
+                f"--weights {pattern!r} matches no weight that can be trained.{near}"
+            )
     if wrong := set(net.plan.data) ^ set(batches.arrays):
         raise ArgumentError(
             f"The data hold {', '.join(batches.arrays)}; training needs {', '.join(net.plan.data)}: {min(wrong)!r} is"

@@ -44,20 +44,40 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 @model_argument
 @target_option
 @in_place_option
-@click.option("--tolerance", type=float, default=1e-2, show_default=True,
-              help="Largest error to accept; for snr, the smallest ratio in dB.")  # fmt: skip
-@click.option("--metric", default="auto", show_default=True, metavar="NAME",
-              help=f"How to measure the error: {', '.join(METRICS)}, package:function, or auto: detections where an op"
-              " selected them, and else rel-l2.")  # fmt: skip
+@click.option(
+    "--tolerance",
+    type=float,
+    default=1e-2,
+    show_default=True,
+    help="Largest error to accept; for snr, the smallest ratio in dB.",
+)
+@click.option(
+    "--metric",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help=f"How to measure the error: {', '.join(METRICS)}, package:function, or auto: detections where an op"
+    " selected them, and else rel-l2.",
+)
 @accept_option
 @run_options(count=4)
 @place_options
 @conversion_options
-@click.option("--device", type=click.Choice([AUTO, *devices()]), default=AUTO, show_default=True,
-              help="The device to estimate times for: auto is the target's, the GPU here, or an A100.")  # fmt: skip
-@click.option("--runs", type=click.IntRange(1), default=SENSITIVITY_RUNS, show_default=True,
-              help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
-              f" {CANDIDATE_RUNS + 2} more.")  # fmt: skip
+@click.option(
+    "--device",
+    type=click.Choice([AUTO, *devices()]),
+    default=AUTO,
+    show_default=True,
+    help="The device to estimate times for: auto is the target's, the GPU here, or an A100.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=SENSITIVITY_RUNS,
+    show_default=True,
+    help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
+    f" {CANDIDATE_RUNS + 2} more.",
+)
 @state_option
 @click.option(
     "--pick",
@@ -65,15 +85,35 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     metavar="K",
     help="Write candidate K instead of the best one; with the --state of an earlier run, without searching again.",
 )
-@click.option("--times", type=click.Choice(TIMES), default=TIMES[0], show_default=True,
-              help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
-                   " providers whole models are then timed, and decide what is written.")  # fmt: skip
-@click.option("--search-time", metavar="SECONDS", type=click.FloatRange(0), default=SECONDS, show_default=True,
-              help="Begin no further run after so long, and choose among what was found.")  # fmt: skip
-@click.option("--budget", metavar="MB", type=click.IntRange(1), default=BUDGET >> 20, show_default=True,
-              help="Memory for values and weights at a time.")  # fmt: skip
-@click.option("--allow-slower", is_flag=True,
-              help="Choose as much low precision as possible, even if it is slower than float32.")  # fmt: skip
+@click.option(
+    "--times",
+    type=click.Choice(TIMES),
+    default=TIMES[0],
+    show_default=True,
+    help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
+    " providers whole models are then timed, and decide what is written.",
+)
+@click.option(
+    "--search-time",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=SECONDS,
+    show_default=True,
+    help="Begin no further run after so long, and choose among what was found.",
+)
+@click.option(
+    "--budget",
+    metavar="MB",
+    type=click.IntRange(1),
+    default=BUDGET >> 20,
+    show_default=True,
+    help="Memory for values and weights at a time.",
+)
+@click.option(
+    "--allow-slower",
+    is_flag=True,
+    help="Choose as much low precision as possible, even if it is slower than float32.",
+)
 @output_options
 @preset_options
 def command(model: Path, **options: Any) -> None:
@@ -123,14 +163,23 @@ def _tune(path: Path, given: dict[str, Any]) -> None:
             given["data_names"] or "onnx",
             approve=compare if given["html"] else None,  # the result may replace the original
         )
-        outcome = convert_to_file(Request(model=model, asked=asked, run=run, search=search, warn=tell), sink)
+        outcome = convert_to_file(
+            Request(model=model, asked=asked, run=run, search=search, warn=tell), sink
+        )
     conversion, tuned = outcome.conversion, outcome.tuned
     assert tuned is not None
     if given["save_plan"]:
         tuned.plan.save(given["save_plan"])
     if given["html"]:
         result = Model.read(target)
-        write_conversion_page(conversion, result, tuned, given["html"], layers, outcome.samples)
+        write_conversion_page(
+            made=conversion,
+            result=result,
+            tuned=tuned,
+            path=given["html"],
+            layers=layers,
+            samples=outcome.samples,
+        )
     report = partial(tuning_report, conversion, tuned, state=given["state"])
     show(given, report, partial(tuning_json, conversion, tuned))
     if not tuned.held:
@@ -140,5 +189,11 @@ def _tune(path: Path, given: dict[str, Any]) -> None:
 def _layers(model: Model, written: Path, run: RunOptions) -> tuple[LayerDiff, ...]:
     """Compare every value of the result with the original's, for the page."""
     result = Model.read(written, model)
-    compared = Run(inputs=run.draw(model), provider=run.provider, report=run.report, budget=run.budget)
-    return Comparison.of(model, compared).compare(result, layers=True, activity="comparing values").layers
+    compared = Run(
+        inputs=run.draw(model), provider=run.provider, report=run.report, budget=run.budget
+    )
+    return (
+        Comparison.of(model, compared)
+        .compare(result, layers=True, activity="comparing values")
+        .layers
+    )

@@ -23,7 +23,9 @@ class _File(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path. "-" is none: results are validated and then put in their place, which streams are not."""
         if value == "-":
-            self.fail("'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name).")
+            self.fail(
+                "'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name)."
+            )
         try:
             path = as_path(value)
         except MissingPackageError as error:
@@ -61,7 +63,11 @@ class Words(click.Choice[str]):
         if not FORMATS.keys().isdisjoint(self.choices) and isinstance(value, str):
             value = dtype_name(value)
         if self.named is not None and str(value).lower() not in self.choices:
-            self.fail(f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....", param, ctx)
+            self.fail(
+                f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....",
+                param,
+                ctx,
+            )
         return super().convert(value, param, ctx)
 
 
@@ -73,7 +79,9 @@ class LevelChoice(click.Choice[str]):
         words = {word.lower(): word for word in self.choices}
         text = str(value).lower()
         found = words.get(text) or words.get(f"o{text}")
-        return found or self.fail(f"{value!r} is not a level: choose one of {', '.join(self.choices)}.", param, ctx)
+        return found or self.fail(
+            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.", param, ctx
+        )
 
 
 class OpsetType(click.types.StringParamType):

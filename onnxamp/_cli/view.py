@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, tell, write_page
+from onnxamp._cli.common import (
+    check_outputs,
+    files_of,
+    given_files,
+    new_command,
+    show,
+    tell,
+    write_page,
+)
 from onnxamp._cli.options import (
     conversion_options,
     custom_arguments,
@@ -36,11 +44,17 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 @new_command("view")
 @model_argument
 @click.option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
-@click.option("--level", type=LevelChoice(_LEVELS), default="O2", show_default=True,
-              help="The level to show.")  # fmt: skip
+@click.option(
+    "--level", type=LevelChoice(_LEVELS), default="O2", show_default=True, help="The level to show."
+)
 @conversion_options
 @library_option
-@click.option("--plan", "plan_file", type=FILE, help="Show a saved plan instead, of level auto or --rescale, too.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=FILE,
+    help="Show a saved plan instead, of level auto or --rescale, too.",
+)
 @report_options("report", "verdict")
 def command(model: Path, **options: Any) -> None:
     """Write an HTML page of what converting MODEL would do, without running it.
@@ -54,7 +68,9 @@ def command(model: Path, **options: Any) -> None:
     asked = plan.options if plan else options_of(options)
     if asked.lacks_ranges:
         flag = "--rescale" if asked.data_max is None else "--data-max"
-        raise ArgumentError(f"{flag} needs measured ranges: view the plan that onnxamp convert --save-plan writes.")
+        raise ArgumentError(
+            f"{flag} needs measured ranges: view the plan that onnxamp convert --save-plan writes."
+        )
     opened = Model.of(model)
     page = options["output"] or model.with_suffix(".html")
     if page.is_dir():
@@ -68,7 +84,16 @@ def command(model: Path, **options: Any) -> None:
     if plan is not None:
         made = replace(made, plan=plan)  # its reasons are those of the conversion that was planned
         converts = shlex.join(
-            ["onnxamp", "convert", str(model), "-o", str(target), "--plan", str(options["plan_file"]), *custom]
+            [
+                "onnxamp",
+                "convert",
+                str(model),
+                "-o",
+                str(target),
+                "--plan",
+                str(options["plan_file"]),
+                *custom,
+            ]
         )
     else:
         converts = Recipe(asked, sampling=custom).command(str(model), str(target), ())

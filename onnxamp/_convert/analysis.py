@@ -60,7 +60,9 @@ def analyse(graph: Graph, options: Options, replay: Mapping[str, bool] | None = 
 
 
 @no_collections()
-def decided(problem: Problem, *, replay: Mapping[str, bool] | None = None, prices: Prices | None = None) -> Analysis:
+def decided(
+    problem: Problem, *, replay: Mapping[str, bool] | None = None, prices: Prices | None = None
+) -> Analysis:
     """Solve a problem. The same problem can be solved again at other prices.
 
     Args:

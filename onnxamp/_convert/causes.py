@@ -47,7 +47,9 @@ SIGNATURE: Final = "inputs and outputs"
 _NAMED: Final = 4
 """Op types that a sentence names."""
 
-_HAZARDS: Final[frozenset[Reason]] = frozenset(kind for kind in kinds() if kind.breaks and not kind.is_of_kernels)
+_HAZARDS: Final[frozenset[Reason]] = frozenset(
+    kind for kind in kinds() if kind.breaks and not kind.is_of_kernels
+)
 """What low precision is known to break. They count together: the nodes of a written-out norm have two or three."""
 
 _KERNELS: Final = frozenset({Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)})
@@ -94,10 +96,14 @@ def _listed(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     for node in kept.get(Reason.BLACK, ()):
         by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
-    for op in by_op.keys() & analysis.options.black:  # others share the precision of one that is listed
+    for op in (
+        by_op.keys() & analysis.options.black
+    ):  # others share the precision of one that is listed
         groups.setdefault(_list_advice(analysis.options, op), set()).update(by_op[op])
     for advice, nodes in groups.items():
-        yield _ignoring(analysis, Reason.BLACK.value, frozenset({Reason.BLACK}), frozenset(nodes), advice)
+        yield _ignoring(
+            analysis, Reason.BLACK.value, frozenset({Reason.BLACK}), frozenset(nodes), advice
+        )
 
 
 def _list_advice(options: Options, op: str) -> str:
@@ -106,7 +112,9 @@ def _list_advice(options: Options, op: str) -> str:
         return "they are on your own black list"
     if op not in Options(lists="default", dtype=options.dtype, target=options.target).black:
         return "--lists default lowers them, as the kernels accumulate in float32"
-    return "--lists fast lowers them" if op not in preset("fast").black else "--white OP lowers them"
+    return (
+        "--lists fast lowers them" if op not in preset("fast").black else "--white OP lowers them"
+    )
 
 
 def _pinned(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
@@ -144,19 +152,29 @@ def _signature(analysis: Analysis) -> Iterator[Cause]:
             yield cause
 
 
-def _ignoring(analysis: Analysis, reason: str, ignored: frozenset[Reason], nodes: frozenset[int], advice: str) -> Cause:
+def _ignoring(
+    analysis: Analysis, reason: str, ignored: frozenset[Reason], nodes: frozenset[int], advice: str
+) -> Cause:
     """Return what reasons cost that keep nodes in float32."""
-    return _cause(analysis, reason, nodes, advice, lambda: analysis.without(dict.fromkeys(nodes, ignored)))
+    return _cause(
+        analysis, reason, nodes, advice, lambda: analysis.without(dict.fromkeys(nodes, ignored))
+    )
 
 
-def _changing(analysis: Analysis, reason: str, nodes: frozenset[int], advice: str, **options: Any) -> Cause:
+def _changing(
+    analysis: Analysis, reason: str, nodes: frozenset[int], advice: str, **options: Any
+) -> Cause:
     """Return what options cost that others do without."""
     changed = replace(analysis.options, **options)
     return _cause(analysis, reason, nodes, advice, lambda: analyse(analysis.graph, changed))
 
 
 def _cause(
-    analysis: Analysis, reason: str, nodes: frozenset[int], advice: str, without: Callable[[], Analysis]
+    analysis: Analysis,
+    reason: str,
+    nodes: frozenset[int],
+    advice: str,
+    without: Callable[[], Analysis],
 ) -> Cause:
     """Return what a reason costs, by the analysis ``without`` it; where there are no Casts nothing is analysed."""
     casts = len(analysis.edits.casts)

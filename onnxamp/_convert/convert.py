@@ -63,9 +63,14 @@ class Converted:
 
 @no_collections()
 def convert(
-    model: Model, options: Options, plan: Plan | None = None, *, deferred: bool = False, proof: Proof | None = None,
+    model: Model,
+    options: Options,
+    plan: Plan | None = None,
+    *,
+    deferred: bool = False,
+    proof: Proof | None = None,
     rounder: Rounder | None = None,
-) -> Converted:  # fmt: skip
+) -> Converted:
     """Convert a copy of a model.
 
     Args:
@@ -83,7 +88,9 @@ def convert(
     warning says so.
     """
     if options.level == Level.AUTO and plan is None:
-        raise ArgumentError("Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune.")
+        raise ArgumentError(
+            "Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune."
+        )
     return carried_out(model, options, plan, proof, partial(_converted, model, rounder, deferred))
 
 
@@ -98,13 +105,23 @@ def _converted(
     analysis, rounded = with_rounding(analysis, rounder)
     options = analysis.options
     _LOG.info(
-        "decided at level %s: %d of %d variables are %s, %d new Casts", options.level, sum(analysis.decision.low),
-        len(analysis.decision.low), options.dtype, len(analysis.edits.casts),
-    )  # fmt: skip
+        "decided at level %s: %d of %d variables are %s, %d new Casts",
+        options.level,
+        sum(analysis.decision.low),
+        len(analysis.decision.low),
+        options.dtype,
+        len(analysis.edits.casts),
+    )
     weights = WeightConverter(options.low, ready.graph.folder, deferred=deferred)
     changed = analysis.edits or ready.requested
     given = model.proto if model.given is None else model.given
-    return Converted(rewritten(analysis, weights) if changed else copied(given), ready, analysis, weights, rounded)
+    return Converted(
+        rewritten(analysis, weights) if changed else copied(given),
+        ready,
+        analysis,
+        weights,
+        rounded,
+    )
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
@@ -116,6 +133,11 @@ def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> Mod
     graph = analysis.graph
     result = copied(graph.model)
     if analysis.edits:
-        apply_edits(graph, analysis.edits, result, weights or WeightConverter(analysis.options.low, graph.folder))
+        apply_edits(
+            graph,
+            analysis.edits,
+            result,
+            weights or WeightConverter(analysis.options.low, graph.folder),
+        )
         verify(graph, analysis.edits, result, analysis.options)
     return result

@@ -31,7 +31,11 @@ T = TypeVar("T")
 
 
 def analyse_model(
-    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None, least: int = 1
+    model: Model,
+    options: Options,
+    plan: Plan | None = None,
+    proof: Proof | None = None,
+    least: int = 1,
 ) -> tuple[Prepared, Analysis]:
     """Prepare a model and decide its precision.
 
@@ -88,7 +92,11 @@ def soundly(options: Options, attempt: Callable[[Options], T]) -> T:
 
 
 def carried_out(
-    model: Model, options: Options, plan: Plan | None, proof: Proof | None, carry_out: Callable[[Prepared, Analysis], T]
+    model: Model,
+    options: Options,
+    plan: Plan | None,
+    proof: Proof | None,
+    carry_out: Callable[[Prepared, Analysis], T],
 ) -> T:
     """Return what becomes of a model by what is decided about it: nothing wrong, whatever bugs there are.
 
@@ -111,9 +119,17 @@ def all_unsound(model: Model, options: Options) -> Options:
     """Return the options with which the whole model stays as it is, whatever bugs there are."""
     unsound = (name for node in model.ask(graph_of).nodes for name in node.proto.output if name)
     return replace(
-        options, unsound=tuple(unsound), keep_io_types=True, low_weights=(), keep_functions=True, fold=False, folded=(),
-        rescale=False, rescaling=None, split_k=False,
-    )  # fmt: skip
+        options,
+        unsound=tuple(unsound),
+        keep_io_types=True,
+        low_weights=(),
+        keep_functions=True,
+        fold=False,
+        folded=(),
+        rescale=False,
+        rescaling=None,
+        split_k=False,
+    )
 
 
 def analyse_safely(
@@ -130,7 +146,9 @@ def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[P
         As :func:`analyse_model`.
     """
     prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
-    pins = replace(analysis.pins, warnings=(*analysis.pins.warnings, f"The whole model stays float32: {error}"))
+    pins = replace(
+        analysis.pins, warnings=(*analysis.pins.warnings, f"The whole model stays float32: {error}")
+    )
     return prepared, replace(analysis, pins=pins)
 
 
@@ -169,16 +187,25 @@ def _lowered(analysis: Analysis) -> tuple[str, ...]:
     return tuple(
         value.name
         for value in analysis.graph.values
-        if value.name in folded and value.producer in analysis.ports.of_node and is_low(analysis, value.producer)
+        if value.name in folded
+        and value.producer in analysis.ports.of_node
+        and is_low(analysis, value.producer)
     )
 
 
 def is_low(analysis: Analysis, node: int) -> bool:
     """Return whether all precision variables of a node are low."""
-    return all(analysis.decision.low[variable] for variable in analysis.ports.of_node.get(node, {}).values())
+    return all(
+        analysis.decision.low[variable]
+        for variable in analysis.ports.of_node.get(node, {}).values()
+    )
 
 
 def _note(before: Analysis, after: Analysis) -> str:
     first, last = len(before.edits.casts), len(after.edits.casts)
-    saves = f" saves {first - last} of {first} new Casts" if last < first else " makes the result faster"
+    saves = (
+        f" saves {first - last} of {first} new Casts"
+        if last < first
+        else " makes the result faster"
+    )
     return f"Folding{saves}; --no-fold leaves the patterns as they are."

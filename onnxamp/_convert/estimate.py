@@ -62,15 +62,25 @@ class Estimate:
         """Kernels that a node launches in one run of the model."""
         facts, types = op_facts(), self.graph.types
         values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
-        quiet = node.key in facts.views or node.key in facts.kernel_free or node.key in facts.control_flow
-        if quiet or node.index in self.constant or not any(types[value] in _FLOATS for value in values):
+        quiet = (
+            node.key in facts.views
+            or node.key in facts.kernel_free
+            or node.key in facts.control_flow
+        )
+        if (
+            quiet
+            or node.index in self.constant
+            or not any(types[value] in _FLOATS for value in values)
+        ):
             return 0
         return self.trips[node.scope]
 
     @cached_property
     def constant(self) -> frozenset[int]:
         """Nodes of constants alone, which are folded when the model is loaded."""
-        known: set[int] = {value for value, tensor in self.graph.constants.tensors.items() if tensor is not None}
+        known: set[int] = {
+            value for value, tensor in self.graph.constants.tensors.items() if tensor is not None
+        }
         folded: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
@@ -83,15 +93,18 @@ class Estimate:
 
     def cast_time(self, value: int) -> float:
         """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
-        moved = (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value]) / self.device.bandwidth
+        moved = (
+            (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value]) / self.device.bandwidth
+        )
         return (LAUNCH_US + moved) * self.trips[self.graph.values[value].scope]
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
         """Values that need a Cast, one for all readers. Constants need none: they are stored as they are read."""
         return [
-            value for value, made, needed in self._needs(ports, decision)
+            value
+            for value, made, needed in self._needs(ports, decision)
             if value not in ports.free and not needed <= {made}
-        ]  # fmt: skip
+        ]
 
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
         """Bytes of float constants, each in the precisions that it is read in."""
@@ -99,16 +112,28 @@ class Estimate:
         total = 0
         for value, made, needed in self._needs(ports, decision):
             if value in self.graph.constants.tensors:
-                total += sum(sizes[low] for low in (needed or {made})) * elements(self.shapes[value])
+                total += sum(sizes[low] for low in (needed or {made})) * elements(
+                    self.shapes[value]
+                )
         return total
 
-    def _needs(self, ports: PortVariables, decision: Decision) -> Iterator[tuple[int, bool, set[bool]]]:
+    def _needs(
+        self, ports: PortVariables, decision: Decision
+    ) -> Iterator[tuple[int, bool, set[bool]]]:
         """(value, whether it is made in low precision, in which precisions it is read)."""
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
                 variables = [ports.consumed[node][port] for node, port in self.graph.uses[value]]
-                variables += [ports.returned[key] for key in self.graph.results[value] if key in ports.returned]
-                yield value, decision.is_low(produced), {decision.is_low(v) for v in variables if v != NONE}
+                variables += [
+                    ports.returned[key]
+                    for key in self.graph.results[value]
+                    if key in ports.returned
+                ]
+                yield (
+                    value,
+                    decision.is_low(produced),
+                    {decision.is_low(v) for v in variables if v != NONE},
+                )
 
 
 def time_of(analysis: Analysis, estimate: Estimate) -> float:
@@ -146,7 +171,9 @@ class SpeedUp:
         return self.before / self.after
 
 
-def expected_speed_up(analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] | None) -> SpeedUp | None:
+def expected_speed_up(
+    analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] | None
+) -> SpeedUp | None:
     """Return what a conversion should gain.
 
     None where the target computes no faster in low precision, where sizes are open, and where nothing is low.
@@ -159,7 +186,9 @@ def expected_speed_up(analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] 
     declared = declared_shapes(graph) if shapes is None else shapes
     if not device or declared is None or not any(analysis.decision.low):
         return None
-    estimate = Estimate(graph, device_called(device), shapes_at(graph, declared), analysis.options.low)
+    estimate = Estimate(
+        graph, device_called(device), shapes_at(graph, declared), analysis.options.low
+    )
     before = sum(
         launches * LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
         for node in graph.nodes
@@ -216,13 +245,17 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
 
     consumed = ports.consumed[node.index]
     inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
-    outputs = tuple(port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value]))
+    outputs = tuple(
+        port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value])
+    )
     return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
     """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
-    return shapes_at(graph, {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
+    return shapes_at(
+        graph, {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    )
 
 
 def shapes_at(graph: Graph, given: Mapping[str, tuple[int, ...]]) -> Sequence[Shape | None]:
@@ -231,7 +264,12 @@ def shapes_at(graph: Graph, given: Mapping[str, tuple[int, ...]]) -> Sequence[Sh
     for entry in graph.model.graph.input:
         sizes = given.get(entry.name, ())
         dims = entry.type.tensor_type.shape.dim
-        named |= {dim.dim_param: size for dim, size in zip(dims, sizes, strict=False) if dim.dim_param}
+        named |= {
+            dim.dim_param: size for dim, size in zip(dims, sizes, strict=False) if dim.dim_param
+        }
     inferred, declared = graph.shapes_of(given), graph.shapes_at(named)
     pairs = zip(inferred, declared, strict=True)
-    return [other if one is None or (None in one and other and None not in other) else one for one, other in pairs]
+    return [
+        other if one is None or (None in one and other and None not in other) else one
+        for one, other in pairs
+    ]

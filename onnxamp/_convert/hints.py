@@ -41,9 +41,7 @@ def opset_hint(analysis: Analysis) -> str | None:
     before = len(analysis.edits.casts)
     saved, ops = before - held.casts_without(), ", ".join(held.ops)
     if saved > 0:
-        return (
-            f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
-        )
+        return f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
     return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."
 
 
@@ -61,7 +59,9 @@ def fold_hint(analysis: Analysis) -> str | None:
     able = [fold for fold in folds if fold.op not in options.black]
     able = [fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
-    before_them = filter(None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs))
+    before_them = filter(
+        None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs)
+    )
     freed = {node.index: _OF_CASTS for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
     before = len(analysis.edits.casts)
     saved = before - len(analysis.without(freed).edits.casts) if freed else 0
@@ -84,7 +84,9 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     parted = {
         node.index: _OF_BATCH_NORMS
         for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__)
-        if producer.index in of_node and is_low(analysis, producer.index) and not is_low(analysis, node.index)
+        if producer.index in of_node
+        and is_low(analysis, producer.index)
+        and not is_low(analysis, node.index)
     }
     able = {node for fold in batch_norms(graph) for node in fold.nodes} if parted else set[int]()
     parted = {node: reasons for node, reasons in parted.items() if node in able}
@@ -105,7 +107,9 @@ _OF_CASTS: Final[frozenset[Reason]] = frozenset({fusions.KIND})
 """Reasons that keep what a decomposed pattern reads in float32, but not what the single op reads."""
 
 
-_OF_PATTERNS: Final[frozenset[Reason]] = frozenset({DECOMPOSED, epsilons.KIND, fusions.KIND, Reason.BLACK})
+_OF_PATTERNS: Final[frozenset[Reason]] = frozenset(
+    {DECOMPOSED, epsilons.KIND, fusions.KIND, Reason.BLACK}
+)
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
 
 
@@ -126,9 +130,16 @@ def decomposed(graph: Graph) -> str | None:
 def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     """Casts between floats within the pattern, right before it, and right after it."""
     casts = set[int]()
-    read = {graph.passed_on(value) for index in fold.nodes for value in graph.nodes[index].inputs if value != ABSENT}
+    read = {
+        graph.passed_on(value)
+        for index in fold.nodes
+        for value in graph.nodes[index].inputs
+        if value != ABSENT
+    }
     before = map(graph.producer, read)
-    behind = (node for value in graph.nodes[fold.last].outputs for node, _ in graph.consumers(value))
+    behind = (
+        node for value in graph.nodes[fold.last].outputs for node, _ in graph.consumers(value)
+    )
     for node in (*map(graph.nodes.__getitem__, fold.nodes), *before, *behind):
         if node is not None and node.key == "Cast":
             ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]

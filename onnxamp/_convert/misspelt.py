@@ -23,7 +23,9 @@ def misspelt(model: Model, options: Options) -> list[Unmatched]:
     found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
     if not found:
         return []
-    inner = {(one.option, one.name) for one in unmatched_names(_decided_on(model, options), options)}
+    inner = {
+        (one.option, one.name) for one in unmatched_names(_decided_on(model, options), options)
+    }
     return [one for one in found if (one.option, one.name) in inner]
 
 
@@ -65,7 +67,9 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     rows = list(found)
     keys = [{(one.option, one.name) for one in row} for row in rows]
     common = set[tuple[str, str]]().union(*keys).intersection(*keys)
-    return tuple(one for one in _told_once(itertools.chain(*rows)) if (one.option, one.name) in common)
+    return tuple(
+        one for one in _told_once(itertools.chain(*rows)) if (one.option, one.name) in common
+    )
 
 
 def among(found: Iterable[tuple[Options, Sequence[Unmatched]]]) -> tuple[Unmatched, ...]:
@@ -78,7 +82,9 @@ def among(found: Iterable[tuple[Options, Sequence[Unmatched]]]) -> tuple[Unmatch
         holding = (missing for options, missing in keys if _holds(options, one))
         return any((one.option, one.name) not in missing for missing in holding)
 
-    return tuple(one for one in _told_once(itertools.chain(*(row for _, row in rows))) if not matches(one))
+    return tuple(
+        one for one in _told_once(itertools.chain(*(row for _, row in rows))) if not matches(one)
+    )
 
 
 def _holds(options: Options, one: Unmatched) -> bool:

@@ -136,13 +136,19 @@ class Plan(Shown):
         write_file(as_path(path), (json.dumps(plan_json(self), indent=1) + "\n").encode())
 
     def __str__(self) -> str:
-        head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
+        head = (
+            f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
+        )
         keys = {row.key: printable(row.key) for row in self.rows}
         width = max(map(len, keys.values()), default=0)
         body = []
-        for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS):  # which follow from the others
+        for row in sorted(
+            self.rows, key=lambda row: row.op in CONSTANTS
+        ):  # which follow from the others
             precision = self.dtype if row.low else "float32"
-            body.append(f"{keys[row.key]:<{width}}  {precision:<8}  {printable(row.op)}  {printable(row.why)}")
+            body.append(
+                f"{keys[row.key]:<{width}}  {precision:<8}  {printable(row.op)}  {printable(row.why)}"
+            )
         return "\n".join([head, *body])
 
 
@@ -155,11 +161,18 @@ def make_plan(analysis: Analysis) -> Plan:
         op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
         decided = op, verdict.low, verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), name.scope, name.node, name.param, name.rank, *decided))
-    hazards = tuple(filter(None, (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards)))
+    hazards = tuple(
+        filter(None, (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards))
+    )
     return Plan(
-        analysis.options, graph.book.opsets[""], tuple(rows), hazards, len(analysis.edits.casts),
-        analysis.decision.cost, analysis.pins.warnings,
-    )  # fmt: skip
+        options=analysis.options,
+        opset=graph.book.opsets[""],
+        rows=tuple(rows),
+        hazards=hazards,
+        casts=len(analysis.edits.casts),
+        cost=analysis.decision.cost,
+        warnings=analysis.pins.warnings,
+    )
 
 
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
@@ -175,10 +188,15 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan as JSON values, for :func:`plan_of`."""
     return {
-        "format": FORMAT, "options": plan.options.as_json(), "opset": plan.opset,
-        "rows": [asdict(row) for row in plan.rows], "hazards": [asdict(row) for row in plan.hazards],
-        "casts": plan.casts, "cost": plan.cost, "warnings": plan.warnings,
-    }  # fmt: skip
+        "format": FORMAT,
+        "options": plan.options.as_json(),
+        "opset": plan.opset,
+        "rows": [asdict(row) for row in plan.rows],
+        "hazards": [asdict(row) for row in plan.hazards],
+        "casts": plan.casts,
+        "cost": plan.cost,
+        "warnings": plan.warnings,
+    }
 
 
 _KEYS: Final = ("format", "options", "opset", "rows", "hazards", "casts", "cost", "warnings")
@@ -279,6 +297,15 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         raise ArgumentError(f"The plan {str(path)!r} cannot be used: {error}") from None
     except OSError as error:
         raise cannot_read(f"the plan {str(path)!r}", error) from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else reason_of(error)
-        raise ArgumentError(f"{str(path)!r} is not an onnxamp plan ({what}): write one with --save-plan.") from None
+        raise ArgumentError(
+            f"{str(path)!r} is not an onnxamp plan ({what}): write one with --save-plan."
+        ) from None

@@ -106,5 +106,13 @@ def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
     """The model in float32, with all weights inside."""
     graph = Graph.of(inline_functions(model.proto), model.folder)
     listed = [entry.name for entry in (*graph.model.graph.input, *graph.model.graph.output)]
-    keeps = keep_io_types if isinstance(keep_io_types, frozenset) else frozenset(listed if keep_io_types else ())
-    return Model(remove_redundant_casts(emulate_graph(graph, base_dir=model.folder, rounds=False, keeps=keeps)))
+    keeps = (
+        keep_io_types
+        if isinstance(keep_io_types, frozenset)
+        else frozenset(listed if keep_io_types else ())
+    )
+    return Model(
+        remove_redundant_casts(
+            emulate_graph(graph, base_dir=model.folder, rounds=False, keeps=keeps)
+        )
+    )

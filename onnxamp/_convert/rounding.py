@@ -60,7 +60,9 @@ Rounder: TypeAlias = Callable[[Analysis], RoundedWeights]
 """Chooses the low-precision numbers of weights, for options that ask for it."""
 
 
-def with_rounding(analysis: Analysis, rounder: Rounder | None) -> tuple[Analysis, RoundedWeights | None]:
+def with_rounding(
+    analysis: Analysis, rounder: Rounder | None
+) -> tuple[Analysis, RoundedWeights | None]:
     """The analysis with the numbers that its options ask for, and what is known of them.
 
     Raises:
@@ -75,5 +77,8 @@ def with_rounding(analysis: Analysis, rounder: Rounder | None) -> tuple[Analysis
         )
     found = rounder(analysis)
     warnings = (*analysis.pins.warnings, *([MADE_UP] if found.made_up and found.chosen else ()))
-    pins, edits = replace(analysis.pins, warnings=warnings), replace(analysis.edits, rounded=found.chosen)
+    pins, edits = (
+        replace(analysis.pins, warnings=warnings),
+        replace(analysis.edits, rounded=found.chosen),
+    )
     return replace(analysis, pins=pins, edits=edits), found

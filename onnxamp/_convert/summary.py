@@ -43,7 +43,9 @@ class KeptWeight:
     readers: Mapping[str, str]
 
 
-def kept_weights(analysis: Analysis, stored: int, plan: Plan | None = None) -> tuple[KeptWeight, ...]:
+def kept_weights(
+    analysis: Analysis, stored: int, plan: Plan | None = None
+) -> tuple[KeptWeight, ...]:
     """Weights that stay float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
 
     The largest are first. Where a plan was repeated, the reasons are its own. At level O0, where all stay, there are
@@ -52,7 +54,11 @@ def kept_weights(analysis: Analysis, stored: int, plan: Plan | None = None) -> t
     if analysis.options.level == Level.O0:
         return ()
     graph, found = analysis.graph, []
-    planned = {row.node: _told(row.reason, row.detail) for row in plan.rows if not row.low} if plan is not None else {}
+    planned = (
+        {row.node: _told(row.reason, row.detail) for row in plan.rows if not row.low}
+        if plan is not None
+        else {}
+    )
     for value in graph.values:
         producer = graph.producer(value.index)
         is_stored = value.origin in (Origin.INITIALIZER, Origin.DEFAULT)
@@ -61,7 +67,11 @@ def kept_weights(analysis: Analysis, stored: int, plan: Plan | None = None) -> t
         ):
             continue
         size = 4 * elements(graph.shapes[value.index])
-        if size >= _SMALLEST and size * _SHARE > stored and (readers := dict(_float32_readers(analysis, value.index))):
+        if (
+            size >= _SMALLEST
+            and size * _SHARE > stored
+            and (readers := dict(_float32_readers(analysis, value.index)))
+        ):
             readers = {label: planned.get(label, reason) for label, reason in readers.items()}
             copied = any(copy.value == value.index for copy in analysis.edits.copies)
             found.append(KeptWeight(value.name, size, copied, readers))
@@ -89,7 +99,9 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
         yield "none", "nothing reads it"
 
 
-def _reason(analysis: Analysis, variable: int, fixed: str = "schema: it takes float32 alone here") -> str:
+def _reason(
+    analysis: Analysis, variable: int, fixed: str = "schema: it takes float32 alone here"
+) -> str:
     if variable == HIGH:
         return fixed
     verdict = verdict_on(analysis.problem, analysis.pins, analysis.decision, variable)
@@ -160,30 +172,37 @@ def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) 
         before[_by_types(analysis, node)] += 1
         ops[node.key, precision] += 1
     casts = prepared.casts + sum(node.key == "Cast" for node in graph.nodes)
-    removed, pairs = prepared.casts + len(edits.removed), prepared.pairs + _pairs(graph, edits.removed)
+    removed, pairs = (
+        prepared.casts + len(edits.removed),
+        prepared.pairs + _pairs(graph, edits.removed),
+    )
     low = stored = 0
     for scope in graph.scopes:
         for tensor in scope.proto.initializer:
             size = stored_bytes(tensor)
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
-    kept = kept_weights(analysis, stored - low + low // FLOAT32_BYTES * analysis.options.low.bytes, plan)
+    kept = kept_weights(
+        analysis, stored - low + low // FLOAT32_BYTES * analysis.options.low.bytes, plan
+    )
     unknown = sorted({node.key for node in graph.nodes if node.signature is None})
     fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
-    overridable = tuple(v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT)
+    overridable = tuple(
+        v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT
+    )
     return Summary(
-        nodes,
-        before,
-        ops,
-        casts,
-        len(edits.casts),
-        removed,
-        pairs,
-        low,
-        fallbacks,
-        tuple(unknown),
-        overridable,
-        kept,
+        nodes=nodes,
+        nodes_before=before,
+        ops=ops,
+        casts_before=casts,
+        casts_added=len(edits.casts),
+        casts_removed=removed,
+        pairs_removed=pairs,
+        low_weight_bytes=low,
+        fallbacks=fallbacks,
+        unknown=tuple(unknown),
+        overridable=overridable,
+        kept_weights=kept,
     )
 
 
@@ -210,7 +229,9 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 def _by_types(analysis: Analysis, node: Node) -> str:
     """The precision of a node in the original."""
-    types = {analysis.graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+    types = {
+        analysis.graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT
+    }
     if FLOAT in types:
         return "float32"
     if analysis.options.low.tensor in types:

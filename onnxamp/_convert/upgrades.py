@@ -64,7 +64,12 @@ class HeldBack:
         if any(not of_node.get(node) for node in self.able):
             return True
         freed = self._freed()
-        variables = {variable for node in self.able if node not in exact for variable in of_node[node].values()}
+        variables = {
+            variable
+            for node in self.able
+            if node not in exact
+            for variable in of_node[node].values()
+        }
         fewer = len(freed.edits.casts) < len(self.analysis.edits.casts)
         return fewer or any(freed.decision.is_low(variable) for variable in variables)
 
@@ -77,9 +82,16 @@ class HeldBack:
         if after.graph is self.analysis.graph:
             return []
         names = {value.name: value.producer for value in after.graph.values}
-        nodes = ((node, next(filter(None, self.analysis.graph.nodes[node].proto.output), "")) for node in self.first)
+        nodes = (
+            (node, next(filter(None, self.analysis.graph.nodes[node].proto.output), ""))
+            for node in self.first
+        )
         found = ((node, after.ports.of_node.get(names.get(name, -1), {})) for node, name in nodes)
-        return [node for node, sides in found if any(after.decision.low[variable] for variable in sides.values())]
+        return [
+            node
+            for node, sides in found
+            if any(after.decision.low[variable] for variable in sides.values())
+        ]
 
 
 def held_back(analysis: Analysis) -> HeldBack:
@@ -104,11 +116,18 @@ def _without_kernel(analysis: Analysis) -> set[int]:
     """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
     ports, nodes = analysis.ports, analysis.graph.nodes
     pins = (pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL)
-    found, lacking = {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys(), dict[Layout, bool]()
+    found, lacking = (
+        {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys(),
+        dict[Layout, bool](),
+    )
     for index, layout in ports.layouts.items():
         if layout not in lacking:
-            settled = op_facts().pinned_parameters.get(nodes[index].key, frozenset()).union(layout.params)
-            lacking[layout] = any(kind == FLOAT and param not in settled for param, kind in layout.bound.items())
+            settled = (
+                op_facts().pinned_parameters.get(nodes[index].key, frozenset()).union(layout.params)
+            )
+            lacking[layout] = any(
+                kind == FLOAT and param not in settled for param, kind in layout.bound.items()
+            )
         if lacking[layout]:
             found.add(index)
     return found
@@ -134,7 +153,15 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
         low = retyped(FLOAT, options.low)
         if not params or any(low not in signature.params.get(param, ()) for param in params):
             continue
-        if not freedom(options.target, node.key, signature, bound, params, options.low, node.proto).high:
+        if not freedom(
+            target=options.target,
+            key=node.key,
+            signature=signature,
+            bound=bound,
+            params=params,
+            low=options.low,
+            proto=node.proto,
+        ).high:
             return signature.since
     return 0
 
@@ -144,7 +171,11 @@ Proof = Callable[[Graph], str | None]
 
 
 def at_best_opset(
-    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None, least: int = 1
+    model: Model,
+    options: Options,
+    plan: Plan | None = None,
+    proof: Proof | None = None,
+    least: int = 1,
 ) -> tuple[Prepared, Analysis]:
     """Prepare a model and decide its precision, at the opset that ``options.opset`` asks for or that pays.
 
@@ -211,7 +242,11 @@ class _Choice:
         try:
             self.base = self.at(opset)
         except OpsetError as error:
-            what = f"{self.options.low.name} needs" if opset == self.options.low.min_opset else "This needs"
+            what = (
+                f"{self.options.low.name} needs"
+                if opset == self.options.low.min_opset
+                else "This needs"
+            )
             raise OpsetError(f"{what} opset {opset} or newer. {error}") from None
 
     def best(self) -> tuple[Prepared, Analysis]:
@@ -236,17 +271,23 @@ class _Choice:
                 return self.settled(*found, self.stories(before, found[1], held, obstacle))
         return self.settled(self.base, before, self.stories(before, before, held, obstacle))
 
-    def attempt(self, opset: int, before: Analysis, held: "HeldBack") -> tuple[Prepared, Analysis] | None:
+    def attempt(
+        self, opset: int, before: Analysis, held: "HeldBack"
+    ) -> tuple[Prepared, Analysis] | None:
         """The model at an opset, or at the least that does as much; None if it does not pay, or changes results."""
         prepared = self.at(opset)
         after = analyse(prepared.graph, self.options)
         lowered = held.lowered(after)
         fewer = len(before.edits.casts) - len(after.edits.casts)
-        if fewer <= 0 and before.graph.exact.issuperset(lowered):  # moving data in low precision alone wins nothing
+        if fewer <= 0 and before.graph.exact.issuperset(
+            lowered
+        ):  # moving data in low precision alone wins nothing
             return None
         if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(before):
             what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
-            self.refused.append(f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless).")
+            self.refused.append(
+                f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless)."
+            )
             return None
         enough = max((held.first[node] for node in lowered), default=opset)
         if enough < opset:
@@ -264,7 +305,9 @@ class _Choice:
             self.refused.append(f"Not upgraded to opset {graph.book.opsets['']}, where {why}.")
         return why is None
 
-    def settled(self, prepared: Prepared, analysis: Analysis, notes: Iterable[str]) -> tuple[Prepared, Analysis]:
+    def settled(
+        self, prepared: Prepared, analysis: Analysis, notes: Iterable[str]
+    ) -> tuple[Prepared, Analysis]:
         """The outcome, with its notes.
 
         Raises:
@@ -273,9 +316,13 @@ class _Choice:
         graph = prepared.graph
         if graph is self.base.graph and graph is not self.original.graph:
             if not self.is_proven(graph):
-                raise OpsetError(f"{self.options.low.name} needs a newer opset than {self.current}. {self.refused[-1]}")
+                raise OpsetError(
+                    f"{self.options.low.name} needs a newer opset than {self.current}. {self.refused[-1]}"
+                )
             notes = notes or (self._needed(),)
-        return replace(prepared, notes=(*prepared.notes, *notes), refused=tuple(self.refused)), analysis
+        return replace(
+            prepared, notes=(*prepared.notes, *notes), refused=tuple(self.refused)
+        ), analysis
 
     def _needed(self) -> str:
         text = f"Upgraded from opset {self.current} to {self.base.graph.book.opsets['']}"
@@ -295,7 +342,9 @@ class _Choice:
             why = " and ".join(filter(None, (saves, brings)))
             lost = fallen(before, after)
             cost = f"; there, {self.options.target} has no kernel for {lost}" if lost else ""
-            told.append(f"Upgraded from opset {self.current} to {graph.book.opsets['']}, which {why}{cost}.")
+            told.append(
+                f"Upgraded from opset {self.current} to {graph.book.opsets['']}, which {why}{cost}."
+            )
         elif graph is not self.original.graph:
             told.append(self._needed())
         if obstacle is not None:
@@ -327,15 +376,28 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         if newer is None:
             continue
         if newer.has_function:
-            bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
-            before = {place for place in places if runs_on(place, key, node.signature, bound, node.proto)}
+            bound = bind(
+                node.signature,
+                [None if value == ABSENT else graph.types[value] for value in node.inputs],
+            )
+            before = {
+                place for place in places if runs_on(place, key, node.signature, bound, node.proto)
+            }
             after = {place for place in places if runs_on(place, op, newer, bound, node.proto)}
         else:
-            before = {place for place in places if FLOAT in float_types(place, key, node.signature.since)}
+            before = {
+                place for place in places if FLOAT in float_types(place, key, node.signature.since)
+            }
             after = {place for place in places if FLOAT in float_types(place, op, version)}
         lost = {device_of(place) for place in before - after}
-        if before and (not after or any(device == CPU or target_of(device).builds for device in lost)):
-            where = f"{place.title} does not take it" if place.builds else "ONNX Runtime has no kernel for it"
+        if before and (
+            not after or any(device == CPU or target_of(device).builds for device in lost)
+        ):
+            where = (
+                f"{place.title} does not take it"
+                if place.builds
+                else "ONNX Runtime has no kernel for it"
+            )
             return Obstacle(opset, node.label, key, f"{where} there")
     return None
 
@@ -346,16 +408,23 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     for key, indices in graph.by_key.items():
         steps, signature = steps_of(key, current, opset), graph.nodes[indices[0]].signature
         op = steps[-1].op if steps else key
-        is_new = bool(steps) or (signature is not None and signature.has_function)  # whose body is of the new opset
+        is_new = bool(steps) or (
+            signature is not None and signature.has_function
+        )  # whose body is of the new opset
         newer = lookup("", op, opset) if is_new else None
         if newer is None:
             continue
         for node in (graph.nodes[index] for index in indices):
-            kinds = [None if value == ABSENT else graph.types[value] for value in (*node.inputs, *node.outputs)]
+            kinds = [
+                None if value == ABSENT else graph.types[value]
+                for value in (*node.inputs, *node.outputs)
+            ]
             if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
                 continue
             bound = bind(node.signature, kinds[: len(node.inputs)])
             is_run = runs_on(target, key, node.signature, bound, node.proto)
             if is_run and not runs_on(target, op, newer, bound, node.proto):
-                return Obstacle(opset, node.label, key, f"{target} has no kernel for its types there")
+                return Obstacle(
+                    opset, node.label, key, f"{target} has no kernel for its types there"
+                )
     return None

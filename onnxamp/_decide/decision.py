@@ -51,7 +51,9 @@ class Decision:
 
 def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
     """A verdict for each variable."""
-    return [verdict_on(problem, pins, decision, variable.index) for variable in problem.ports.variables]
+    return [
+        verdict_on(problem, pins, decision, variable.index) for variable in problem.ports.variables
+    ]
 
 
 def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) -> Verdict:
@@ -60,7 +62,10 @@ def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) 
     root = ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
-        if pin.variable == variable or ports.variables[pin.variable].node == ports.variables[variable].node:
+        if (
+            pin.variable == variable
+            or ports.variables[pin.variable].node == ports.variables[variable].node
+        ):
             return Verdict(variable, pin.low, pin.reason, pin.detail)
         why = told(pin.reason.value, pin.detail, low=pin.low)
         return Verdict(variable, pin.low, Reason.TIE, f"shares its type with another node: {why}")

@@ -23,8 +23,15 @@ def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
     nodes = graph.nodes_of(profile.one_scale)
     behind = graph.ask(_dequantized) if nodes else {}
     for node in nodes:
-        casts = (graph.producer(other) for value, other in (node.inputs[:2], node.inputs[1::-1]) if value in behind)
-        if any(cast is not None and cast.key == "Cast" and _reads_integers(graph, cast) for cast in casts):
+        casts = (
+            graph.producer(other)
+            for value, other in (node.inputs[:2], node.inputs[1::-1])
+            if value in behind
+        )
+        if any(
+            cast is not None and cast.key == "Cast" and _reads_integers(graph, cast)
+            for cast in casts
+        ):
             yield node
 
 
@@ -53,7 +60,11 @@ def _origins(graph: Graph) -> Mapping[int, int]:
         node = graph.nodes[index]
         if node.key in facts.dequantize:
             origin, made = node.input(0), graph.producer(node.input(0))
-            before = graph.producer(made.input(0)) if made is not None and made.key in facts.quantize else None
+            before = (
+                graph.producer(made.input(0))
+                if made is not None and made.key in facts.quantize
+                else None
+            )
             origins[index] = origins.get(before.index, origin) if before is not None else origin
     return origins
 
@@ -72,7 +83,11 @@ def _dequantized(graph: Graph) -> Mapping[int, Node]:
         node = graph.nodes[index]
         found = node if node.key in op_facts().dequantize else None
         if found is None:
-            computed = [value for value in node.inputs if value != ABSENT and value not in graph.constants.tensors]
+            computed = [
+                value
+                for value in node.inputs
+                if value != ABSENT and value not in graph.constants.tensors
+            ]
             found = behind.get(computed[0]) if len(computed) == 1 else None
         if found is not None:
             behind |= dict.fromkeys(node.outputs, found)

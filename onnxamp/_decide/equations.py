@@ -16,7 +16,15 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import inner_type
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.statistics import ConstantStats
-from onnxamp._ops.exponents import ALL, ExponentRule, ScaledAttribute, Sum, exponent_rules, moving_rule, power_rule
+from onnxamp._ops.exponents import (
+    ALL,
+    ExponentRule,
+    ScaledAttribute,
+    Sum,
+    exponent_rules,
+    moving_rule,
+    power_rule,
+)
 from onnxamp._ops.facts import op_facts
 
 _BORDER: Final = 8
@@ -163,7 +171,11 @@ def _ends(made: Equations, *, borders: bool) -> None:
         is_input = known.origin is Origin.INPUT and known.scope == 0
         if is_input and borders and _can_scale(graph, known.index):
             made.problem.costs[made.values[known.index]] = _BORDER
-        elif is_input or known.origin in (Origin.DEFAULT, Origin.SPARSE) or graph.scopes[known.scope].opaque:
+        elif (
+            is_input
+            or known.origin in (Origin.DEFAULT, Origin.SPARSE)
+            or graph.scopes[known.scope].opaque
+        ):
             made.relate(ABSENT, ((made.values[known.index], 1),))
     for scope in graph.scopes:
         for value in scope.outputs if scope.index == 0 or scope.opaque else ():
@@ -179,16 +191,26 @@ def _can_scale(graph: Graph, value: int) -> bool:
     returned = [scope for scope, _ in graph.results[value]]
     is_input = graph.values[value].producer == ABSENT
     return (
-        graph.types[value] == FLOAT and returned == ([] if is_input else [0]) and not graph.constants.is_constant(value)
+        graph.types[value] == FLOAT
+        and returned == ([] if is_input else [0])
+        and not graph.constants.is_constant(value)
     )
 
 
 def _rule(graph: Graph, node: Node) -> ExponentRule | None:
     rule = exponent_rules().get(node.key) or moving_rule(node.proto, node.key)
-    untyped = any(value != ABSENT and graph.types[value] is None for value in (*node.inputs, *node.outputs))
-    if rule is None or untyped or not rule.holds(node.proto):  # what has no known type may be a float without exponent
+    untyped = any(
+        value != ABSENT and graph.types[value] is None for value in (*node.inputs, *node.outputs)
+    )
+    if (
+        rule is None or untyped or not rule.holds(node.proto)
+    ):  # what has no known type may be a float without exponent
         return None
-    return power_rule(graph.constants.uniform(node.input(rule.power))) if rule.power is not None else rule
+    return (
+        power_rule(graph.constants.uniform(node.input(rule.power)))
+        if rule.power is not None
+        else rule
+    )
 
 
 def _bodies(made: Equations, node: Node) -> None:
@@ -199,7 +221,9 @@ def _bodies(made: Equations, node: Node) -> None:
         for inner, source in zip(scope.inputs, body_sources(node, len(scope.inputs)), strict=True):
             if source >= 0:
                 made.same(node.index, made.value(inner), made.read(node, source))
-        for value, target in zip(scope.outputs, body_targets(node, len(scope.outputs)), strict=True):
+        for value, target in zip(
+            scope.outputs, body_targets(node, len(scope.outputs)), strict=True
+        ):
             if 0 <= target < len(node.outputs):
                 made.same(node.index, made.value(value), made.value(node.outputs[target]))
         for source, target in carried(graph, node):
@@ -226,9 +250,14 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
         named |= {port for found, _ in sides for port, _ in found}
         if any(is_absent for _, is_absent in sides):
             continue
-        terms = [(ports.get(port, _NONE), sign * number)
-                 for (found, _), sign in zip(sides, (1, -1), strict=True) for port, number in found]  # fmt: skip
-        made.relate(node.index, ((variable, number) for variable, number in terms if variable > ZERO))
+        terms = [
+            (ports.get(port, _NONE), sign * number)
+            for (found, _), sign in zip(sides, (1, -1), strict=True)
+            for port, number in found
+        ]
+        made.relate(
+            node.index, ((variable, number) for variable, number in terms if variable > ZERO)
+        )
     for port, variable in floats:
         if port not in named:
             made.relate(node.index, ((variable, 1),))
@@ -250,6 +279,12 @@ def _side(
     return found, bool(found) and all(ports.get(port, _NONE) == _NONE for port, _ in found)
 
 
-def _moved(node: Node, name: str, item: ScaledAttribute, ports: Mapping[tuple[bool, int], int]) -> Moved:
-    terms = ((ports.get((term.is_output, term.position), _NONE), term.coefficient) for term in item.by)
-    return Moved(node.index, name, tuple((v, number) for v, number in terms if v > ZERO), item.default)
+def _moved(
+    node: Node, name: str, item: ScaledAttribute, ports: Mapping[tuple[bool, int], int]
+) -> Moved:
+    terms = (
+        (ports.get((term.is_output, term.position), _NONE), term.coefficient) for term in item.by
+    )
+    return Moved(
+        node.index, name, tuple((v, number) for v, number in terms if v > ZERO), item.default
+    )

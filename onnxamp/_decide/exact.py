@@ -56,11 +56,15 @@ def objective_of(classes: Classes, exponents: Sequence[int], members: Iterable[i
 
 def related(classes: Classes) -> list[list[int]]:
     """Classes that relations join, apart from ZERO; near linear in terms."""
-    joined = ([member for member in row if member != ZERO] for row in classes.relations if len(row) > 1)
+    joined = (
+        [member for member in row if member != ZERO] for row in classes.relations if len(row) > 1
+    )
     return components(range(1, len(classes.windows)), joined)
 
 
-def prove(classes: Classes, exponents: Sequence[int], members: Sequence[int], rows: Sequence[int]) -> Proof:
+def prove(
+    classes: Classes, exponents: Sequence[int], members: Sequence[int], rows: Sequence[int]
+) -> Proof:
     """Better exponents for a component if there are any, and a bound.
 
     Complexity: that of a linear program in its relations and windows, times the nodes of the search.
@@ -105,7 +109,9 @@ class _Program:
 
     def __init__(self, classes: Classes, members: Sequence[int], rows: Sequence[int]) -> None:
         self.place = {member: k for k, member in enumerate(members)}
-        self.windows = [(self.place[m], k, w) for m in members for k, w in classes.windows[m].items()]
+        self.windows = [
+            (self.place[m], k, w) for m in members for k, w in classes.windows[m].items()
+        ]
         self.priced = [(self.place[m], classes.costs[m]) for m in members if classes.costs[m]]
         n, w, t = len(members), len(self.windows), len(self.priced)
         self.starts = (n, n + w, n + 2 * w)
@@ -146,24 +152,43 @@ class _Program:
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - only exponents need it
         from scipy.sparse import csr_array, vstack  # noqa: PLC0415
 
-        i, j, number = (list(column) for column in zip(*self.entries, strict=True)) if self.entries else ([], [], [])
+        i, j, number = (
+            (list(column) for column in zip(*self.entries, strict=True))
+            if self.entries
+            else ([], [], [])
+        )
         matrix = csr_array((number, (i, j)), shape=(len(self.lower), self.count))
         extra = [self.objective(k) for k in range(len(limits))]
-        matrix = vstack([matrix, *(csr_array(row[None]) for row in extra)], format="csr") if extra else matrix
+        matrix = (
+            vstack([matrix, *(csr_array(row[None]) for row in extra)], format="csr")
+            if extra
+            else matrix
+        )
         matrix.indices = matrix.indices.astype(np.int32)  # milp of scipy 1.14 takes no others
         matrix.indptr = matrix.indptr.astype(np.int32)
         least, most = np.zeros(self.count), np.full(self.count, np.inf)
         least[: self.members], most[: self.members] = -_LARGEST, _LARGEST
         most[self.starts[2] :] = 1
-        constraints = LinearConstraint(matrix, [*self.lower, *[-np.inf] * len(extra)], [*self.upper, *limits])
+        constraints = LinearConstraint(
+            matrix, [*self.lower, *[-np.inf] * len(extra)], [*self.upper, *limits]
+        )
         whole = np.ones(self.count)
         whole[self.members : self.starts[2]] = 0  # they are whole where x is
         cost = self.objective(position)
-        found = milp(cost, integrality=whole, bounds=Bounds(least, most), constraints=constraints,
-                     options={"node_limit": max(_NODES // self.members, 1), "mip_rel_gap": 0})  # fmt: skip
+        found = milp(
+            cost,
+            integrality=whole,
+            bounds=Bounds(least, most),
+            constraints=constraints,
+            options={"node_limit": max(_NODES // self.members, 1), "mip_rel_gap": 0},
+        )
         if found.x is None:
             return None
         bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
         value = round(float(cost @ found.x))
-        return _Found(np.rint(found.x[: self.members]).astype(np.int64), value, int(np.ceil(bound - _TOLERANCE)),
-                      found.status == 0)  # fmt: skip
+        return _Found(
+            np.rint(found.x[: self.members]).astype(np.int64),
+            value,
+            int(np.ceil(bound - _TOLERANCE)),
+            found.status == 0,
+        )

@@ -67,7 +67,9 @@ def solve(problem: Problem) -> Solution:
     search = _Search(classes, [0] * len(classes.windows))
     search.run()
     gap = _improved(search)
-    return Solution([search.exponents[c] * multiple for c, multiple in classes.of_variable], forced, gap)
+    return Solution(
+        [search.exponents[c] * multiple for c, multiple in classes.of_variable], forced, gap
+    )
 
 
 def _improved(search: "_Search") -> int | None:
@@ -87,7 +89,11 @@ def _improved(search: "_Search") -> int | None:
             search.exponents[member] = exponent
         improved = improved or bool(proof.exponents)
         unknown = unknown or proof.bound is None
-        gap += 0 if proof.bound is None else objective_of(classes, search.exponents, members).touched - proof.bound
+        gap += (
+            0
+            if proof.bound is None
+            else objective_of(classes, search.exponents, members).touched - proof.bound
+        )
     if improved:
         search.run()  # for the smallest exponents
     return None if unknown else gap
@@ -124,13 +130,19 @@ class _Search:
         self.leaves = [self.leaf(row) for row in self.classes.relations]
         windows = self.classes.windows
         self.bounds = [tuple((m, w.least, w.most) for m, w in held.items()) for held in windows]
-        self.ends = [frozenset(end for m, w in held.items() for end in _ends(w, m)) for held in windows]
+        self.ends = [
+            frozenset(end for m, w in held.items() for end in _ends(w, m)) for held in windows
+        ]
         self.touches = [_TOUCH * cost for cost in self.classes.costs]
 
     def leaf(self, relation: Mapping[int, int]) -> int:
         """The leaf of a relation: one that has a cost of its own, where there are several."""
         found = [c for c, number in relation.items() if len(self.uses[c]) == 1 and abs(number) == 1]
-        return max(found, key=lambda c: (self.classes.costs[c] > 0, not self.classes.windows[c]), default=ZERO)
+        return max(
+            found,
+            key=lambda c: (self.classes.costs[c] > 0, not self.classes.windows[c]),
+            default=ZERO,
+        )
 
     def run(self) -> None:
         """Move what costs something, and what is near it, until nothing improves; then neighbours together."""
@@ -138,7 +150,11 @@ class _Search:
         pending.sort(key=lambda c: (-self.cost(c, 0), c))
         self.sweep(pending, together=False)
         leaves = set(self.leaves)
-        uneven = (row for row, leaf in zip(self.classes.relations, self.leaves, strict=True) if self.exponents[leaf])
+        uneven = (
+            row
+            for row, leaf in zip(self.classes.relations, self.leaves, strict=True)
+            if self.exponents[leaf]
+        )
         self.sweep(sorted({c for row in uneven for c in row} - leaves), together=True)
 
     def sweep(self, pending: Iterable[int], *, together: bool) -> None:
@@ -149,7 +165,12 @@ class _Search:
             for member in pending:
                 for new in self.improve(member, together=together):
                     changed[new] = None
-            near = {other for member in changed for row in self.uses[member] for other in self.classes.relations[row]}
+            near = {
+                other
+                for member in changed
+                for row in self.uses[member]
+                for other in self.classes.relations[row]
+            }
             pending = sorted(near - leaves, reverse=turn % 2 > 0)
 
     def cost(self, member: int, exponent: int) -> int:
@@ -174,7 +195,9 @@ class _Search:
                 changes = self.move(member, target, together=not together)
             if changes is None:
                 continue
-            saved = sum(self.cost(c, self.exponents[c]) - self.cost(c, new) for c, new in changes.items())
+            saved = sum(
+                self.cost(c, self.exponents[c]) - self.cost(c, new) for c, new in changes.items()
+            )
             if saved > gain:
                 best, gain = changes, saved
         for changed, new in best.items():
@@ -220,10 +243,14 @@ class _Search:
                 pending.append(other)
         return changes
 
-    def repair(self, row: int, changes: Mapping[int, int], *, together: bool) -> tuple[int, int] | None:
+    def repair(
+        self, row: int, changes: Mapping[int, int], *, together: bool
+    ) -> tuple[int, int] | None:
         """The class, and its exponent, that make a relation hold again; ZERO if none can, None if it holds."""
         relation = self.classes.relations[row]
-        rest = sum(coefficient * changes.get(c, self.exponents[c]) for c, coefficient in relation.items())
+        rest = sum(
+            coefficient * changes.get(c, self.exponents[c]) for c, coefficient in relation.items()
+        )
         if rest == 0:
             return None
         leaf = self.leaves[row]

@@ -19,12 +19,20 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
     """The layout of a node with a schema; the same object for all nodes of the op with these types."""
     assert node.signature is not None
     giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
-    heir = giver if giver is not None and giver < len(inputs) and holds_float(inputs[giver]) else ABSENT
-    return _layout(node.key, node.signature, inputs, outputs, heir, low)
+    heir = (
+        giver
+        if giver is not None and giver < len(inputs) and holds_float(inputs[giver])
+        else ABSENT
+    )
+    return _layout(
+        key=node.key, signature=node.signature, inputs=inputs, outputs=outputs, heir=heir, low=low
+    )
 
 
 @lru_cache(maxsize=1 << 12)
-def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: Format) -> Layout:
+def _layout(
+    key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: Format
+) -> Layout:
     """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it.
 
     ``heir`` is the input that gives output 0 its type; ABSENT if none does.
@@ -44,7 +52,12 @@ def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir:
             return params.index(param)
         kind = bound.get(param)
         allowed = signature.params.get(port.type, frozenset())
-        if kind is None or not holds_float(kind) or retyped(kind, low) not in allowed or param in pinned:
+        if (
+            kind is None
+            or not holds_float(kind)
+            or retyped(kind, low) not in allowed
+            or param in pinned
+        ):
             return HIGH
         params.append(param)
         return len(params) - 1
@@ -66,5 +79,7 @@ def _layout(key: str, signature: Signature, inputs: Types, outputs: Types, heir:
 
 def _floats(formal: Callable[[int], Port | None], types: Types) -> list[tuple[int, Port]]:
     """The ports that hold float32, with their positions."""
-    ports = ((position, formal(position)) for position, kind in enumerate(types) if holds_float(kind))
+    ports = (
+        (position, formal(position)) for position, kind in enumerate(types) if holds_float(kind)
+    )
     return [(position, port) for position, port in ports if port is not None]

@@ -39,7 +39,11 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
     known = _known_ops() | declared if absent else frozenset[str]()
     # Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to the model's.
-    spelt = {name.lower(): name for names in (framework_names(), known, present) for name in sorted(names)}
+    spelt = {
+        name.lower(): name
+        for names in (framework_names(), known, present)
+        for name in sorted(names)
+    }
     found: tuple[dict[str, str], dict[str, str]] = {}, {}
     for name in absent:
         is_known = known.issuperset(ops_named(name))
@@ -65,4 +69,6 @@ def taken_off(options: Options) -> list[str]:
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
-    return [f"Your white list takes {op} off the black list of {options.preset.name!r}." for op in ops]
+    return [
+        f"Your white list takes {op} off the black list of {options.preset.name!r}." for op in ops
+    ]

@@ -36,7 +36,9 @@ def listed(
         return None if node.index in problem.folded else (False, Reason.BLACK, node.key)
     if node.key in options.white and not exact and not follows:
         return True, Reason.WHITE, node.key
-    if not follows and (options.level == Level.O3 or (options.strict and options.level == Level.O2)):
+    if not follows and (
+        options.level == Level.O3 or (options.strict and options.level == Level.O2)
+    ):
         return True, Reason.LEVEL, f"{options.level} lowers every op it can"
     is_high = options.level == Level.O1 and not exact and not follows
     return (False, Reason.LEVEL, "O1 lowers only white-listed ops") if is_high else None
@@ -80,17 +82,24 @@ def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> _Refu
         pin = pins.get(ports.root(variable))
         if pin is not None and not pin.low and pin.reason not in _OF_USER:
             own = ports.variables[pin.variable].node in (node.index, ABSENT)
-            return _Refusal(pin.reason.value, pin.detail if own else f"{pin.detail} (shares its precision)")
+            return _Refusal(
+                pin.reason.value, pin.detail if own else f"{pin.detail} (shares its precision)"
+            )
     produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
     if variables or HIGH not in (*ports.consumed[node.index], *produced):
         return None
     if node.signature is None or problem.graph.scopes[node.scope].opaque:
         return _Refusal(_SCHEMA, "its schema is unknown, or that of an op around it")
     if unknown := unknown_floats(problem.graph, node):
-        return _Refusal(_SCHEMA, f"nothing tells the type of {problem.graph.values[unknown[0]].name!r} beside it")
+        return _Refusal(
+            _SCHEMA,
+            f"nothing tells the type of {problem.graph.values[unknown[0]].name!r} beside it",
+        )
     if node.key in op_facts().pinned_parameters:
         return _Refusal(_SCHEMA, "what it reads must not be rounded")
-    return _Refusal(_SCHEMA, f"that of opset {node.signature.since} allows no {problem.options.low.name}")
+    return _Refusal(
+        _SCHEMA, f"that of opset {node.signature.since} allows no {problem.options.low.name}"
+    )
 
 
 _WAYS_OUT: Final = {

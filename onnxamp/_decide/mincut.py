@@ -91,24 +91,35 @@ class Network:
             costs = np.where(costs > 0, np.maximum(1, (costs * scale).astype(np.int64)), 0)
             total = int(costs.sum())
             if total >= _INT32_MAX:
-                raise InternalError(f"A network of {len(costs)} arcs is too large for int32 capacities.")
+                raise InternalError(
+                    f"A network of {len(costs)} arcs is too large for int32 capacities."
+                )
         capacities = np.where(infinite, total + 1, costs).astype(np.int32)
         arguments = self.size + 2, tails, heads, capacities
         solution = _dinic(*arguments, total + 1) if len(capacities) <= small else None
         flow, reached = solution or _maximum_flow(*arguments)
         if flow > total:
-            raise InternalError("The precision problem has no solution: a pin to low contradicts one to float32.")
+            raise InternalError(
+                "The precision problem has no solution: a pin to low contradicts one to float32."
+            )
         low[reached[reached >= 2] - 2] = True
         return Cut(low, flow)
 
     def _combined(self) -> "tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]":
-        tails, heads, costs = np.fromiter(chain.from_iterable(self._arcs), np.int64).reshape(-1, 3).T
+        tails, heads, costs = (
+            np.fromiter(chain.from_iterable(self._arcs), np.int64).reshape(-1, 3).T
+        )
         keys, inverse = np.unique(tails * (self.size + 2) + heads, return_inverse=True)
         summed = np.zeros(len(keys), np.int64)
         np.add.at(summed, inverse, np.maximum(costs, 0))
         infinite = np.zeros(len(keys), bool)
         infinite[inverse[costs == INFINITE]] = True
-        return keys // (self.size + 2), keys % (self.size + 2), np.where(infinite, 0, summed), infinite
+        return (
+            keys // (self.size + 2),
+            keys % (self.size + 2),
+            np.where(infinite, 0, summed),
+            infinite,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +137,9 @@ def _maximum_flow(
     from scipy.sparse import csr_array  # noqa: PLC0415 - importing scipy costs 0.3 s
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 
-    graph = csr_array((capacities, (tails.astype(np.int32), heads.astype(np.int32))), shape=(size, size))
+    graph = csr_array(
+        (capacities, (tails.astype(np.int32), heads.astype(np.int32))), shape=(size, size)
+    )
     result = maximum_flow(graph, _SOURCE, _SINK)
     residual = csr_array(graph.astype(np.int64) - result.flow.astype(np.int64))
     residual.eliminate_zeros()
@@ -135,7 +148,11 @@ def _maximum_flow(
 
 
 def _dinic(
-    size: int, tails: "NDArray[Any]", heads: "NDArray[Any]", capacities: "NDArray[Any]", infinite: int
+    size: int,
+    tails: "NDArray[Any]",
+    heads: "NDArray[Any]",
+    capacities: "NDArray[Any]",
+    infinite: int,
 ) -> "tuple[int, NDArray[Any]] | None":
     """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that takes too long.
 
@@ -160,7 +177,9 @@ def _dinic(
         levels = _levels(size, arcs, ends, left)
         if levels[_SINK] < 0:
             low = [vertex for vertex, side in pinned.items() if side == _SOURCE]
-            return flow, np.asarray([*low, *(vertex for vertex in range(size) if levels[vertex] >= 0)])
+            return flow, np.asarray(
+                [*low, *(vertex for vertex in range(size) if levels[vertex] >= 0)]
+            )
         untried = [iter(outgoing) for outgoing in arcs]
         path: list[int] = []
         vertex = _SOURCE

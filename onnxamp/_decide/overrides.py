@@ -47,7 +47,12 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     Complexity: nodes times patterns.
     """
     overrides: dict[int, Override] = {}
-    if options.keep_nodes or options.keep_patterns or options.low_patterns or options.rule is not None:
+    if (
+        options.keep_nodes
+        or options.keep_patterns
+        or options.low_patterns
+        or options.rule is not None
+    ):
         for node in graph.nodes:
             matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
             if not matching:
@@ -55,7 +60,9 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
             first = overrides[node.index] = matching[0]
             second = next((override for override in matching if override.low != first.low), None)
             if second is not None:
-                raise ContradictionError(f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one.")
+                raise ContradictionError(
+                    f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one."
+                )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
     warnings = [*(one.text for one in unmatched_names(graph, options)), *taken_off(options)]
     return Overrides(overrides, weights, warnings, [*absent_names(graph, options).known.values()])
@@ -66,21 +73,31 @@ def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     for hazard in hazards:
         override = overrides.of_node.get(hazard.node)
-        if override is not None and override.low and not hazard.reason.is_shielded:  # whose Casts are shielded
+        if (
+            override is not None and override.low and not hazard.reason.is_shielded
+        ):  # whose Casts are shielded
             rows = found.setdefault((override.detail, hazard.reason), {})
             rows.setdefault(graph.nodes[hazard.node].label, hazard)
     return _told(found, "lowers {}")
 
 
-def lost_weights(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format) -> Iterator[str]:
+def lost_weights(
+    graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format
+) -> Iterator[str]:
     """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     weights = overrides.low_weights
     for hazard in hazards if weights else ():
         for value in graph.nodes[hazard.node].inputs if hazard.value == ABSENT else (hazard.value,):
             source = graph.constants.source(value) if value != ABSENT else value
-            if source in weights and hazard.reason.loses and hazard.reason.loses(graph, source, low):
-                found.setdefault((weights[source], hazard.reason), {}).setdefault(graph.values[source].name, hazard)
+            if (
+                source in weights
+                and hazard.reason.loses
+                and hazard.reason.loses(graph, source, low)
+            ):
+                found.setdefault((weights[source], hazard.reason), {}).setdefault(
+                    graph.values[source].name, hazard
+                )
     return _told(found, "stores {} in low precision")
 
 
@@ -98,7 +115,11 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
     for value in node.outputs:
         for reader, _ in graph.uses[value] if value != ABSENT else ():
             cast = graph.nodes[reader]
-            if cast.key != "Cast" or cast.outputs[0] == ABSENT or not graph.results[cast.outputs[0]]:
+            if (
+                cast.key != "Cast"
+                or cast.outputs[0] == ABSENT
+                or not graph.results[cast.outputs[0]]
+            ):
                 continue
             kinds = {graph.types[value], graph.types[cast.outputs[0]]}
             if FLOAT in kinds and kinds & LOW_TENSORS:
@@ -108,7 +129,10 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
 def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]:
     names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
     literal = names.intersection(options.keep_nodes)
-    overrides = [Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}") for name in sorted(literal)]
+    overrides = [
+        Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}")
+        for name in sorted(literal)
+    ]
     for low, option, patterns in (
         (False, "keep_high (--keep-fp32)", options.keep_patterns),
         (True, "force_low (--force-low)", options.low_patterns),
@@ -124,7 +148,9 @@ def _weights(graph: Graph, options: Options) -> dict[int, str]:
     for value in graph.constants.tensors:
         readers = (node.proto.name for node, _ in graph.consumers(value))
         names = {graph.values[value].name, *readers} - {""}
-        matching = (one.pattern for one in options.weight_patterns if any(map(one.fullmatch, names)))
+        matching = (
+            one.pattern for one in options.weight_patterns if any(map(one.fullmatch, names))
+        )
         if graph.types[value] == FLOAT and (text := next(matching, None)) is not None:
             found[value] = f"low_weights (--low-weight) {text!r}"
     return found
@@ -137,5 +163,11 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
     copy.CopyFrom(node.proto)
     opinion = options.rule(copy)
     if opinion not in ("low", "high", None):
-        raise ArgumentError(f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None.")
-    return [] if opinion is None else [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
+        raise ArgumentError(
+            f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None."
+        )
+    return (
+        []
+        if opinion is None
+        else [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
+    )

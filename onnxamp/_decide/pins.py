@@ -88,8 +88,15 @@ def find_pins(
     if replay is not None:
         collector.replay(replay)
         return collector.finish()
-    heeded = [one for one in problem.hazards if one.reason not in freed.get(one.node, ()) and collector.heeds(one)]
-    for hazard in (*heeded, *(beyond_init_max(graph, options) if options.init_max is not None else ())):
+    heeded = [
+        one
+        for one in problem.hazards
+        if one.reason not in freed.get(one.node, ()) and collector.heeds(one)
+    ]
+    for hazard in (
+        *heeded,
+        *(beyond_init_max(graph, options) if options.init_max is not None else ()),
+    ):
         collector.heed(hazard)
     if options.hazards and options.level != Level.O0:
         collector.claims.warnings += signature_warnings(graph, options)
@@ -97,19 +104,27 @@ def find_pins(
         collector.keep(index, Reason.MEASURED, why)
     collector.lists()
     pins = collector.finish()
-    forced = forced_hazards(graph, problem.overrides, (hazard for hazard in heeded if _is_low(problem, pins, hazard)))
+    forced = forced_hazards(
+        graph, problem.overrides, (hazard for hazard in heeded if _is_low(problem, pins, hazard))
+    )
     made_up = options.rescaling is not None and options.rescaling.made_up
     warned = (_MADE_UP,) if made_up else ()
     if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
         warned = (*warned, _NOT_HONOURED.format(target=options.target))
     lost = lost_weights(graph, problem.overrides, heeded, options.low)
-    return replace(pins, warnings=(*pins.warnings, *forced, *lost, *unmet_lists(problem, pins.verdicts), *warned))
+    return replace(
+        pins,
+        warnings=(*pins.warnings, *forced, *lost, *unmet_lists(problem, pins.verdicts), *warned),
+    )
 
 
 def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
     """Whether what a hazard is about is pinned to low precision."""
     ports = problem.ports
-    found = (pins.verdicts.get(ports.root(v)) for v in ports.at(problem.graph.nodes[hazard.node], hazard.value))
+    found = (
+        pins.verdicts.get(ports.root(v))
+        for v in ports.at(problem.graph.nodes[hazard.node], hazard.value)
+    )
     return any(verdict.low for verdict in found if verdict is not None)
 
 
@@ -121,9 +136,7 @@ _NOT_HONOURED = (
     " tells what does not fit."
 )
 
-_UNSOUND = (
-    "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report the model."
-)
+_UNSOUND = "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report the model."
 
 _IO = "keep_io_types is off for it"
 
@@ -134,7 +147,15 @@ _IO = "keep_io_types is off for it"
 def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
     """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
     proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
-    return freedom(target, key, signature, layout.bound, layout.params, low, proto)
+    return freedom(
+        target=target,
+        key=key,
+        signature=signature,
+        bound=layout.bound,
+        params=layout.params,
+        low=low,
+        proto=proto,
+    )
 
 
 @dataclass(slots=True)
@@ -160,7 +181,11 @@ class _Collector:
 
     def __post_init__(self) -> None:
         self.profile = profile_of(self.problem.options.target)
-        self.graph, self.options, self.ports = self.problem.graph, self.problem.options, self.problem.ports
+        self.graph, self.options, self.ports = (
+            self.problem.graph,
+            self.problem.options,
+            self.problem.ports,
+        )
         self.claims = Claims(self.ports, self.options.target)
 
     def keep(self, node: int, reason: Reason, why: str, *, hard: bool = False) -> None:
@@ -186,15 +211,23 @@ class _Collector:
             if maker is None:
                 return
             if maker.key in self.options.user_white:
-                self.keep(maker.index, hazard.reason, f"makes a number for {self.graph.nodes[hazard.node].label!r}")
+                self.keep(
+                    maker.index,
+                    hazard.reason,
+                    f"makes a number for {self.graph.nodes[hazard.node].label!r}",
+                )
             value = maker.input(0)
 
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""
         level, options = self.options.level, self.options
-        keeps = options.hazards and (level != Level.AUTO or hazard.rare or not hazard.reason.is_measurable)
+        keeps = options.hazards and (
+            level != Level.AUTO or hazard.rare or not hazard.reason.is_measurable
+        )
         if hazard.reason.is_shielded:  # a white-listed producer stays low; its Cast is shielded
-            return (keeps or level != Level.O3) and self.graph.nodes[hazard.node].key not in options.white
+            return (keeps or level != Level.O3) and self.graph.nodes[
+                hazard.node
+            ].key not in options.white
         return keeps
 
     def requested(self, variable: int) -> None:
@@ -209,7 +242,9 @@ class _Collector:
         free = self.freedoms.get(layout) or self.freedom(node, layout)
         for param in free.high:
             why = self.no_kernel(node, layout, param)
-            self.claims.pin(variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True)
+            self.claims.pin(
+                variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True
+            )
         if self.profile is not None and reads_no_input(self.graph, self.ports, self.profile, node):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             self.keep(node.index, Reason.NO_KERNEL, why, hard=True)
@@ -232,17 +267,32 @@ class _Collector:
 
     def freedom(self, node: Node, layout: Layout) -> Freedom:
         """What the target's kernels leave to the node."""
-        target, signature, proto, low = self.options.target, node.signature, node.proto, self.options.low
+        target, signature, proto, low = (
+            self.options.target,
+            node.signature,
+            node.proto,
+            self.options.low,
+        )
         assert signature is not None
         devices = (device_of(target), device_of(cpu_of(target)))
-        has_say = node.key in op_facts().dtype_attribute or any(has_kernel_limits(one, node.key) for one in devices)
+        has_say = node.key in op_facts().dtype_attribute or any(
+            has_kernel_limits(one, node.key) for one in devices
+        )
         if not signature.has_function and not has_say:
             found = self.freedoms[layout] = _by_types(target, node.key, signature, layout, low)
             return found
         present = tuple(tuple(map(bool, names)) for names in (proto.input[:], proto.output[:]))
         key = (layout, present, tuple(item.SerializeToString() for item in proto.attribute))
         if key not in self.freedoms:
-            self.freedoms[key] = freedom(target, node.key, signature, layout.bound, layout.params, low, proto)
+            self.freedoms[key] = freedom(
+                target=target,
+                key=node.key,
+                signature=signature,
+                bound=layout.bound,
+                params=layout.params,
+                low=low,
+                proto=proto,
+            )
         return self.freedoms[key]
 
     def straight(self) -> None:
@@ -261,7 +311,11 @@ class _Collector:
     def unsound(self) -> None:
         """Keep the nodes in float32 around which a result was wrong, with a warning."""
         wrong = frozenset(self.options.unsound)
-        nodes = [node for node in self.graph.nodes if not wrong.isdisjoint(node.proto.output)] if wrong else []
+        nodes = (
+            [node for node in self.graph.nodes if not wrong.isdisjoint(node.proto.output)]
+            if wrong
+            else []
+        )
         for node in nodes:
             self.keep(node.index, Reason.UNSOUND, "", hard=True)
         if nodes:
@@ -285,7 +339,9 @@ class _Collector:
         known: dict[object, tuple[bool, Reason, str] | None] = {}
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
-            follows = node.key in following or index in problem.folded or index in problem.constant_fed
+            follows = (
+                node.key in following or index in problem.folded or index in problem.constant_fed
+            )
             form = node.key, exact, follows, index in problem.folded, self.freed.get(index)
             if form not in known:
                 freed = self.freed.get(index, frozenset())
@@ -295,8 +351,12 @@ class _Collector:
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
-                if node.key in by_user and not (node.key == "Cast" and len(variables) > 1):  # which changes no type
-                    self.claims.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
+                if node.key in by_user and not (
+                    node.key == "Cast" and len(variables) > 1
+                ):  # which changes no type
+                    self.claims.asked.setdefault(
+                        root, Verdict(variable, True, Reason.WHITE, node.key)
+                    )
                 elif pin is not None and not pin[0] and node.key not in options.user_black:
                     self.claims.default.setdefault(root, Verdict(variable, *pin))
                 elif pin is not None and index in problem.shares and pin[1] is Reason.WHITE:
@@ -314,9 +374,13 @@ class _Collector:
                 continue
             if key not in decisions:
                 near = suggestion(decisions, key)
-                raise ArgumentError(f"The plan does not know {key!r}: it was made for another model.{near}")
+                raise ArgumentError(
+                    f"The plan does not know {key!r}: it was made for another model.{near}"
+                )
             low = decisions[key]
-            self.claims.pin(variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says"))
+            self.claims.pin(
+                variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says")
+            )
         if unknown := sorted(decisions.keys() - set(keys)):
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             text = f"The plan decides {unknown[0]!r}{more}, which the model lacks: it was made for another model."
@@ -329,5 +393,17 @@ class _Collector:
         claims, root = self.claims, self.ports.root
         settled = claims.settled()
         implies = [(root(p), root(q)) for p, q in claims.implies]
-        exact, preferred, worthy = frozenset(self.exact), frozenset(self.preferred), frozenset(self.worthy)
-        return Pins(settled, implies, exact, preferred, worthy, tuple(self.fallbacks), tuple(claims.warnings))
+        exact, preferred, worthy = (
+            frozenset(self.exact),
+            frozenset(self.preferred),
+            frozenset(self.worthy),
+        )
+        return Pins(
+            verdicts=settled,
+            implies=implies,
+            exact=exact,
+            preferred=preferred,
+            worthy=worthy,
+            fallbacks=tuple(self.fallbacks),
+            warnings=tuple(claims.warnings),
+        )

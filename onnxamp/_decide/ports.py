@@ -90,7 +90,11 @@ class PortVariables:
             return {*self.of_node.get(node.index, {}).values()}
         if self.produced[value] == LOW or self.produced[value] in self.requested_low:
             return set()
-        found = {self.consumed[node.index][port] for port, read in enumerate(node.inputs) if read == value}
+        found = {
+            self.consumed[node.index][port]
+            for port, read in enumerate(node.inputs)
+            if read == value
+        }
         if value in node.outputs:
             found.add(self.produced[value])
         return {variable for variable in found if variable >= 0}

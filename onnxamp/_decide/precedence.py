@@ -57,7 +57,9 @@ class Claims:
                 settled[root] = self.hard[root]
                 if root in self.forced:
                     label = self.forced[root][1]
-                    self.warnings.append(f"{label!r} cannot be forced low: {self.hard[root].detail}.")
+                    self.warnings.append(
+                        f"{label!r} cannot be forced low: {self.hard[root].detail}."
+                    )
             elif root in self.forced or root in self.kept:
                 settled[root] = (self.forced.get(root) or self.kept[root])[0]
             else:

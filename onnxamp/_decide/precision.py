@@ -46,7 +46,9 @@ def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
     made |= {node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs}
     made |= {value.index for value in graph.values if value.origin is Origin.INITIALIZER}
-    return frozenset(value for value in made if value != ABSENT and graph.types[value] == low.tensor)
+    return frozenset(
+        value for value in made if value != ABSENT and graph.types[value] == low.tensor
+    )
 
 
 @dataclass(slots=True)
@@ -108,7 +110,9 @@ class CutProblem:
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
             self.widening_cast(node)
-        gaining, worthy = (roots - self.pins.verdicts.keys() for roots in (self.pins.preferred, self.pins.worthy))
+        gaining, worthy = (
+            roots - self.pins.verdicts.keys() for roots in (self.pins.preferred, self.pins.worthy)
+        )
         for index, variables in self.ports.of_node.items():
             for root in map(self.roots.__getitem__, variables.values()):
                 if root in worthy:
@@ -130,8 +134,12 @@ class CutProblem:
 
     def is_high(self, node: int) -> bool:
         """Whether the node is pinned to float32."""
-        roots = (self.ports.root(variable) for variable in self.ports.of_node.get(node, {}).values())
-        return any(not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None)
+        roots = (
+            self.ports.root(variable) for variable in self.ports.of_node.get(node, {}).values()
+        )
+        return any(
+            not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None
+        )
 
     def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
@@ -179,14 +187,26 @@ class CutProblem:
 
     def of_node(self, index: int) -> int:
         variables = self.ports.of_node.get(index, {})
-        outputs = [self.ports.produced[value] for value in self.graph.nodes[index].outputs if value != ABSENT]
-        return next((self.roots[variable] for variable in (*outputs, *variables.values()) if variable >= 0), NONE)
+        outputs = [
+            self.ports.produced[value]
+            for value in self.graph.nodes[index].outputs
+            if value != ABSENT
+        ]
+        return next(
+            (self.roots[variable] for variable in (*outputs, *variables.values()) if variable >= 0),
+            NONE,
+        )
 
     def idle_cast(self, node: Node) -> None:
         """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
-            cost = self.costs.cast(elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope], self.low) - 1
+            cost = (
+                self.costs.cast(
+                    elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope], self.low
+                )
+                - 1
+            )
             one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
@@ -194,11 +214,17 @@ class CutProblem:
     def widening_cast(self, node: Node) -> None:
         """An original Cast from float32 to double reads what arithmetic rounds, but is no reason to round more."""
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
-        if ABSENT in (source, result) or source not in self.exactly_high or self.problem.options.level == Level.O3:
+        if (
+            ABSENT in (source, result)
+            or source not in self.exactly_high
+            or self.problem.options.level == Level.O3
+        ):
             return
         variable, kind = self.roots[self.ports.consumed[node.index][0]], self.graph.types[result]
         if variable >= 0 and kind != FLOAT and is_lossless(element_name(FLOAT), element_name(kind)):
-            cost = self.costs.cast(elements(self.graph.shapes[source]), self.trips[node.scope], self.low)
+            cost = self.costs.cast(
+                elements(self.graph.shapes[source]), self.trips[node.scope], self.low
+            )
             self.network.charge_low(variable, cost * _ACCURACY_CASTS)
 
     def gain(self, node: Node) -> int:
@@ -290,20 +316,33 @@ class CutProblem:
         is rounded once and stored, as any weight. What is low precision already counts as if it were float32, or a
         second conversion would charge for less than the first one.
         """
-        made = [*(self.roots[variable] for variable in self.ports.produced), NONE]  # the last entry is that of ABSENT
+        made = [
+            *(self.roots[variable] for variable in self.ports.produced),
+            NONE,
+        ]  # the last entry is that of ABSENT
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
-        shielded = {self.graph.nodes[index].outputs[0] for index in self.graph.shields}  # an up-cast of a low value
-        computed = {value for value, root in enumerate(made) if root in high} - self.ports.free - shielded
+        shielded = {
+            self.graph.nodes[index].outputs[0] for index in self.graph.shields
+        }  # an up-cast of a low value
+        computed = (
+            {value for value, root in enumerate(made) if root in high} - self.ports.free - shielded
+        )
         weights = self.graph.ask(low_constants, self.problem.options.low)
         stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
         heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
         for index in self.graph.order:
             node = self.graph.nodes[index]
-            found = [value for value in node.outputs if value not in computed and self.is_moved(node, value, made)]
+            found = [
+                value
+                for value in node.outputs
+                if value not in computed and self.is_moved(node, value, made)
+            ]
             if not found or node.key in op_facts().control_flow:
                 continue
-            sources = [source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)]
+            sources = [
+                source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)
+            ]
             for source in sources:
                 source.update(found)
             reached.update(found if sources and not self.is_raised(node, weights) else ())
@@ -317,12 +356,19 @@ class CutProblem:
         if made[value] in self.pins.exact or index in self.graph.shields:
             return True
         if node.key == "Cast":
-            return node.input(0) != ABSENT and {self.graph.types[value], self.graph.types[node.inputs[0]]} == {*kinds}
+            return node.input(0) != ABSENT and {
+                self.graph.types[value],
+                self.graph.types[node.inputs[0]],
+            } == {*kinds}
         return index in self.graph.exact and self.graph.types[value] == kinds[1]
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
         """Whether a Cast raises a low weight: what it reads is stored, and not rounded on its way."""
-        return node.key == "Cast" and node.input(0) in weights and self.graph.types[node.outputs[0]] == FLOAT
+        return (
+            node.key == "Cast"
+            and node.input(0) in weights
+            and self.graph.types[node.outputs[0]] == FLOAT
+        )
 
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""

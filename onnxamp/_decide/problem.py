@@ -80,20 +80,30 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     sentinels = graph.ask(sentinel_paths, low) if judged else []
     folds = batch_norm_folds(graph, options) if judged else []
     listed = {node.index for node in graph.nodes if node.key in options.user_white}
-    folds = [pair for pair in folds if not overrides.of_node.keys() & set(pair) and pair[1] not in listed]
+    folds = [
+        pair for pair in folds if not overrides.of_node.keys() & set(pair) and pair[1] not in listed
+    ]
     folds += _sums_of_parts(graph, options) if judged else []
     groups: list[Sequence[int]] = []
     if judged and not replayed:
         activations = [sorted(match.nodes) for match in patterns_of(graph, "gelu", "silu")]
         activations = [nodes for nodes in activations if overrides.of_node.keys().isdisjoint(nodes)]
         norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
-        fused = [nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)]  # a list splits a fusion
+        fused = [
+            nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)
+        ]  # a list splits a fusion
         groups = [*fused, *folds, *(sentinels if options.hazards else ())]
-    ports = find_variables(graph, options, groups, frozenset(overrides.low_weights) if judged else frozenset())
+    ports = find_variables(
+        graph, options, groups, frozenset(overrides.low_weights) if judged else frozenset()
+    )
     hazards: list[Hazard] = []
     if judged:
         fitting, found = fitting_sums(graph, options), graph.ask(hazards_on, low, options.target)
-        there = (hazard for hazard in found if hazard.reason != accumulators.KIND or hazard.node not in fitting)
+        there = (
+            hazard
+            for hazard in found
+            if hazard.reason != accumulators.KIND or hazard.node not in fitting
+        )
         hazards = [*graph.ask(find_hazards, low), *there]
     priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
@@ -101,14 +111,28 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
     folded = frozenset(last for _, last in folds)
     return Problem(
-        graph, options, ports, hazards, overrides, sentinels, folded, unfit, constant_fed, graph.ask(skip_sums),
-        shares, absorbed,
-    )  # fmt: skip
+        graph=graph,
+        options=options,
+        ports=ports,
+        hazards=hazards,
+        overrides=overrides,
+        sentinels=sentinels,
+        folded=folded,
+        unfit=unfit,
+        constant_fed=constant_fed,
+        joined=graph.ask(skip_sums),
+        shares=shares,
+        absorbed=absorbed,
+    )
 
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """Products that are split for the target, and what adds up their parts; none where that is to stay float32."""
-    if emulated_arithmetic(options.target) is None or options.low is not FLOAT16 or SUM in options.user_black:
+    if (
+        emulated_arithmetic(options.target) is None
+        or options.low is not FLOAT16
+        or SUM in options.user_black
+    ):
         return []
     return graph.ask(split_products)
 
@@ -116,7 +140,9 @@ def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
 def _unfit(graph: Graph, low: Format) -> frozenset[int]:
     floats = graph.constants.floats().items()
     return frozenset(
-        value for value, stats in floats if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
+        value
+        for value, stats in floats
+        if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
     )
 
 
@@ -126,7 +152,9 @@ def _constant_fed(graph: Graph, unfit: frozenset[int], *, lookups: bool) -> froz
     if lookups:
         return frozenset(fed)
     nodes = ((index, graph.nodes[index]) for index in fed)
-    return frozenset(i for i, node in nodes if graph.constants.feed(node, whole=True) or unfit & set(node.inputs))
+    return frozenset(
+        i for i, node in nodes if graph.constants.feed(node, whole=True) or unfit & set(node.inputs)
+    )
 
 
 def check_opset(model: ModelProto, options: Options) -> None:

@@ -30,19 +30,29 @@ def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
     """All reads of a model that take no Cast from low precision. Complexity: linear in nodes, and in moved data."""
     for node in graph.nodes_of(profile.uncast_inputs):
         for position in profile.uncast_inputs[node.key]:
-            yield from data_movement(graph, profile, Read(node, node.input(position), node.index, position))
+            yield from data_movement(
+                graph, profile, Read(node, node.input(position), node.index, position)
+            )
     for node in graph.nodes_of(profile.uncast_scans):
         states = len(carried(graph, node))
         for _, body in node.bodies:
             inputs, outputs = graph.scopes[body].inputs, graph.scopes[body].outputs
-            sliced = dict(zip(inputs, body_sources(node, len(inputs)), strict=True)) if node.key == "Scan" else {}
+            sliced = (
+                dict(zip(inputs, body_sources(node, len(inputs)), strict=True))
+                if node.key == "Scan"
+                else {}
+            )
             for position, target in enumerate(body_targets(node, len(outputs))):
                 result = Read(node, outputs[position], node.index, ABSENT, (body, position))
                 reads = list(data_movement(graph, profile, result))
                 if target >= states:
                     yield from reads
-                if (port := sliced.get(reads[-1].value, ABSENT)) != ABSENT:  # what is read slice by slice, and moved
-                    yield from data_movement(graph, profile, Read(node, node.input(port), node.index, port))
+                if (
+                    port := sliced.get(reads[-1].value, ABSENT)
+                ) != ABSENT:  # what is read slice by slice, and moved
+                    yield from data_movement(
+                        graph, profile, Read(node, node.input(port), node.index, port)
+                    )
 
 
 def data_movement(graph: Graph, profile: Profile, read: Read) -> Iterator[Read]:
@@ -60,7 +70,11 @@ def _read_before(graph: Graph, profile: Profile, read: Read) -> Read | None:
         return None
     if (port := _passes_on(graph, profile, made)) != ABSENT:
         return Read(read.owner, made.input(port), made.index, port)
-    states = {made.outputs[output]: output for _, output in carried(graph, made) if output < len(made.outputs)}
+    states = {
+        made.outputs[output]: output
+        for _, output in carried(graph, made)
+        if output < len(made.outputs)
+    }
     for _, body in made.bodies if read.value in states else ():
         outputs = graph.scopes[body].outputs
         position = body_targets(made, len(outputs)).index(states[read.value])
@@ -73,11 +87,19 @@ def _passes_on(graph: Graph, profile: Profile, node: Node) -> int:
     if not node.outputs:
         return ABSENT
     kind = graph.types[node.outputs[0]]
-    ports = [port for port, value in enumerate(node.inputs) if value != ABSENT and graph.types[value] == kind]
+    ports = [
+        port
+        for port, value in enumerate(node.inputs)
+        if value != ABSENT and graph.types[value] == kind
+    ]
     facts = op_facts()
     if node.key in facts.carriers | facts.eliminated:
         return 0 if 0 in ports else ABSENT
-    return ports[0] if node.key in profile.passing and len({node.inputs[port] for port in ports}) == 1 else ABSENT
+    return (
+        ports[0]
+        if node.key in profile.passing and len({node.inputs[port] for port in ports}) == 1
+        else ABSENT
+    )
 
 
 def own_casts(graph: Graph, profile: Profile) -> Iterator[tuple[Read, Node]]:
@@ -87,8 +109,17 @@ def own_casts(graph: Graph, profile: Profile) -> Iterator[tuple[Read, Node]]:
     """
     types = {low.tensor for low in FORMATS.values()}
     for read in straight_reads(graph, profile):
-        made = graph.producer(read.value) if read.result is None and read.owner.key in profile.uncast_inputs else None
-        if made is not None and made.key == "Cast" and made.input(0) != ABSENT and graph.types[made.input(0)] in types:
+        made = (
+            graph.producer(read.value)
+            if read.result is None and read.owner.key in profile.uncast_inputs
+            else None
+        )
+        if (
+            made is not None
+            and made.key == "Cast"
+            and made.input(0) != ABSENT
+            and graph.types[made.input(0)] in types
+        ):
             yield read, made
 
 
@@ -98,5 +129,7 @@ def moved_from(graph: Graph, profile: Profile, value: int) -> list[int]:
     for moved in values:
         for node, port in graph.consumers(moved):
             if _passes_on(graph, profile, node) == port:
-                values += [result for result in node.outputs if graph.types[result] == graph.types[value]]
+                values += [
+                    result for result in node.outputs if graph.types[result] == graph.types[value]
+                ]
     return values

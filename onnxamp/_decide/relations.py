@@ -76,7 +76,11 @@ def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
 
 
 def _force(
-    relation: Relation, index: int, cause: int, forced: dict[int, tuple[int, int]], pending: deque[tuple[int, int]]
+    relation: Relation,
+    index: int,
+    cause: int,
+    forced: dict[int, tuple[int, int]],
+    pending: deque[tuple[int, int]],
 ) -> None:
     for variable in _terms(relation):
         if variable != ZERO and variable not in forced:
@@ -124,7 +128,9 @@ class Classes:
         kept = [(ZERO, 1) if root in union.zeros else (root, multiple) for root, multiple in roots]
         of_variable = [(names.setdefault(root, len(names)), multiple) for root, multiple in kept]
         combined = (union.combined(row) for _, row in sorted(rows, key=lambda item: item[0]))
-        relations = [{names[root]: number for root, number in row.items()} for row in combined if row]
+        relations = [
+            {names[root]: number for root, number in row.items()} for row in combined if row
+        ]
         windows: list[dict[int, Window]] = [{} for _ in names]
         for variable, window in problem.windows.items():
             member, multiple = of_variable[variable]

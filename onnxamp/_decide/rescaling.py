@@ -75,12 +75,18 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     low, measured = options.low, _measured(graph, ranges.largest)
     wanted = _wanted(graph, low, measured)
     sums = {graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()}
-    wanted |= {value: _for_sums(wanted[value], partial, low) for value, partial in sums.items() if value in wanted}
+    wanted |= {
+        value: _for_sums(wanted[value], partial, low)
+        for value, partial in sums.items()
+        if value in wanted
+    }
     for value, window in wanted.items():
         equations.problem.windows[equations.values[value]] = window
     _constant_windows(equations, low)
     solution = solve(equations.problem)
-    exponents = {value: solution.exponents[variable] for value, variable in equations.values.items()}
+    exponents = {
+        value: solution.exponents[variable] for value, variable in equations.values.items()
+    }
     scaled = rows_of(equations, solution.exponents, measured)
     unfit = tuple(_unfit(equations, solution, low, measured, exponents))
     fitting = (value for value, item in sums.items() if _fits(item, exponents.get(value, 0), low))
@@ -108,7 +114,9 @@ def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
     return frozenset(graph.values[value].producer for value in values)
 
 
-def rows_of(equations: Equations, exponents: Sequence[int], largest: Mapping[int, float]) -> tuple[Scaled, ...]:
+def rows_of(
+    equations: Equations, exponents: Sequence[int], largest: Mapping[int, float]
+) -> tuple[Scaled, ...]:
     """The values with an exponent, constants apart, which follow from the others."""
     names = value_names(equations.graph)
     return tuple(
@@ -136,7 +144,9 @@ def complete(equations: Equations, rescaling: Rescaling) -> list[int]:
     by_name = {names[value]: variable for value, variable in equations.values.items()}
     for row in rescaling.scaled:
         if row.value not in by_name:
-            raise ArgumentError(f"The model has no float32 value {row.value!r}: the exponents belong to another one.")
+            raise ArgumentError(
+                f"The model has no float32 value {row.value!r}: the exponents belong to another one."
+            )
         exponents[by_name[row.value]] = row.exponent
     return _completed(equations, exponents)
 
@@ -165,8 +175,14 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
     for index, relation in enumerate(relations):
         if sum(result[variable] * number for variable, number in relation):
             owner = equations.owners[index]
-            where = "the model's interface" if owner == ABSENT else _called(equations.graph.nodes[owner])
-            raise ArgumentError(f"Exponents do not fit together at {where}: they belong to another model.")
+            where = (
+                "the model's interface"
+                if owner == ABSENT
+                else _called(equations.graph.nodes[owner])
+            )
+            raise ArgumentError(
+                f"Exponents do not fit together at {where}: they belong to another model."
+            )
     return result
 
 
@@ -189,7 +205,9 @@ def _solved(relation: Relation, exponents: Sequence[int | None]) -> tuple[int, i
 def value_names(graph: Graph) -> dict[int, str]:
     """Value -> its name, behind those of the nodes whose bodies it is in."""
     paths = [scope_path(graph, scope.index) for scope in graph.scopes]
-    return {v.index: f"{paths[v.scope]}/{v.name}" if paths[v.scope] else v.name for v in graph.values}
+    return {
+        v.index: f"{paths[v.scope]}/{v.name}" if paths[v.scope] else v.name for v in graph.values
+    }
 
 
 def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
@@ -200,7 +218,9 @@ def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
 
 def _wanted(graph: Graph, low: Format, measured: Mapping[int, float]) -> dict[int, Window]:
     """Value -> its window, for values that want to be low."""
-    hazards = (hazard for hazard in graph.ask(find_hazards, low) if not hazard.reason.is_cured_by_exponents)
+    hazards = (
+        hazard for hazard in graph.ask(find_hazards, low) if not hazard.reason.is_cured_by_exponents
+    )
     kept = {hazard.node for hazard in hazards}
     return {
         value: _window(number, low.max_finite / HEADROOM, low, _SMALL)
@@ -252,7 +272,9 @@ def _constant_windows(equations: Equations, low: Format) -> None:
             windows.append(_sentinel_window(stats.largest))
         if windows:
             least = max(window.least for window in windows)
-            problem.windows[variable] = Window(least, max(least, min(window.most for window in windows)))
+            problem.windows[variable] = Window(
+                least, max(least, min(window.most for window in windows))
+            )
 
 
 def _sentinel_window(largest: float) -> Window:
@@ -261,9 +283,12 @@ def _sentinel_window(largest: float) -> Window:
 
 
 def _unfit(
-    equations: Equations, solution: Solution, low: Format, measured: Mapping[int, float],
+    equations: Equations,
+    solution: Solution,
+    low: Format,
+    measured: Mapping[int, float],
     exponents: Mapping[int, int],
-) -> Iterator[Unfit]:  # fmt: skip
+) -> Iterator[Unfit]:
     """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
@@ -285,7 +310,9 @@ def chain_text(equations: Equations, chain: Iterable[int]) -> str:
     graph, labels = equations.graph, dict[str, None]()
     for relation in chain:
         owner = equations.owners[relation]
-        labels["an input or output of the model" if owner == ABSENT else _called(graph.nodes[owner])] = None
+        labels[
+            "an input or output of the model" if owner == ABSENT else _called(graph.nodes[owner])
+        ] = None
     if not labels:
         return "what it is multiplied with would leave its range"
     shown = list(labels)

@@ -18,12 +18,16 @@ def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
     found: dict[int, str] = {}
     for named in graph.overridable():
         value = named.index
-        stats = tensor_stats(tensors[named.name], graph.folder) if graph.types[value] == FLOAT else None
+        stats = (
+            tensor_stats(tensors[named.name], graph.folder) if graph.types[value] == FLOAT else None
+        )
         if stats is None:
             continue
         tiny = abs(stats.uniform or 0.0) if _is_epsilon(graph, value) else 0.0
         if stats.out_of_range(low) is not None:
-            found[value] = f"holds {stats.largest_number:.6g}, and {low.name} ends at {low.max_finite:.6g}"
+            found[value] = (
+                f"holds {stats.largest_number:.6g}, and {low.name} ends at {low.max_finite:.6g}"
+            )
         elif 0 < tiny < low.smallest_normal:
             found[value] = f"is {stats.uniform:.6g}, which {low.name} cannot hold"
         elif value in indices and stats.largest > low.exact_integers:

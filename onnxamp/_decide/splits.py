@@ -42,7 +42,11 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
         return {}
     hazards = graph.ask(hazards_on, low, options.target)
     long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason == long_products.KIND]
-    able = [node for node in long if _is_plain(graph, node) and _may_be_low(graph, parts_of(node), options)]
+    able = [
+        node
+        for node in long
+        if _is_plain(graph, node) and _may_be_low(graph, parts_of(node), options)
+    ]
     kept = _kept(graph, options) if able else set()
     found = dict[int, int]()
     for node in able:
@@ -60,12 +64,19 @@ def parts_of(node: Node) -> tuple[str, ...]:
 
 def _parts(terms: int, product: Accumulation) -> int | None:
     divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
-    return next((parts for parts in divisors if product.error(terms // parts) <= long_products.NEGLIGIBLE), None)
+    return next(
+        (parts for parts in divisors if product.error(terms // parts) <= long_products.NEGLIGIBLE),
+        None,
+    )
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
     """Whether it is a float32 MatMul, or a Gemm that is one with a bias at most, of factors whose sizes are known."""
-    if node.key not in ("MatMul", "Gemm") or graph.scopes[node.scope].opaque or not graph.is_float_output(node):
+    if (
+        node.key not in ("MatMul", "Gemm")
+        or graph.scopes[node.scope].opaque
+        or not graph.is_float_output(node)
+    ):
         return False
     first, second = (graph.shapes[value] for value in node.inputs[:2])
     if not first or not second or 0 in second:
@@ -83,10 +94,16 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
     if graph.book.opsets[""] < _RESHAPE or SUM in options.user_black:
         return False
     signatures = [graph.book.get("", op) for op in (*ops, *_MOVES)]
-    return all(one and options.low.tensor in float_types(options.target, one.op_type, one.since) for one in signatures)
+    return all(
+        one and options.low.tensor in float_types(options.target, one.op_type, one.since)
+        for one in signatures
+    )
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
     """Nodes that stay float32 because the user says so, or because their values fit no low precision."""
     overrides = find_overrides(graph, options).of_node
-    return {*unfit_nodes(graph, options), *(node for node, override in overrides.items() if not override.low)}
+    return {
+        *unfit_nodes(graph, options),
+        *(node for node, override in overrides.items() if not override.low),
+    }

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 
-from onnxamp._decide.dequantized import dequantized_values, integer_factors, shared_factors, split_scales
+from onnxamp._decide.dequantized import (
+    dequantized_values,
+    integer_factors,
+    shared_factors,
+    split_scales,
+)
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.reads import Read, data_movement, moved_from, own_casts, straight_reads
 from onnxamp._graph.bodies import body_targets, carried
@@ -19,7 +24,10 @@ from onnxamp._ops.profiles import Profile
 def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Nodes that stay float32 because an input is computed."""
     for node in graph.nodes_of(profile.computed_high) if graph.nodes_of(profile.beside) else ():
-        if any(node.input(position) not in graph.constants.tensors for position in profile.computed_high[node.key]):
+        if any(
+            node.input(position) not in graph.constants.tensors
+            for position in profile.computed_high[node.key]
+        ):
             yield node
 
 
@@ -27,11 +35,20 @@ def high_nodes(graph: Graph, profile: Profile) -> Iterator[tuple[Node, str]]:
     """(node that stays float32, why) by what the builder does not take in low precision."""
     yield from ((node, "it is stacked up in float32 alone") for node in stacked_up(graph, profile))
     yield from (
-        (node, "no constant is read there, only a Cast of it") for node, _ in casts_of_constants(graph, profile)
+        (node, "no constant is read there, only a Cast of it")
+        for node, _ in casts_of_constants(graph, profile)
     )
-    yield from ((node, "no integers stand beside dequantized numbers") for node in integer_factors(graph, profile))
-    yield from ((node, "its numbers are constants, or float32") for node in computed_high(graph, profile))
-    yield from ((node, "a value between loops is pooled once, or in float32") for node in pooled_twice(graph, profile))
+    yield from (
+        (node, "no integers stand beside dequantized numbers")
+        for node in integer_factors(graph, profile)
+    )
+    yield from (
+        (node, "its numbers are constants, or float32") for node in computed_high(graph, profile)
+    )
+    yield from (
+        (node, "a value between loops is pooled once, or in float32")
+        for node in pooled_twice(graph, profile)
+    )
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -49,7 +66,11 @@ def pooled_twice(graph: Graph, profile: Profile) -> Iterator[Node]:
         pools.setdefault(node.input(0), []).append(node)
     for value, found in pools.items():
         made = graph.producer(value) if len(found) > 1 else None
-        if made is not None and carried(graph, made) and any(map(partial(_is_state, graph), made.outputs)):
+        if (
+            made is not None
+            and carried(graph, made)
+            and any(map(partial(_is_state, graph), made.outputs))
+        ):
             yield from found
 
 
@@ -59,7 +80,9 @@ def _is_state(graph: Graph, value: int) -> bool:
     return any(node.bodies and port in dict(carried(graph, node)) for node, port in readers)
 
 
-def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+def straight_pairs(
+    graph: Graph, ports: PortVariables, profile: Profile
+) -> Iterator[tuple[int, int]]:
     """(variable of a value, variable of what reads it, which may be HIGH): if the first is low, so must be the second.
 
     Constants are stored as they are read.
@@ -68,8 +91,14 @@ def straight_pairs(graph: Graph, ports: PortVariables, profile: Profile) -> Iter
         if read.value in ports.free:
             continue
         made = ports.produced[read.value]
-        reader = ports.consumed[read.node][read.port] if read.result is None else ports.returned.get(read.result)
-        if (node := graph.nodes[read.node]).key == "Cast":  # of float32, which becomes one from low precision otherwise
+        reader = (
+            ports.consumed[read.node][read.port]
+            if read.result is None
+            else ports.returned.get(read.result)
+        )
+        if (
+            node := graph.nodes[read.node]
+        ).key == "Cast":  # of float32, which becomes one from low precision otherwise
             reader = ports.produced[node.outputs[0]]
         if made >= 0 and reader is not None and reader != LOW:
             yield made, reader
@@ -100,7 +129,9 @@ def _chosen(graph: Graph, profile: Profile) -> Iterator[tuple[tuple[int, int], i
         found: dict[int, list[tuple[tuple[int, int], int]]] = {}
         for _, body in node.bodies:
             for position, value in enumerate(graph.scopes[body].outputs):
-                for last in [*data_movement(graph, profile, Read(node, value, node.index, ABSENT))][-1:]:
+                for last in [*data_movement(graph, profile, Read(node, value, node.index, ABSENT))][
+                    -1:
+                ]:
                     found.setdefault(position, []).append(((body, position), last.value))
         for passed in found.values():
             same = {origins.get(value, ABSENT) for _, value in passed}
@@ -113,7 +144,11 @@ def _stored(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tu
     for node in graph.nodes_of(profile.stored_inputs):
         for position in profile.stored_inputs[node.key]:
             value, reader = node.input(position), ports.consumed[node.index][position]
-            if value in graph.constants.tensors and value not in ports.free and reader not in (LOW, NONE):
+            if (
+                value in graph.constants.tensors
+                and value not in ports.free
+                and reader not in (LOW, NONE)
+            ):
                 yield ports.produced[value], reader
 
 
@@ -122,7 +157,11 @@ def _lonely(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tu
     for read, cast in own_casts(graph, profile):
         value, reader = cast.outputs[0], ports.consumed[read.node][read.port]
         keys = ((node.index, port) for node, port in graph.consumers(value))
-        others = [ports.consumed[node][port] for node, port in keys if (node, port) != (read.node, read.port)]
+        others = [
+            ports.consumed[node][port]
+            for node, port in keys
+            if (node, port) != (read.node, read.port)
+        ]
         others += [ports.returned.get(result, HIGH) for result in graph.results[value]]
         able = [other for other in others if other >= 0]
         if able and HIGH not in others and reader not in (LOW, NONE):
@@ -139,10 +178,16 @@ def _signature(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator
     """(variable of an input or output of the model, variable of the node that reads or makes it)."""
     for node, value in _signature_values(graph, profile):
         if graph.producer(value) is node:
-            yield from ((ports.produced[value], ports.returned.get(key, NONE)) for key in graph.results[value])
+            yield from (
+                (ports.produced[value], ports.returned.get(key, NONE))
+                for key in graph.results[value]
+            )
         else:
-            yield from ((ports.produced[value], ports.consumed[node.index][at]) for at, read in enumerate(node.inputs)
-                        if read == value)  # fmt: skip
+            yield from (
+                (ports.produced[value], ports.consumed[node.index][at])
+                for at, read in enumerate(node.inputs)
+                if read == value
+            )
 
 
 def _signature_values(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
@@ -150,7 +195,9 @@ def _signature_values(graph: Graph, profile: Profile) -> Iterator[tuple[Node, in
     for node in graph.nodes_of(profile.signature_inputs):
         yield from ((node, node.input(position)) for position in profile.signature_inputs[node.key])
     for node in graph.nodes_of(profile.signature_outputs):
-        yield from ((node, node.outputs[position]) for position in profile.signature_outputs[node.key])
+        yield from (
+            (node, node.outputs[position]) for position in profile.signature_outputs[node.key]
+        )
 
 
 def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
@@ -232,7 +279,9 @@ def uncast_values(graph: Graph, profile: Profile) -> frozenset[int]:
     states = (value for _, moved in passed_states(graph, profile) for value in moved)
     own = (value for _, value in _signature_values(graph, profile))
     captured = (value for value, _, _ in unread_captures(graph, profile))
-    return frozenset([*states, *own, *captured, *(read.value for read in straight_reads(graph, profile))])
+    return frozenset(
+        [*states, *own, *captured, *(read.value for read in straight_reads(graph, profile))]
+    )
 
 
 def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[int]]]:
@@ -244,10 +293,14 @@ def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[in
             for _, output in carried(graph, node):
                 state = node.outputs[output] if output < len(node.outputs) else ABSENT
                 reads = list(
-                    data_movement(graph, profile, Read(node, returned.get(output, ABSENT), node.index, ABSENT))
+                    data_movement(
+                        graph, profile, Read(node, returned.get(output, ABSENT), node.index, ABSENT)
+                    )
                 )
                 made = graph.producer(reads[-1].value) if reads else None
-                if state != ABSENT and (made is None or made.key == "Constant" or made.scope != body):
+                if state != ABSENT and (
+                    made is None or made.key == "Constant" or made.scope != body
+                ):
                     yield state, moved_from(graph, profile, state)
 
 
@@ -262,4 +315,6 @@ def _readers(graph: Graph, ports: PortVariables, values: Iterable[int]) -> Itera
 def reads_no_input(graph: Graph, ports: PortVariables, profile: Profile, node: Node) -> bool:
     """Whether a node that must read inputs of the model, without a Cast, would read a Cast if it were low."""
     values = [node.input(position) for position in profile.signature_inputs.get(node.key, ())]
-    return any(ports.produced[value] == HIGH or graph.producer(value) is not None for value in values)
+    return any(
+        ports.produced[value] == HIGH or graph.producer(value) is not None for value in values
+    )

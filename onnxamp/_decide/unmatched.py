@@ -45,7 +45,9 @@ def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
     )
 
 
-def _patterns(graph: Graph, option: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[Unmatched]:
+def _patterns(
+    graph: Graph, option: str, patterns: Sequence[re.Pattern[str]]
+) -> Iterator[Unmatched]:
     names = node_names(graph) if patterns else []
     for pattern in patterns:
         if not any(map(pattern.fullmatch, names)):
@@ -95,7 +97,9 @@ def _op_types(graph: Graph, options: Options) -> Iterator[Unmatched]:
 
 def node_names(graph: Graph) -> list[str]:
     """Return the names of nodes and of their outputs, sorted."""
-    return sorted({name for node in graph.nodes for name in (node.proto.name, *node.proto.output) if name})
+    return sorted(
+        {name for node in graph.nodes for name in (node.proto.name, *node.proto.output) if name}
+    )
 
 
 def _no_match(names: Sequence[str], pattern: re.Pattern[str]) -> str:

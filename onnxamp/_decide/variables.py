@@ -43,7 +43,9 @@ def find_variables(
     finder.unexplained()
     finder.containers()
     for group in groups:
-        finder.join([variable for node in group for variable in finder.of_node.get(node, {}).values()])
+        finder.join(
+            [variable for node in group for variable in finder.of_node.get(node, {}).values()]
+        )
     finder.wholes([*graph.nodes_of(profile.whole_bodies)] if profile is not None else ())
     return finder.finish()
 
@@ -56,9 +58,17 @@ def unknown_floats(graph: Graph, node: Node) -> list[int]:
     if node.signature is None or not graph.untyped or node.key in op_facts().control_flow:
         return []
     ports = [(value, node.signature.input(position)) for position, value in enumerate(node.inputs)]
-    ports += [(value, node.signature.output(position)) for position, value in enumerate(node.outputs)]
-    unknown = [(value, port) for value, port in ports if value in graph.untyped and port is not None]
-    return [value for value, port in unknown if any(map(holds_float, node.signature.params.get(port.type, ())))]
+    ports += [
+        (value, node.signature.output(position)) for position, value in enumerate(node.outputs)
+    ]
+    unknown = [
+        (value, port) for value, port in ports if value in graph.untyped and port is not None
+    ]
+    return [
+        value
+        for value, port in unknown
+        if any(map(holds_float, node.signature.params.get(port.type, ())))
+    ]
 
 
 @dataclass(slots=True)
@@ -120,10 +130,18 @@ class _Finder:
     def finish(self) -> PortVariables:
         roots = [self.root(variable.index) for variable in self.variables]
         return PortVariables(
-            tuple(self.variables), self.produced, self.consumed, self.returned, self.of_node,
-            frozenset(self.free), self.lowered, roots, self.layouts, frozenset(self.fixed_high),
-            frozenset(self.requested_low),
-        )  # fmt: skip
+            variables=tuple(self.variables),
+            produced=self.produced,
+            consumed=self.consumed,
+            returned=self.returned,
+            of_node=self.of_node,
+            free=frozenset(self.free),
+            lowered=self.lowered,
+            roots=roots,
+            layouts=self.layouts,
+            fixed_high=frozenset(self.fixed_high),
+            requested_low=frozenset(self.requested_low),
+        )
 
     def is_float(self, value: int) -> bool:
         return self.kinds[value] in self.floats
@@ -154,7 +172,9 @@ class _Finder:
         What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
         """
         names = {value.name} | {
-            self.graph.scopes[0].proto.output[port].name for s, port in self.graph.results[value.index] if s == 0
+            self.graph.scopes[0].proto.output[port].name
+            for s, port in self.graph.results[value.index]
+            if s == 0
         }
         if self.options.level == Level.O0 or any(self.options.keeps_io(name) for name in names):
             return HIGH
@@ -234,7 +254,11 @@ class _Finder:
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
         if ABSENT in (source, result):
             return
-        before, after, low = self.graph.types[source], self.graph.types[result], self.options.low.tensor
+        before, after, low = (
+            self.graph.types[source],
+            self.graph.types[result],
+            self.options.low.tensor,
+        )
         if before == FLOAT:
             stays = self.options.level == Level.O0 or node.key in self.options.black
             down = HIGH if stays or (source in self.uncast and source in self.lowered) else LOW
@@ -262,7 +286,11 @@ class _Finder:
         for _, body in node.bodies:
             scope = self.graph.scopes[body]
             sources = body_sources(node, len(scope.inputs))
-            inner = {s: scope.inputs[k] for k, s in enumerate(sources) if s >= 0 and self.is_float(scope.inputs[k])}
+            inner = {
+                s: scope.inputs[k]
+                for k, s in enumerate(sources)
+                if s >= 0 and self.is_float(scope.inputs[k])
+            }
             for source, value in inner.items():
                 if source < len(node.inputs) and self.is_float(node.inputs[source]):
                     variable = self.flow(node, f"input {source}", node.inputs[source])
@@ -272,7 +300,9 @@ class _Finder:
                     untyped.add(source)
             targets = body_targets(node, len(scope.outputs))
             for position, target in enumerate(targets):
-                if not 0 <= target < len(node.outputs) or not self.is_float(scope.outputs[position]):
+                if not 0 <= target < len(node.outputs) or not self.is_float(
+                    scope.outputs[position]
+                ):
                     continue
                 if target not in outer:
                     outer[target] = self.flow(node, f"output {target}", scope.outputs[position])
@@ -303,7 +333,10 @@ class _Finder:
                     continue
                 named, variable = self.graph.values[value], HIGH
                 if not scope.opaque:
-                    is_input = named.origin in (Origin.INPUT, Origin.DEFAULT)  # one name has one type
+                    is_input = named.origin in (
+                        Origin.INPUT,
+                        Origin.DEFAULT,
+                    )  # one name has one type
                     variable = self.produced[value] if is_input else self.signature_variable(named)
                 self.returned[scope.index, position] = variable
 
@@ -320,9 +353,16 @@ class _Finder:
             if kind not in containers and value not in self.sparse:
                 continue
             variables = [self.produced[value]]
-            variables += [self.consumed[node.index][port] for node, port in self.graph.consumers(value)]
-            variables += [self.returned[key] for key in self.graph.results[value] if key in self.returned]
-            touching = [self.graph.producer(value), *(node for node, _ in self.graph.consumers(value))]
+            variables += [
+                self.consumed[node.index][port] for node, port in self.graph.consumers(value)
+            ]
+            variables += [
+                self.returned[key] for key in self.graph.results[value] if key in self.returned
+            ]
+            touching = [
+                self.graph.producer(value),
+                *(node for node, _ in self.graph.consumers(value)),
+            ]
             for node in touching:
                 if node is not None and node.key not in self.facts.control_flow:
                     variables += self.of_node.get(node.index, {}).values()
@@ -335,10 +375,15 @@ class _Finder:
         for scope in self.graph.scopes:  # outer ones come first
             owner = owners.setdefault(scope.index, owners.get(scope.parent, ABSENT))
             if owner != ABSENT:
-                joined[owner] += [self.produced[value] for value in scope.inputs if self.is_float(value)]
+                joined[owner] += [
+                    self.produced[value] for value in scope.inputs if self.is_float(value)
+                ]
         for node in self.graph.nodes:
             if (owner := owners[node.scope]) != ABSENT:
-                joined[owner] += [*self.of_node.get(node.index, {}).values(), *self.consumed[node.index]]
+                joined[owner] += [
+                    *self.of_node.get(node.index, {}).values(),
+                    *self.consumed[node.index],
+                ]
         for variables in joined.values():
             self.join(variables)
 

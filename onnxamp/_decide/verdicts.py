@@ -87,7 +87,9 @@ class Kind(Reason):
 
     title: str = field(compare=False)
     rule: "Callable[[Graph, Format], Iterable[Hazard]] | None" = field(default=None, compare=False)
-    on_target: "Callable[[Graph, Format, str], Iterable[Hazard]] | None" = field(default=None, compare=False)
+    on_target: "Callable[[Graph, Format, str], Iterable[Hazard]] | None" = field(
+        default=None, compare=False
+    )
     is_measurable: bool = field(default=False, compare=False)
     is_cured_by_exponents: bool = field(default=False, compare=False)
     is_shielded: bool = field(default=False, compare=False)

@@ -24,7 +24,11 @@ def told(reason: str, detail: str = "", *, low: bool = False) -> str:
     """Return a reason in plain words, with its detail; arguments as :func:`title_of`."""
     if not detail or reason in _DETAILED:
         return title_of(reason, low=low)
-    return detail if _titles().get(reason, {}).get("alone") else f"{title_of(reason, low=low)}: {detail}"
+    return (
+        detail
+        if _titles().get(reason, {}).get("alone")
+        else f"{title_of(reason, low=low)}: {detail}"
+    )
 
 
 _DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})

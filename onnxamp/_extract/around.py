@@ -78,11 +78,19 @@ def extract_region(
         >>> region.around, sorted(region.expected)
         (('pooler/tanh',), ['pooled'])
     """
-    names = [around] if isinstance(around, str) else list(around) if isinstance(around, Sequence) else [around]
+    names = (
+        [around]
+        if isinstance(around, str)
+        else list(around)
+        if isinstance(around, Sequence)
+        else [around]
+    )
     if not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(f"around must be the name of a node, or several, not {around!r}.")
     if not names or min(before, after) < 0:
-        raise ArgumentError("around must name at least one node, and before and after must not be negative.")
+        raise ArgumentError(
+            "around must name at least one node, and before and after must not be negative."
+        )
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     engine = choose_engine(provider)
@@ -107,7 +115,10 @@ def extract_region(
         ran_on=engine.name(flow.lowest),
         sample=sample,
         differing=differences(flow, entered, recorded.expected, run.bare),
-        notes=(*centre.notes, *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost)),
+        notes=(
+            *centre.notes,
+            *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost),
+        ),
     )
 
 
@@ -117,7 +128,9 @@ def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
     if not overridden:
         return opened
     result = copy_without(opened.proto, "initializer")
-    result.graph.initializer.extend(t for t in opened.proto.graph.initializer if t.name not in overridden)
+    result.graph.initializer.extend(
+        t for t in opened.proto.graph.initializer if t.name not in overridden
+    )
     return Model(result, opened.folder)
 
 
@@ -133,7 +146,9 @@ class _Centre:
     """Whether branches that one sample takes have replaced their Ifs."""
 
 
-def _find_centre(opened: Model, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]) -> _Centre:
+def _find_centre(
+    opened: Model, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]
+) -> _Centre:
     view = Graph.of(opened.proto)
     try:
         nodes = find_nodes(view, names)
@@ -144,7 +159,11 @@ def _find_centre(opened: Model, names: Sequence[str], run: Run, feeds: Mapping[s
         view = Graph.of(opened.proto)
         nodes = find_nodes(view, names)
     graph, note = MainGraph.of(view), ""
-    if any(view.nodes[graph.wiring.outermost[node.index]].key == "If" for node in nodes if node.scope != 0):
+    if any(
+        view.nodes[graph.wiring.outermost[node.index]].key == "If"
+        for node in nodes
+        if node.scope != 0
+    ):
         flat = _with_branches_taken(opened, run, feeds)
         flat_view = Graph.of(flat.proto)
         try:
@@ -154,20 +173,31 @@ def _find_centre(opened: Model, names: Sequence[str], run: Run, feeds: Mapping[s
         else:
             note = "The Ifs of the main graph are replaced by the branches that were taken."
             flat_graph = MainGraph.of(flat_view)
-            return _Centre(flat, flat_graph, found, [note, *_containers(flat_graph, found)], branched=True)
+            return _Centre(
+                flat, flat_graph, found, [note, *_containers(flat_graph, found)], branched=True
+            )
     return _Centre(opened, graph, nodes, [*filter(None, [note]), *_containers(graph, nodes)])
 
 
 def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
     """Notes on nodes that are in a body."""
-    pairs = ((node, graph.view.nodes[graph.wiring.outermost[node.index]]) for node in nodes if node.scope != 0)
-    return [f"{n.label!r} is inside of {o.label!r} ({o.key}), which is taken as a whole." for n, o in pairs]
+    pairs = (
+        (node, graph.view.nodes[graph.wiring.outermost[node.index]])
+        for node in nodes
+        if node.scope != 0
+    )
+    return [
+        f"{n.label!r} is inside of {o.label!r} ({o.key}), which is taken as a whole."
+        for n, o in pairs
+    ]
 
 
 def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> Model:
     def conditions(model: ModelProto, wanted: Sequence[str]) -> dict[str, bool]:
         values = values_of(_flow(Model(model, opened.folder), feeds, run), feeds, wanted, run)
-        return {name: bool(value.reshape(-1)[0]) for name, value in values.items() if value is not None}
+        return {
+            name: bool(value.reshape(-1)[0]) for name, value in values.items() if value is not None
+        }
 
     return Model(resolve_branches(opened.proto, conditions), opened.folder)
 
@@ -186,18 +216,26 @@ def _record(
         feeds: the first sample, which is the only one if its branches were taken.
     """
     values = centre.graph.view.values
-    inputs, outputs = ([values[value].name for value in border] for border in (cut.inputs, cut.outputs))
+    inputs, outputs = (
+        [values[value].name for value in border] for border in (cut.inputs, cut.outputs)
+    )
     flow = _flow(centre.opened, feeds, run)
-    keep = 0 if flow.large else WEIGHTS_IN_GRAPH  # kernels may round differently if weights are constants
+    keep = (
+        0 if flow.large else WEIGHTS_IN_GRAPH
+    )  # kernels may round differently if weights are constants
     first: Recorded | None = None
     for number in range(1 if centre.branched else len(samples)):
         feeds = check_inputs(centre.opened.proto, samples[number]) if number else feeds
         try:
             arrays = values_of(flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run)
         except RuntimeFailure as error:
-            text = input_failure("The model does not run as far as the region", error, samples, number, centre.opened)
+            text = input_failure(
+                "The model does not run as far as the region", error, samples, number, centre.opened
+            )
             raise RuntimeFailure(text) from error
-        recorded = Recorded({name: arrays[name] for name in inputs}, {name: arrays[name] for name in outputs})
+        recorded = Recorded(
+            {name: arrays[name] for name in inputs}, {name: arrays[name] for name in outputs}
+        )
         if not all(map(is_finite, recorded.expected.values())):
             return recorded, _origin(samples, number), keep
         first = first or recorded

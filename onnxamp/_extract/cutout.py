@@ -52,7 +52,9 @@ class MainGraph:
 
     def consumers(self, node: int) -> Iterator[int]:
         """Nodes that need a node's outputs."""
-        return (reader for value in self.outputs(node) for reader in self.wiring.readers.get(value, ()))
+        return (
+            reader for value in self.outputs(node) for reader in self.wiring.readers.get(value, ())
+        )
 
     def outputs(self, node: int) -> list[int]:
         """Values that a node computes."""
@@ -91,7 +93,11 @@ def find_nodes(view: View, around: Iterable[str]) -> list[Node]:
 
 
 def _named(view: View, fits: Callable[[str], object]) -> list[Node]:
-    return [node for node in view.nodes if any(fits(name) for name in (node.proto.name, *node.proto.output) if name)]
+    return [
+        node
+        for node in view.nodes
+        if any(fits(name) for name in (node.proto.name, *node.proto.output) if name)
+    ]
 
 
 def _compiled(text: str) -> tuple[Callable[[str], object], str]:
@@ -105,19 +111,31 @@ def _compiled(text: str) -> tuple[Callable[[str], object], str]:
 def _unknown(view: View, text: str, reason: str) -> str:
     """The message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
     head = f"No node or node output is called {text!r}, "
-    head += f"and it is no regular expression ({reason})" if reason else "or matches it as a regular expression"
+    head += (
+        f"and it is no regular expression ({reason})"
+        if reason
+        else "or matches it as a regular expression"
+    )
     for value in view.values:
         if value.name == text and value.producer == ABSENT:
-            readers = list(dict.fromkeys(node.label for node, _ in view.consumers(value.index)))[:_SUGGESTIONS]
+            readers = list(dict.fromkeys(node.label for node, _ in view.consumers(value.index)))[
+                :_SUGGESTIONS
+            ]
             article = "an" if value.origin.value[0] in "aeiou" else "a"
-            return (
-                f"{head}: it is {article} {value.origin.value}, read by {', '.join(map(repr, readers)) or 'nothing'}."
-            )
+            return f"{head}: it is {article} {value.origin.value}, read by {', '.join(map(repr, readers)) or 'nothing'}."
     labels = list(dict.fromkeys(node.label for node in view.nodes))
-    names = list(dict.fromkeys([*labels, *(name for node in view.nodes for name in node.proto.output if name)]))
+    names = list(
+        dict.fromkeys(
+            [*labels, *(name for node in view.nodes for name in node.proto.output if name)]
+        )
+    )
     close = [name for name in labels if text and text.lower() in name.lower()][:_SUGGESTIONS]
     close = close or get_close_matches(text, names, _SUGGESTIONS, 0.5)
-    hint = f"similar names are {', '.join(map(repr, close))}" if close else "'onnxamp inspect -v' lists the nodes"
+    hint = (
+        f"similar names are {', '.join(map(repr, close))}"
+        if close
+        else "'onnxamp inspect -v' lists the nodes"
+    )
     return f"{head}; {hint}."
 
 
@@ -128,7 +146,11 @@ def _constant(view: View, wiring: Wiring) -> set[int]:
         if node.scope != 0 or node.key in op_facts().random:
             continue
         values = [view.values[value] for value in wiring.needs[index]]
-        is_computed = values and not node.bodies and all(v.origin in _HELD or v.producer in constant for v in values)
+        is_computed = (
+            values
+            and not node.bodies
+            and all(v.origin in _HELD or v.producer in constant for v in values)
+        )
         if node.key == "Constant" or is_computed:
             constant.add(index)
     return constant
@@ -142,7 +164,9 @@ def choose(graph: MainGraph, centre: Collection[int], before: int, after: int) -
 
     Complexity: linear in the region's nodes and their reads.
     """
-    region = _reached(graph, centre, graph.producers, before) | _reached(graph, centre, graph.consumers, after)
+    region = _reached(graph, centre, graph.producers, before) | _reached(
+        graph, centre, graph.consumers, after
+    )
     waiting = list(region)
     while waiting:
         for value in graph.wiring.needs[waiting.pop()]:
@@ -165,7 +189,11 @@ def _reached(
             key = graph.view.nodes[other].key
             is_free = key in op_facts().idle
             count = steps[node] + (not is_free)
-            if count <= limit and count < steps.get(other, limit + 1) and key not in op_facts().random:
+            if (
+                count <= limit
+                and count < steps.get(other, limit + 1)
+                and key not in op_facts().random
+            ):
                 steps[other] = count
                 (waiting.appendleft if is_free else waiting.append)(other)
     return set(steps)
@@ -197,13 +225,17 @@ def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -
     """
     view, needs = graph.view, graph.wiring.needs
     made = {value for node in nodes for value in graph.outputs(node)}
-    reads = dict.fromkeys(value for node in sorted(nodes) for value in needs[node] if value not in made)
+    reads = dict.fromkeys(
+        value for node in sorted(nodes) for value in needs[node] if value not in made
+    )
     enters = [value for value in reads if view.values[value].origin not in _HELD]
     leaves = list(_leaving(graph, nodes, centre))
     neighbours = {view.values[value].producer for value in enters} - {ABSENT}
     sketched = [index for index in view.order if index in neighbours or index in nodes]
     kept, inputs = _cut_sketch(graph, sketched, enters, leaves)
-    weights = dict.fromkeys(v for node in kept for v in needs[node] if view.values[v].origin in _HELD)
+    weights = dict.fromkeys(
+        v for node in kept for v in needs[node] if view.values[v].origin in _HELD
+    )
     return Cut(tuple(kept), tuple(inputs), tuple(leaves), tuple(weights))
 
 
@@ -215,7 +247,9 @@ def _leaving(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) 
         used = [value for value in outputs if readers.get(value) or results[value]]
         for value in (used or outputs) if node in centre else used:
             is_result = any(scope == 0 for scope, _ in results[value])
-            is_read = node not in graph.constant and any(n not in nodes for n in readers.get(value, ()))
+            is_read = node not in graph.constant and any(
+                n not in nodes for n in readers.get(value, ())
+            )
             if node in centre or is_result or is_read:
                 yield value
 
@@ -229,17 +263,29 @@ def _cut_sketch(
     values, tensors = graph.view.values, dict[int, Any]()
 
     def tensors_of(indices: Iterable[int]) -> list[Any]:
-        present = [value for value in indices if value != ABSENT and values[value].origin not in _HELD]
+        present = [
+            value for value in indices if value != ABSENT and values[value].origin not in _HELD
+        ]
         return [tensors.setdefault(value, gs.Variable(values[value].name)) for value in present]
 
     try:
         nodes = [
-            gs.Node("Node", str(i), None, tensors_of(graph.wiring.needs[i]), tensors_of(graph.outputs(i)))
+            gs.Node(
+                "Node",
+                str(i),
+                None,
+                tensors_of(graph.wiring.needs[i]),
+                tensors_of(graph.outputs(i)),
+            )
             for i in sketched
         ]
-        cut = gs.Graph(nodes, tensors_of(enters), tensors_of(leaves)).cleanup(remove_unused_graph_inputs=True)
+        cut = gs.Graph(nodes, tensors_of(enters), tensors_of(leaves)).cleanup(
+            remove_unused_graph_inputs=True
+        )
     except Exception as error:
         name = graph.view.model.graph.name
-        raise ModelError(f"onnx-graphsurgeon cannot cut the region out of {name!r}: {error}") from error
+        raise ModelError(
+            f"onnx-graphsurgeon cannot cut the region out of {name!r}: {error}"
+        ) from error
     names = graph.view.scopes[0].names
     return [int(node.name) for node in cut.nodes], [names[tensor.name] for tensor in cut.inputs]

@@ -14,7 +14,9 @@ from onnxamp._runtime.side import Side, run_alone
 from onnxamp._runtime.values import Feed
 
 
-def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run) -> dict[str, Array | None]:
+def values_of(
+    flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run
+) -> dict[str, Array | None]:
     """Run the nodes that some values need, and no others.
 
     Args:
@@ -27,7 +29,9 @@ def values_of(flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run:
     Raises:
         RuntimeFailure: one of these nodes does not load or run.
     """
-    side = run_alone(Runner(flow, run.engine.provider), feeds, wanted, run.budget, run.progress("running"))
+    side = run_alone(
+        Runner(flow, run.engine.provider), feeds, wanted, run.budget, run.progress("running")
+    )
     return {name: _as_written(side, name) for name in wanted}
 
 
@@ -50,7 +54,9 @@ def _as_double(array: Array) -> Array:
     return array.astype(np.float64)
 
 
-def differences(flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run) -> dict[str, float]:
+def differences(
+    flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run
+) -> dict[str, float]:
     """Outputs of a model that differ from what is expected in any bit.
 
     Returns:
@@ -58,7 +64,11 @@ def differences(flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, A
     """
     results = values_of(flow, feeds, list(expected), run)
     pairs = ((name, value, results[name]) for name, value in expected.items())
-    return {name: inf if b is None else _distance(a, b) for name, a, b in pairs if b is None or not same(a, b)}
+    return {
+        name: inf if b is None else _distance(a, b)
+        for name, a, b in pairs
+        if b is None or not same(a, b)
+    }
 
 
 def same(one: Array, other: Array) -> bool:
@@ -69,7 +79,10 @@ def same(one: Array, other: Array) -> bool:
         return bool(np.array_equal(one, other))
     a, b = _as_double(one), _as_double(other)
     zero = a == 0
-    return bool(np.array_equal(a, b, equal_nan=True) and np.array_equal(np.signbit(a[zero]), np.signbit(b[zero])))
+    return bool(
+        np.array_equal(a, b, equal_nan=True)
+        and np.array_equal(np.signbit(a[zero]), np.signbit(b[zero]))
+    )
 
 
 def _distance(one: Array, other: Array) -> float:

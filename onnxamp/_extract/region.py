@@ -100,9 +100,15 @@ def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> M
     graph.input.extend(_declared(name, value) for name, value in recorded.inputs.items())
     graph.node.extend(view.nodes[index].proto for index in cut.nodes)
     weights = {view.values[value].name for value in cut.weights}
-    graph.initializer.extend(tensor for tensor in source.graph.initializer if tensor.name in weights)
-    graph.sparse_initializer.extend(item for item in source.graph.sparse_initializer if item.values.name in weights)
-    graph.input.extend(entry for entry in source.graph.input if entry.name in weights)  # callers may override these
+    graph.initializer.extend(
+        tensor for tensor in source.graph.initializer if tensor.name in weights
+    )
+    graph.sparse_initializer.extend(
+        item for item in source.graph.sparse_initializer if item.values.name in weights
+    )
+    graph.input.extend(
+        entry for entry in source.graph.input if entry.name in weights
+    )  # callers may override these
     for value in cut.outputs:
         name = view.values[value].name
         graph.output.append(_declared(name, recorded.outputs[name], view.types[value]))
@@ -116,7 +122,9 @@ def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> M
 def _declared(name: str, value: Array | None, kind: str | None = None) -> ValueInfoProto:
     """A declaration of what was recorded; of its type alone if it is not a tensor."""
     if value is not None:
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        return helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
     if kind is None:
         raise ArgumentError(
             f"The value {name!r} at the border of the region is not a tensor, and files of arrays cannot hold it:"
@@ -184,12 +192,16 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
         ['small.onnx', 'small.npz', 'small.expected']
     """
     if not isinstance(region, Region):
-        raise ArgumentTypeError(f"region must be a Region, as extract_region returns, not {type(region).__name__}.")
+        raise ArgumentTypeError(
+            f"region must be a Region, as extract_region returns, not {type(region).__name__}."
+        )
     if not isinstance(path, (str, PathLike)):
         raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
     model, inputs, expected = region_files(path)
     copy = copied(region.model)
-    save_model(copy, model, WeightConverter(FLOAT16, None), external=weight_bytes(copy) > INLINE_LIMIT)
+    save_model(
+        copy, model, WeightConverter(FLOAT16, None), external=weight_bytes(copy) > INLINE_LIMIT
+    )
     write_file(inputs, _archive(region.inputs))
     write_file(expected, _archive(region.expected))
     return model, inputs, expected

@@ -13,7 +13,9 @@ def body_sources(node: Node, body_inputs: int) -> list[int]:
     """
     if node.key == "Loop":
         return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
-    offset = len(node.inputs) - body_inputs if node.key == "Scan" else 0  # Scan-8 has a leading sequence_lens
+    offset = (
+        len(node.inputs) - body_inputs if node.key == "Scan" else 0
+    )  # Scan-8 has a leading sequence_lens
     return [position + offset for position in range(body_inputs)]
 
 
@@ -47,9 +49,13 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
         targets = body_targets(node, len(scope.outputs))
         entering = {source: inner for inner, source in zip(scope.inputs, sources, strict=True)}
         leaving = {target: inner for inner, target in zip(scope.outputs, targets, strict=True)}
-        yield from ((node.input(source), inner) for source, inner in entering.items() if source >= 0)
+        yield from (
+            (node.input(source), inner) for source, inner in entering.items() if source >= 0
+        )
         yield from ((inner, _at(node.outputs, target)) for target, inner in leaving.items())
-        yield from ((leaving.get(target, ABSENT), entering.get(source, ABSENT)) for source, target in states)
+        yield from (
+            (leaving.get(target, ABSENT), entering.get(source, ABSENT)) for source, target in states
+        )
 
 
 def _at(values: Sequence[int], position: int) -> int:

@@ -82,7 +82,9 @@ class Constants:
     def _is_raised(self, cast: Node) -> bool:
         """Whether a Cast gives a float32 constant the numbers of a low one, as it stands before stored weights."""
         source, result = cast.input(0), cast.outputs[0]
-        is_up = result != ABSENT and self.types[source] in LOW_TENSORS and self.types[result] == FLOAT
+        is_up = (
+            result != ABSENT and self.types[source] in LOW_TENSORS and self.types[result] == FLOAT
+        )
         return is_up and self.is_constant(source)
 
     def source(self, value: int) -> int:
@@ -109,7 +111,9 @@ class Constants:
         """:meth:`stats` of all float32 values that are constant, or may be because they are moved from other values."""
         if not self._floats:
             values = {*self.tensors, *self._makers, *self._sources}
-            self._floats.update((value, self.stats(value)) for value in values if self.types[value] == FLOAT)
+            self._floats.update(
+                (value, self.stats(value)) for value in values if self.types[value] == FLOAT
+            )
         return self._floats
 
     def is_constant(self, value: int) -> bool:
@@ -121,7 +125,9 @@ class Constants:
         """Whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are constants."""
         present = [value for value in node.inputs if value != ABSENT]
         values = [value for value in present if self.types[value] in _FLOATS]
-        return bool(values) and all(self.is_constant(value) for value in (present if whole else values))
+        return bool(values) and all(
+            self.is_constant(value) for value in (present if whole else values)
+        )
 
     def uniform(self, value: int) -> float | None:
         """The number that all elements of the constant equal; None if they differ, or the value is not constant."""
@@ -165,14 +171,18 @@ class Constants:
     def _attribute(self, value: int, name: str) -> Any:
         """An attribute of the Constant that makes the value."""
         maker = self._makers.get(value)
-        return attribute(maker.proto, name) if maker is not None and maker.key == "Constant" else None
+        return (
+            attribute(maker.proto, name) if maker is not None and maker.key == "Constant" else None
+        )
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
         """Elements of a small tensor of numbers."""
         if prod(tensor.dims) > _FEW or tensor.data_type == TensorProto.STRING:
             return None
         is_external = tensor.data_location == TensorProto.EXTERNAL
-        return (read_array(tensor, self.folder) if is_external else numpy_helper.to_array(tensor)).reshape(-1)
+        return (
+            read_array(tensor, self.folder) if is_external else numpy_helper.to_array(tensor)
+        ).reshape(-1)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
         """Elements of what a node makes, unless it holds them in a tensor."""
@@ -180,7 +190,9 @@ class Constants:
         if maker is None:
             return None
         if maker.key == "ConstantOfShape":
-            held = attribute(maker.proto, "value") or numpy_helper.from_array(np.zeros(1, np.float32))
+            held = attribute(maker.proto, "value") or numpy_helper.from_array(
+                np.zeros(1, np.float32)
+            )
             return read_array(held, self.folder)
         number = self._attribute(value, "value_float")
         numbers = self._attribute(value, "value_floats") if number is None else [number]

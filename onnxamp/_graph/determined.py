@@ -29,14 +29,19 @@ class Determined:
     forced: frozenset[str]
 
 
-def input_relations(graph: Graph, dims: tuple[tuple[str, tuple[int | str, ...]], ...]) -> "Relations":
+def input_relations(
+    graph: Graph, dims: tuple[tuple[str, tuple[int | str, ...]], ...]
+) -> "Relations":
     """The relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
     graph = _inlined(graph)
     return relations_of(graph, named_shapes(graph, graph.types, dict(dims)))
 
 
 def determine(
-    relations: "Relations", usual: Mapping[str, int], given: Mapping[str, int], batches: Collection[str]
+    relations: "Relations",
+    usual: Mapping[str, int],
+    given: Mapping[str, int],
+    batches: Collection[str],
 ) -> Determined:
     """The sizes that follow from the weights, and from sizes that are given.
 
@@ -58,9 +63,14 @@ def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
     relations = relations_of(graph, shapes)
     sizes: dict[_Letter, int] = {}
     for letter, factor, dim in relations.multiples:
-        if isinstance(dim, int) and (dim % factor or sizes.setdefault(letter, dim // factor) * factor != dim):
+        if isinstance(dim, int) and (
+            dim % factor or sizes.setdefault(letter, dim // factor) * factor != dim
+        ):
             return False
-    return all(len({dim for dim in column if isinstance(dim, int) and dim != 1}) < 2 for column in relations.columns)
+    return all(
+        len({dim for dim in column if isinstance(dim, int) and dim != 1}) < 2
+        for column in relations.columns
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,9 @@ def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
 
 
 def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
-    before, after = (ABSENT if value is None else value for value in (node.input(0), node.outputs[0]))
+    before, after = (
+        ABSENT if value is None else value for value in (node.input(0), node.outputs[0])
+    )
     if ABSENT in (before, after):
         return
     source, result = shapes[before], shapes[after]
@@ -101,7 +113,9 @@ def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, D
 
 
 def _add(found: Relations, node: int, related: Related) -> None:
-    found.multiples.extend(((node, size), factor, dim) for (size, factor), dim in related.multiples if dim is not None)
+    found.multiples.extend(
+        ((node, size), factor, dim) for (size, factor), dim in related.multiples if dim is not None
+    )
     for column in columns(related.aligned):
         known = [dim for dim in column if dim is not None]
         if len(known) > 1:
@@ -121,7 +135,9 @@ def _inlined(graph: Graph) -> Graph:
 class _Solver:
     """Lets sizes that are known pass through relations."""
 
-    def __init__(self, relations: Relations, usual: Mapping[str, int], batches: Collection[str]) -> None:
+    def __init__(
+        self, relations: Relations, usual: Mapping[str, int], batches: Collection[str]
+    ) -> None:
         self.relations, self.usual, self.batches = relations, usual, batches
         self.sizes: dict[str | _Letter, int] = {}
         self.fresh: deque[str | _Letter] = deque()
@@ -151,7 +167,11 @@ class _Solver:
         for before, after in self.relations.counted:
             self._count(before, after)
         self._assume(name for name in self.usual if name not in self.batches)
-        sizes = {name: self.sizes[name] for name, size in self.usual.items() if self.sizes.get(name, size) != size}
+        sizes = {
+            name: self.sizes[name]
+            for name, size in self.usual.items()
+            if self.sizes.get(name, size) != size
+        }
         return Determined({name: size for name, size in sizes.items() if name not in given}, forced)
 
     def _set(self, variable: str | _Letter, size: int) -> None:
@@ -175,7 +195,13 @@ class _Solver:
         """Give dimensions that nothing determines their usual sizes, or the next ones that divide as they must."""
         for name in names:
             if name not in self.sizes:
-                needed = lcm(*(factor for letter, factor in self.letters.get(name, ()) if letter not in self.sizes))
+                needed = lcm(
+                    *(
+                        factor
+                        for letter, factor in self.letters.get(name, ())
+                        if letter not in self.sizes
+                    )
+                )
                 self._set(name, -(-self.usual[name] // needed) * needed)
                 self._settle()
 

@@ -90,7 +90,9 @@ class _Builder:
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
     """By domain and op type."""
 
-    def define(self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool) -> list[_Pending]:
+    def define(
+        self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool
+    ) -> list[_Pending]:
         """Add a scope with everything it defines, and return the bodies of its nodes."""
         scope, names, first = len(self.scopes), {}, len(self.rows)  # type: ignore[var-annotated]
         if owner != ABSENT:
@@ -109,7 +111,9 @@ class _Builder:
         origin, values = Origin.NODE, self.values
         for index, node in enumerate(graph.node, first):
             kind, outputs = self._kind(node), []
-            for port, name in enumerate(node.output[:]):  # a slice: protobuf's own iterators are slow
+            for port, name in enumerate(
+                node.output[:]
+            ):  # a slice: protobuf's own iterators are slow
                 if not name:
                     outputs.append(ABSENT)
                     continue
@@ -122,8 +126,23 @@ class _Builder:
             if kind.may_have_bodies:
                 unknown = opaque or not kind.is_control_flow
                 pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
-        nodes, inputs = range(first, len(self.rows)), tuple([names[entry.name] for entry in graph.input])
-        self.scopes.append(Scope(scope, parent, owner, graph, opaque, names, nodes, inputs, ()))
+        nodes, inputs = (
+            range(first, len(self.rows)),
+            tuple([names[entry.name] for entry in graph.input]),
+        )
+        self.scopes.append(
+            Scope(
+                index=scope,
+                parent=parent,
+                owner=owner,
+                proto=graph,
+                opaque=opaque,
+                names=names,
+                nodes=nodes,
+                inputs=inputs,
+                outputs=(),
+            )
+        )
         return pending
 
     def _kind(self, node: NodeProto) -> _Kind:
@@ -136,7 +155,9 @@ class _Builder:
             kind = self.kinds[name] = _Kind(key, signature, is_control_flow, may_have_bodies)
         return kind
 
-    def _add(self, names: dict[str, int], name: str, scope: int, origin: Origin, port: int = 0) -> None:
+    def _add(
+        self, names: dict[str, int], name: str, scope: int, origin: Origin, port: int = 0
+    ) -> None:
         if name in names:
             raise self._twice(name, scope)
         names[name] = len(self.values)
@@ -144,7 +165,9 @@ class _Builder:
 
     def _twice(self, name: str, scope: int) -> ModelError:
         where = self._where(scope)
-        return ModelError(f"The value {name!r} is defined twice in {where}: every name must be unique there.")
+        return ModelError(
+            f"The value {name!r} is defined twice in {where}: every name must be unique there."
+        )
 
     def _where(self, scope: int) -> str:
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
@@ -177,9 +200,16 @@ class _Builder:
                     self.unordered.add(home)
                 inputs.append(value)
             bodies = tuple(self.bodies.get(index, ()))
-            nodes.append(Node(index, home, proto, kind.key, kind.signature, tuple(inputs), outputs, bodies))
+            nodes.append(
+                Node(index, home, proto, kind.key, kind.signature, tuple(inputs), outputs, bodies)
+            )
         for position, scope in enumerate(self.scopes):
-            outputs = tuple([self._result(entry.name, scope, port) for port, entry in enumerate(scope.proto.output)])
+            outputs = tuple(
+                [
+                    self._result(entry.name, scope, port)
+                    for port, entry in enumerate(scope.proto.output)
+                ]
+            )
             self.scopes[position] = replace(scope, outputs=outputs)
         for owner, needed in self.needs.items():
             if any(self.values[value].producer >= owner for value in needed):
@@ -190,14 +220,18 @@ class _Builder:
         value = self.find(name, home)
         if value == ABSENT and not self.scopes[home].opaque:
             label = proto.name or next(iter(proto.output), "")
-            raise ModelError(f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines.")
+            raise ModelError(
+                f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines."
+            )
         return value
 
     def _result(self, name: str, scope: Scope, port: int) -> int:
         value = self.find(name, scope.index)
         if value == ABSENT:
             if not scope.opaque:
-                raise ModelError(f"The output {name!r} of {self._where(scope.index)} is produced by nothing.")
+                raise ModelError(
+                    f"The output {name!r} of {self._where(scope.index)} is produced by nothing."
+                )
             return ABSENT
         self.results[value] += ((scope.index, port),)
         return value
@@ -263,7 +297,9 @@ def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
     """Nodes of the scope whose outputs the node or its bodies read."""
     values = (*builder.nodes[index].inputs, *builder.needs.get(index, ()))
     read = (builder.values[value] for value in values if value != ABSENT)
-    return {value.producer for value in read if value.producer != ABSENT and value.scope == scope.index}
+    return {
+        value.producer for value in read if value.producer != ABSENT and value.scope == scope.index
+    }
 
 
 _PASSING: Final = frozenset({"Cast", "Identity", "Max"})
@@ -320,7 +356,9 @@ class Graph(View, Asked):
     @cached_property
     def exact(self) -> frozenset[int]:
         """Nodes that commute with rounding, see :func:`is_exact`."""
-        return frozenset(node.index for node in self.nodes_of(op_facts().exact) if is_exact(node.proto))
+        return frozenset(
+            node.index for node in self.nodes_of(op_facts().exact) if is_exact(node.proto)
+        )
 
     @cached_property
     def hidden(self) -> frozenset[int]:
@@ -333,7 +371,9 @@ class Graph(View, Asked):
 
         They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
         """
-        return frozenset(node.index for node in self.nodes if node.key in _PASSING and self._passes_on(node))
+        return frozenset(
+            node.index for node in self.nodes if node.key in _PASSING and self._passes_on(node)
+        )
 
     def _passes_on(self, node: Node) -> bool:
         if node.key == "Cast":
@@ -349,7 +389,9 @@ class Graph(View, Asked):
             for index in self.by_key.get("Max", ())
             if index in self.passing
         )
-        return frozenset(index for index, maker in known if maker is not None and self._raises(maker))
+        return frozenset(
+            index for index, maker in known if maker is not None and self._raises(maker)
+        )
 
     def _raises(self, node: Node) -> bool:
         ends = node.input(0), node.outputs[0]
@@ -365,11 +407,19 @@ class Graph(View, Asked):
     def float_inputs(self, node: Node) -> list[tuple[int, int]]:
         """(position, value) of the node's float32 tensor inputs."""
         types = self.types
-        return [(port, value) for port, value in enumerate(node.inputs) if value != ABSENT and types[value] == FLOAT]
+        return [
+            (port, value)
+            for port, value in enumerate(node.inputs)
+            if value != ABSENT and types[value] == FLOAT
+        ]
 
     def is_float_output(self, node: Node) -> bool:
         """Whether output 0 is a float32 tensor."""
-        return bool(node.outputs) and node.outputs[0] != ABSENT and self.types[node.outputs[0]] == FLOAT
+        return (
+            bool(node.outputs)
+            and node.outputs[0] != ABSENT
+            and self.types[node.outputs[0]] == FLOAT
+        )
 
 
 def graph_of(model: Model) -> Graph:

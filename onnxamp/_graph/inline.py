@@ -35,7 +35,9 @@ def inline_functions(
     shell = copy_without(model, "initializer")
     listed = {entry.name for entry in model.graph.input}
     weights = (tensor for tensor in model.graph.initializer if tensor.name not in listed)
-    shell.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, tuple(t.dims)) for t in weights)
+    shell.graph.input.extend(
+        helper.make_tensor_value_info(t.name, t.data_type, tuple(t.dims)) for t in weights
+    )
     for node in shell.graph.node:
         if ops is not None and (node.domain, node.op_type) in ops:
             _fill_defaults(node, opset_imports(model).get(node.domain, 1))
@@ -43,9 +45,13 @@ def inline_functions(
         if ops is None:
             result = onnx.inliner.inline_local_functions(shell, convert_version=True)
         else:
-            result = onnx.inliner.inline_selected_functions(shell, sorted(ops), inline_schema_functions=True)
+            result = onnx.inliner.inline_selected_functions(
+                shell, sorted(ops), inline_schema_functions=True
+            )
     except (onnx.checker.ValidationError, RuntimeError) as error:
-        raise ModelError(f"The functions of {model.graph.name!r} cannot be inlined: {error}") from error
+        raise ModelError(
+            f"The functions of {model.graph.name!r} cannot be inlined: {error}"
+        ) from error
     if ops is None and result.functions and not partly:
         function = result.functions[0]
         raise ModelError(

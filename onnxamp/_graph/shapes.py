@@ -54,7 +54,9 @@ def with_shapes(
     return _inferred(skeleton, data_prop=bool(given))
 
 
-def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None = None) -> Sequence[Shape | None]:
+def read_shapes(
+    view: View, skeleton: ModelProto, dims: Mapping[str, int] | None = None
+) -> Sequence[Shape | None]:
     """Shape by value index: None for an unknown rank, and None within a shape for an unknown dimension.
 
     Args:
@@ -79,7 +81,9 @@ def read_shapes(view: View, skeleton: ModelProto, dims: Mapping[str, int] | None
     return shapes
 
 
-def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) -> Sequence[Dims | None]:
+def symbolic_shapes(
+    view: View, known: Mapping[str, TensorProto] | None = None
+) -> Sequence[Dims | None]:
     """Shapes of the main graph's values in which named dimensions stay names, and computed shapes are followed.
 
     Args:
@@ -88,7 +92,9 @@ def symbolic_shapes(view: View, known: Mapping[str, TensorProto] | None = None) 
     """
     skeleton = _skeleton(view)
     if known:
-        kept = [node for node in skeleton.graph.node if not any(name in known for name in node.output)]
+        kept = [
+            node for node in skeleton.graph.node if not any(name in known for name in node.output)
+        ]
         del skeleton.graph.node[:]
         skeleton.graph.node.extend(kept)
         skeleton.graph.initializer.extend(known.values())
@@ -111,7 +117,9 @@ def named_shapes(
     return _read_symbolic(view, _inferred(skeleton, data_prop=True), {})
 
 
-def _read_symbolic(view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]) -> Sequence[Dims | None]:
+def _read_symbolic(
+    view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]
+) -> Sequence[Dims | None]:
     """The shapes of the main graph's values in a skeleton, with the names of dimensions."""
     shapes: list[Dims | None] = [None] * len(view.values)
     names = view.scopes[0].names
@@ -143,7 +151,9 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
             entry.type.tensor_type.shape.SetInParent()
             for size in given[entry.name]:
                 known = isinstance(size, int)
-                entry.type.tensor_type.shape.dim.add(**{"dim_value" if known else "dim_param": size})
+                entry.type.tensor_type.shape.dim.add(
+                    **{"dim_value" if known else "dim_param": size}
+                )
     del graph.value_info[:]
 
 
@@ -166,7 +176,9 @@ def _merged(shape: Shape, other: Shape) -> Shape:
     """The first shape, completed by the dimensions of the second."""
     if len(shape) != len(other):
         return shape
-    return tuple(mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True))
+    return tuple(
+        mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True)
+    )
 
 
 @lru_cache(maxsize=1 << 12)
@@ -202,7 +214,11 @@ def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None])
         elif not ("::" in node.key or node.key in op_facts().uninferable):
             continue
         for value in node.outputs:
-            elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1]) if value != ABSENT else None
+            elem = (
+                ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1])
+                if value != ABSENT
+                else None
+            )
             if elem is not None and view.values[value].name not in declared:
                 entry = graph.value_info.add(name=view.values[value].name)
                 entry.type.tensor_type.elem_type = elem
@@ -213,7 +229,9 @@ def _skeleton(view: View) -> ModelProto:
     """The model without the data of its weights: structure, shapes, and small integer constants."""
     model, skeleton = view.model, ModelProto()
     skeleton.ir_version = model.ir_version
-    skeleton.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model).items())
+    skeleton.opset_import.extend(
+        helper.make_opsetid(*entry) for entry in opset_imports(model).items()
+    )
     skeleton.functions.extend(model.functions)
     _strip(model.graph, skeleton.graph)
     _hide_dangers(view, skeleton)
@@ -233,7 +251,9 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
             graphs += [body for _, body in node_bodies(proto)]
     for graph in graphs:
         for entry in (*graph.value_info, *graph.input, *graph.output):
-            for dim in entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ():
+            for dim in (
+                entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ()
+            ):
                 if not 0 <= dim.dim_value <= _LARGEST_SIZE:
                     dim.ClearField("dim_value")
 
@@ -244,14 +264,18 @@ def _write_defaults(view: View, skeleton: ModelProto) -> None:
     for proto in _nodes_of(view, skeleton, misread):
         written = {item.name for item in proto.attribute}
         defaults = misread[op_key(proto)].items()
-        proto.attribute.extend(helper.make_attribute(name, value) for name, value in defaults if name not in written)
+        proto.attribute.extend(
+            helper.make_attribute(name, value) for name, value in defaults if name not in written
+        )
 
 
 def _nodes_of(view: View, skeleton: ModelProto, keys: Container[str]) -> list[NodeProto]:
     """Return the nodes of these op types in a skeleton, also those in bodies and functions."""
     graphs = scope_graphs(view, skeleton)
     nodes = [node for node in view.nodes if node.key in keys]
-    protos = [graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start] for node in nodes]
+    protos = [
+        graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start] for node in nodes
+    ]
     inner = (proto for function in skeleton.functions for proto in all_nodes(function.node))
     return protos + [proto for proto in inner if op_key(proto) in keys]
 

@@ -20,7 +20,11 @@ def node_precision(node: Node, types: Sequence[str | None]) -> str:
         types: type by value index.
     """
     own = {types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
-    held = (name for name, tensor in _TYPES.items() if any(kind is not None and tensor in kind for kind in own))
+    held = (
+        name
+        for name, tensor in _TYPES.items()
+        if any(kind is not None and tensor in kind for kind in own)
+    )
     return next(held, "other")
 
 

@@ -44,7 +44,9 @@ def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
     first, second = shapes[node.input(0)], shapes[node.input(1)]
     if first and first[-1] is not None:
         return first[-1]
-    return _axis(second, -1 if attribute(node.proto, "transB") or (second and len(second) == 1) else -2)
+    return _axis(
+        second, -1 if attribute(node.proto, "transB") or (second and len(second) == 1) else -2
+    )
 
 
 def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
@@ -77,7 +79,11 @@ def _einsum(node: Node, shapes: Sequence[Shape | None]) -> int:
     for value, axes in zip(node.inputs, inputs.split(","), strict=False):
         leading, dots, trailing = axes.partition("...")
         sizes |= {letter: _axis(shapes[value], axis) for axis, letter in enumerate(leading)}
-        sizes |= {letter: _axis(shapes[value], -axis) for axis, letter in enumerate(reversed(trailing), 1) if dots}
+        sizes |= {
+            letter: _axis(shapes[value], -axis)
+            for axis, letter in enumerate(reversed(trailing), 1)
+            if dots
+        }
     return prod(size for letter, size in sizes.items() if letter not in kept)
 
 

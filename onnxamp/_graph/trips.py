@@ -26,12 +26,18 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
     guessed = set[int]()
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
-        is_guess = owner.key in ("Loop", "Scan", "SequenceMap") and _constant_trips(graph, owner) is None
+        is_guess = (
+            owner.key in ("Loop", "Scan", "SequenceMap") and _constant_trips(graph, owner) is None
+        )
         if is_guess or scope.parent in guessed:
             guessed.add(scope.index)
     return frozenset(guessed)
 
 
 def _constant_trips(graph: Graph, node: Node) -> int | None:
-    trips = graph.constants.integers(node.input(0)) if node.key == "Loop" and node.input(0) != ABSENT else None
+    trips = (
+        graph.constants.integers(node.input(0))
+        if node.key == "Loop" and node.input(0) != ABSENT
+        else None
+    )
     return trips[0] if trips else None

@@ -69,7 +69,8 @@ def bind_node(node: Node, types: Types) -> dict[str, str]:
     signature = node.signature
     assert signature is not None
     inputs, outputs = (
-        [None if value == ABSENT else types[value] for value in ports] for ports in (node.inputs, node.outputs)
+        [None if value == ABSENT else types[value] for value in ports]
+        for ports in (node.inputs, node.outputs)
     )
     bound = bind(signature, inputs)
     for position, kind in enumerate(outputs):
@@ -84,7 +85,11 @@ def declared_type(proto: TypeProto) -> str | None:
     prefix, suffix, kind = "", "", proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type"):
         prefix, suffix = prefix + ("seq(" if kind == "sequence_type" else "optional("), suffix + ")"
-        proto = proto.sequence_type.elem_type if kind == "sequence_type" else proto.optional_type.elem_type
+        proto = (
+            proto.sequence_type.elem_type
+            if kind == "sequence_type"
+            else proto.optional_type.elem_type
+        )
         kind = proto.WhichOneof("value")
     if kind == "tensor_type" and proto.tensor_type.elem_type:
         return prefix + tensor_type(proto.tensor_type.elem_type) + suffix
@@ -128,7 +133,9 @@ def _declared(view: View) -> dict[int, str]:
     return declared
 
 
-def _enter(view: View, index: int, entered: set[int], types: list[str | None], declared: Mapping[int, str]) -> None:
+def _enter(
+    view: View, index: int, entered: set[int], types: list[str | None], declared: Mapping[int, str]
+) -> None:
     """Give the inputs of a body, and of the bodies around it, the types of their owner's inputs."""
     chain = []
     while index not in entered:
@@ -137,7 +144,11 @@ def _enter(view: View, index: int, entered: set[int], types: list[str | None], d
         index = view.scopes[index].parent
     for scope in (view.scopes[entering] for entering in reversed(chain)):
         owner = view.nodes[scope.owner]
-        sources = body_sources(owner, len(scope.inputs)) if not scope.opaque else [ABSENT] * len(scope.inputs)
+        sources = (
+            body_sources(owner, len(scope.inputs))
+            if not scope.opaque
+            else [ABSENT] * len(scope.inputs)
+        )
         for value, source in zip(scope.inputs, sources, strict=True):
             outer = owner.input(source) if source >= 0 else ABSENT
             kind = types[outer] if outer != ABSENT else None
@@ -152,7 +163,9 @@ _ATTRIBUTED = frozenset({"Constant", "Optional"})
 
 
 @lru_cache(maxsize=1 << 12)
-def _plain_types(key: str, signature: Signature, inputs: tuple[str | None, ...], count: int) -> Sequence[str | None]:
+def _plain_types(
+    key: str, signature: Signature, inputs: tuple[str | None, ...], count: int
+) -> Sequence[str | None]:
     """Types of ``count`` outputs where attributes have no say: large models repeat few combinations."""
     return output_types(NodeProto(output=[""] * count), key, signature, inputs)
 
@@ -198,7 +211,9 @@ def _around(view: View, value: int) -> Iterator[int]:
     yield from (view.scopes[scope].owner for scope in passed if scope != 0)
 
 
-def _implied(view: View, node: Node, types: Sequence[str | None]) -> Iterable[tuple[int, str | None]]:
+def _implied(
+    view: View, node: Node, types: Sequence[str | None]
+) -> Iterable[tuple[int, str | None]]:
     """Values that a node reads, makes or passes into bodies, with the types that its other values imply."""
     if node.signature is None:
         return ()
@@ -207,7 +222,9 @@ def _implied(view: View, node: Node, types: Sequence[str | None]) -> Iterable[tu
     return _shared(node, node.signature, types)
 
 
-def _shared(node: Node, signature: Signature, types: Sequence[str | None]) -> Iterator[tuple[int, str | None]]:
+def _shared(
+    node: Node, signature: Signature, types: Sequence[str | None]
+) -> Iterator[tuple[int, str | None]]:
     """Types by the node's schema: ports with the same type parameter have the same type."""
     inputs = [None if value == ABSENT else types[value] for value in node.inputs]
     bound = bind(signature, inputs)
@@ -220,13 +237,19 @@ def _shared(node: Node, signature: Signature, types: Sequence[str | None]) -> It
         port = signature.input(position)
         if port is not None and value != ABSENT and inputs[position] is None:
             allowed = signature.params.get(port.type)
-            kind = port.type if allowed is None else bound.get(signature.param(port, position)) or _only(allowed)
+            kind = (
+                port.type
+                if allowed is None
+                else bound.get(signature.param(port, position)) or _only(allowed)
+            )
             inputs[position] = kind
             yield value, kind
     yield from zip(node.outputs, output_types(node.proto, node.key, signature, inputs), strict=True)
 
 
-def _passed(view: View, node: Node, types: Sequence[str | None]) -> Iterator[tuple[int, str | None]]:
+def _passed(
+    view: View, node: Node, types: Sequence[str | None]
+) -> Iterator[tuple[int, str | None]]:
     """Types by what control flow passes into bodies, through them and out of them."""
     if node.key == "SequenceMap":  # whose bodies get and return elements
         yield from zip(node.outputs, _control_flow(view, node, types), strict=True)
@@ -275,7 +298,11 @@ def _only(allowed: frozenset[str]) -> str | None:
 
 
 def _first_output(
-    proto: NodeProto, key: str, signature: Signature, bound: Mapping[str, str], inputs: Sequence[str | None]
+    proto: NodeProto,
+    key: str,
+    signature: Signature,
+    bound: Mapping[str, str],
+    inputs: Sequence[str | None],
 ) -> str | None:
     """Type of output 0 if an attribute, a Constant's value or a container determines it."""
     if key == "Constant":
@@ -286,9 +313,13 @@ def _first_output(
         if isinstance(value, TensorProto):
             return tensor_type(value.data_type)
         if isinstance(value, bytes):  # Cast before opset 6 has the type's name
-            return tensor_type(dict(TensorProto.DataType.items()).get(value.decode(errors="replace"), 0))
+            return tensor_type(
+                dict(TensorProto.DataType.items()).get(value.decode(errors="replace"), 0)
+            )
         number = int(value or 0)
-        shared = bound.get(signature.outputs[0].type)  # QuantizeLinear: the zero point decides before the default
+        shared = bound.get(
+            signature.outputs[0].type
+        )  # QuantizeLinear: the zero point decides before the default
         kind = tensor_type(number) if number else shared or _default(rule.default, inputs)
         return f"seq({kind})" if key == "SequenceEmpty" and kind else kind
     source = inputs[1] if key == "CastLike" else inputs[0] if inputs else None

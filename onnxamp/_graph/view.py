@@ -55,7 +55,9 @@ class Node:
     @property
     def label(self) -> str:
         """Name of the node in messages: its own name, or else its first output."""
-        return self.proto.name or next((name for name in self.proto.output if name), f"#{self.index}")
+        return self.proto.name or next(
+            (name for name in self.proto.output if name), f"#{self.index}"
+        )
 
     def input(self, position: int) -> int:
         """Value index of an input; ABSENT if it is omitted."""
@@ -128,7 +130,9 @@ class View:
 
     def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
         """Nodes that read the value, with the input position; none if the value is ABSENT."""
-        return ((self.nodes[node], port) for node, port in (self.uses[value] if value != ABSENT else ()))
+        return (
+            (self.nodes[node], port) for node, port in (self.uses[value] if value != ABSENT else ())
+        )
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
         """Nodes that read any output of the node, with the input position."""
@@ -162,7 +166,9 @@ def shadowing(view: View) -> dict[int, int]:
     Complexity: values times nesting depth.
     """
     found = (
-        (value, view.visible(name, inner.parent)) for inner in view.scopes[1:] for name, value in inner.names.items()
+        (value, view.visible(name, inner.parent))
+        for inner in view.scopes[1:]
+        for name, value in inner.names.items()
     )
     return {value: outer for value, outer in found if outer != ABSENT}
 

@@ -78,7 +78,9 @@ def convert_validated(
     for way in _ways(job, validator, validation, refused):
         layers = False if way.options.level == Level.O0 else validation.layers
         with suppress(RefusedError):
-            conversion, report = validator.convert(replace(job, options=way.options, plan=way.plan), layers)
+            conversion, report = validator.convert(
+                replace(job, options=way.options, plan=way.plan), layers
+            )
             cure = replace(
                 way.cure,
                 applied=True,
@@ -105,7 +107,9 @@ def _write_failed(
     return conversion, replace(failure, result=str(target), cure=cure)
 
 
-def _ways(job: Job, validator: Validator, validation: Validation, refused: RefusedError) -> Iterator["_Way"]:
+def _ways(
+    job: Job, validator: Validator, validation: Validation, refused: RefusedError
+) -> Iterator["_Way"]:
     """Yield the conversions to try in place of one that failed, the best first.
 
     Where an op breaks, that is one with the op in float32. Where errors add up, no single op is to blame, and
@@ -113,10 +117,19 @@ def _ways(job: Job, validator: Validator, validation: Validation, refused: Refus
     """
     options = job.options
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
-    search = _Fallbacks(job, validator, validation, recipe, refused, recipe.options == options)
+    search = _Fallbacks(
+        job=job,
+        validator=validator,
+        validation=validation,
+        recipe=recipe,
+        refused=refused,
+        is_tried=recipe.options == options,
+    )
     if options.level not in (Level.O2, Level.O3):
         yield from search.cured(1.0)
-    elif refused.fault or (refused.report.first_bad is not None and refused.report.first_bad.breaks):
+    elif refused.fault or (
+        refused.report.first_bad is not None and refused.report.first_bad.breaks
+    ):
         yield from search.cured(_SEARCH)
         yield from search.lower()
         if not refused.fault:
@@ -171,7 +184,10 @@ class _Fallbacks:
 
     def told(self, outcome: str = "", command: str = "") -> Cure:
         """What was found at last, or that nothing was."""
-        nodes, text = () if command else self.nodes, " ".join(filter(None, (*self.outcomes, outcome)))
+        nodes, text = (
+            () if command else self.nodes,
+            " ".join(filter(None, (*self.outcomes, outcome))),
+        )
         return Cure(command, nodes, text, bool(command), self.trials)
 
     def cured(self, share: float) -> Iterator[_Way]:
@@ -202,7 +218,12 @@ class _Fallbacks:
         self.nodes, self.trials = cure.nodes, cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
-            cure = replace(cure, outcome=cure.outcome if fault else "The cure that was found does not pass in the end.")
+            cure = replace(
+                cure,
+                outcome=cure.outcome
+                if fault
+                else "The cure that was found does not pass in the end.",
+            )
         self.outcomes.append(cure.outcome)
 
     def lower(self) -> Iterator[_Way]:
@@ -221,8 +242,14 @@ class _Fallbacks:
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
         auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding))
-        search = replace(job.search, tolerance=tolerance, seconds=max(self.until - monotonic(), seconds * _MEASURING))
-        plan = measured_plan(job.model, auto.options, search, replace(job.run, state=None), job.rounder)
+        search = replace(
+            job.search,
+            tolerance=tolerance,
+            seconds=max(self.until - monotonic(), seconds * _MEASURING),
+        )
+        plan = measured_plan(
+            job.model, auto.options, search, replace(job.run, state=None), job.rounder
+        )
         if plan is not None:
             samples = job.run.samples
             command = auto.tuning(*self.command, tolerance, len(samples) if samples.made_up else 0)
@@ -241,5 +268,9 @@ def _named_in(fault: str, model: Model) -> Cure:
     """The nodes of the original that are named where the result is not loaded or built, as what may cure it."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
     named = tuple(sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault))
-    outcome = "It is refused with the nodes in float32 that are named, too." if named else "No node is named."
+    outcome = (
+        "It is refused with the nodes in float32 that are named, too."
+        if named
+        else "No node is named."
+    )
     return Cure("", named, outcome, bool(named), len(named))

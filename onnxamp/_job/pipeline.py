@@ -124,18 +124,28 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     """
     asked, options, model = request.run, request.options, request.model
     with declared_ops(options.custom_ops):
-        run = Run(provider=asked.provider, renews=asked.renews, report=asked.report, budget=asked.budget)
+        run = Run(
+            provider=asked.provider, renews=asked.renews, report=asked.report, budget=asked.budget
+        )
         comparison = _comparison(request, run)
         if comparison is not None:
             run = replace(run, inputs=comparison.run.samples)
         elif request.measures:
             run = replace(run, inputs=asked.draw(model))
         gpus = run.engine.reference.gpus if run.runs_models else 0
-        with opened(asked.state, renew=asked.renews) as state, asked.place.sharing(gpus=gpus) as workers:
+        with (
+            opened(asked.state, renew=asked.renews) as state,
+            asked.place.sharing(gpus=gpus) as workers,
+        ):
             run = replace(run, workers=workers, state=state)
             if comparison is not None:
                 comparison.run = replace(comparison.run, workers=workers)
-            yield Job(model=model, options=options, plan=request.plan, run=run, search=request.search), comparison
+            yield (
+                Job(
+                    model=model, options=options, plan=request.plan, run=run, search=request.search
+                ),
+                comparison,
+            )
 
 
 def _comparison(request: Request, run: Run) -> "Comparison | None":

@@ -139,7 +139,11 @@ class Validator:
         Returns:
             What the last of these steps came to, and the names of what loaded or built it.
         """
-        target, reference, samples = job.options.target, self.comparison.reference, self.comparison.run.samples
+        target, reference, samples = (
+            job.options.target,
+            self.comparison.reference,
+            self.comparison.run.samples,
+        )
         provider = reference.engine.provider
         place = provider if provider == device_of(target) else None
         loaded = load_result(result, job.model, place)
@@ -147,25 +151,30 @@ class Validator:
         if not loaded.fault and target_of(target).builds and can_build():
             loaded = build_result(result, job.model, samples[0])
             ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
-        if not loaded.fault and place == "cpu" and samples.has(0) and result.stock.size <= reference.budget:
+        if (
+            not loaded.fault
+            and place == "cpu"
+            and samples.has(0)
+            and result.stock.size <= reference.budget
+        ):
             loaded = run_result(result, job.model, samples[0])
         return loaded, ran_in
 
     def _unloadable(self, options: Options, loaded: Loaded) -> DiffReport:
         samples = self.comparison.run.samples
-        failure = f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
+        failure = (
+            f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
+        )
         here = older_installed(options.target)
         if here:
-            failure += (
-                f" It was converted for ONNX Runtime {version_meant(options.target)} (--target {here} is this one)."
-            )
+            failure += f" It was converted for ONNX Runtime {version_meant(options.target)} (--target {here} is this one)."
         return DiffReport(
-            self.comparison.reference.model.label,
-            str(self.sink.target),
-            loaded.by,
-            samples.description,
-            len(samples),
-            options.dtype,
+            reference=self.comparison.reference.model.label,
+            result=str(self.sink.target),
+            ran_on=loaded.by,
+            inputs=samples.description,
+            samples=len(samples),
+            lowest=options.dtype,
             failure=failure,
         )
 
@@ -189,7 +198,9 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
     """
     found = load_file(result, place)
     if found.fault and original.path is not None:
-        return Loaded() if load_file(original, place, in_text=is_text(original.path)).fault else found
+        return (
+            Loaded() if load_file(original, place, in_text=is_text(original.path)).fault else found
+        )
     return found
 
 
@@ -207,7 +218,10 @@ def run_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Load
 def _failure_of(model: Model, feeds: Mapping[str, Any]) -> str:
     """Return why ONNX Runtime's CPU provider does not run a model, as a clause; "" where it does."""
     try:
-        run(make_session(model.path or model.embedded(), lean=True), check_inputs(model.proto, feeds))
+        run(
+            make_session(model.path or model.embedded(), lean=True),
+            check_inputs(model.proto, feeds),
+        )
     except (ArgumentError, RuntimeFailure) as error:
         return str(error).removesuffix(".")
     return ""
@@ -218,5 +232,8 @@ def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Lo
     built = build_engine(result, feeds)
     if built.refusals and build_engine(original, feeds).refusals:
         return Loaded()
-    told = (f"{refusal.text} ({refusal.node})" if refusal.node else refusal.text for refusal in built.refusals)
+    told = (
+        f"{refusal.text} ({refusal.node})" if refusal.node else refusal.text
+        for refusal in built.refusals
+    )
     return Loaded(built.by, "; ".join(told), "build")

@@ -104,13 +104,19 @@ class Sink:
 
     def __post_init__(self) -> None:
         if self.data_names not in (styles := read_table("presets")):
-            raise ArgumentError(f"Unknown data_names {self.data_names!r}: choose one of {', '.join(styles)}.")
+            raise ArgumentError(
+                f"Unknown data_names {self.data_names!r}: choose one of {', '.join(styles)}."
+            )
         if self.external_data not in EXTERNAL_DATA:
-            raise ArgumentError(f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}.")
+            raise ArgumentError(
+                f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}."
+            )
         if self.shard_bytes is not None and self.shard_bytes <= 0:
             raise ArgumentError(f"shard_bytes must be positive, not {self.shard_bytes!r}.")
         if self.shard_bytes is not None and self.external_data == "never":
-            raise ArgumentError("shard_bytes splits external data: it excludes external_data='never'.")
+            raise ArgumentError(
+                "shard_bytes splits external data: it excludes external_data='never'."
+            )
         if self.target.is_dir():
             raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
         if not is_remote(self.target) and not self.target.parent.is_dir():
@@ -124,11 +130,15 @@ class Sink:
         """
         target = self.target.resolve() if self.target.is_symlink() else self.target
         if target.resolve() in stored.files:
-            raise ArgumentError(f"{str(target)!r} holds weights of the model: give the output another name.")
+            raise ArgumentError(
+                f"{str(target)!r} holds weights of the model: give the output another name."
+            )
         others = referring_models(target.parent, [target.name] if target.exists() else [], target)
         if others:
             user = str(others[target.name])
-            raise ArgumentError(f"{str(target)!r} holds weights of {user!r}: give the output another name.")
+            raise ArgumentError(
+                f"{str(target)!r} holds weights of {user!r}: give the output another name."
+            )
         return target
 
     def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:
@@ -174,7 +184,9 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     facts = {
         "the model": fingerprint(*map(file_print, files)),
         "the options": fingerprint(json.dumps(job.options.as_json(), sort_keys=True), repr(wanted)),
-        "the plan": "" if job.plan is None else fingerprint(json.dumps(plan_json(job.plan), sort_keys=True)),
+        "the plan": ""
+        if job.plan is None
+        else fingerprint(json.dumps(plan_json(job.plan), sort_keys=True)),
         "the output": str(sink.target),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
@@ -210,11 +222,17 @@ def write_conversion(
     assert source is not None
     target = sink.destination(stored)
     with measured(model, run.workers, kept):
-        converted = convert(model, job.options, job.plan, deferred=True, proof=proof, rounder=job.rounder)
+        converted = convert(
+            model, job.options, job.plan, deferred=True, proof=proof, rounder=job.rounder
+        )
     summary = summarize(converted.prepared, converted.analysis, job.plan)
     external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
     protected = frozenset() if target.exists() and target.samefile(source) else stored.files
-    if converted.changed or not _weights_stay(sink, source, target, stored, external=external) or is_text(source):
+    if (
+        converted.changed
+        or not _weights_stay(sink, source, target, stored, external=external)
+        or is_text(source)
+    ):
         saved = save_model(
             converted.proto,
             target,
@@ -248,7 +266,9 @@ def write_conversion(
     )
 
 
-def _weights_stay(sink: Sink, source: Path, target: Path, stored: StoredWeights, *, external: bool) -> bool:
+def _weights_stay(
+    sink: Sink, source: Path, target: Path, stored: StoredWeights, *, external: bool
+) -> bool:
     """Return whether the weights of an unchanged model may stay in the files that hold them."""
     if bool(stored.files) != external or sink.shard_bytes is not None:
         return False
@@ -257,7 +277,9 @@ def _weights_stay(sink: Sink, source: Path, target: Path, stored: StoredWeights,
 
 
 @no_collections()
-def preview(model: Model, target: Path, options: Options, plan: Plan | None = None) -> tuple[Conversion, ModelProto]:
+def preview(
+    model: Model, target: Path, options: Options, plan: Plan | None = None
+) -> tuple[Conversion, ModelProto]:
     """Return what :func:`write_conversion` would do, and the model that it would write to ``target``.
 
     Nothing is written, and no model runs.
@@ -276,7 +298,10 @@ def preview(model: Model, target: Path, options: Options, plan: Plan | None = No
     opset = converted.analysis.graph.book.opsets[""]
     if opset in trusted:
         told = f"Nothing ran, so the upgrade to opset {opset} is trusted here:"
-        notes = (*notes, f"{told} convert first sees whether the float32 model computes the same there.")
+        notes = (
+            *notes,
+            f"{told} convert first sees whether the float32 model computes the same there.",
+        )
     conversion = Conversion(
         source=model.path,
         target=target,
@@ -295,8 +320,18 @@ def preview(model: Model, target: Path, options: Options, plan: Plan | None = No
 def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
     """What was done besides, and which options would save Casts."""
     analysis = converted.analysis
-    hints = () if plan else tuple(filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis))))
+    hints = (
+        ()
+        if plan
+        else tuple(
+            filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)))
+        )
+    )
     hints += (*converted.prepared.unfolded, *converted.prepared.refused)
     hints += (converted.rounded.note(),) if converted.rounded is not None else ()
-    hints += tuple(filter(None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)))
+    hints += tuple(
+        filter(
+            None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)
+        )
+    )
     return (*converted.prepared.notes, *hints) if converted.changed else hints

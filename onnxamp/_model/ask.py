@@ -14,7 +14,9 @@ class Asked:
 
     _answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def ask(self, analysis: Callable[Concatenate[Self, P], Answer], *args: P.args, **keywords: P.kwargs) -> Answer:
+    def ask(
+        self, analysis: Callable[Concatenate[Self, P], Answer], *args: P.args, **keywords: P.kwargs
+    ) -> Answer:
         """What ``analysis(self, ...)`` returns; it runs once for each set of further arguments, which are hashable."""
         key = analysis, args, tuple(sorted(keywords.items()))
         if key not in self._answers:

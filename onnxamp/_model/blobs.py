@@ -91,7 +91,9 @@ class Desk:
         if is_remote(path):
             data = read_range(path, place.offset + start, size)
             if len(data) < size:
-                raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
+                raise ExternalDataError(
+                    f"The file {str(path)!r} became shorter while its weights were read."
+                )
             numbers.data.cast("B")[:size] = data
             return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
         if path not in self._files:
@@ -102,7 +104,9 @@ class Desk:
         while view:
             count = file.readinto(view)  # type: ignore[attr-defined]
             if not count:
-                raise ExternalDataError(f"The file {str(path)!r} became shorter while its weights were read.")
+                raise ExternalDataError(
+                    f"The file {str(path)!r} became shorter while its weights were read."
+                )
             view = view[count:]
         return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
 
@@ -204,7 +208,9 @@ class Given:
         return np.ascontiguousarray(self.chosen.bits[start // size : stop // size])
 
 
-def stream_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:
+def stream_blobs(
+    path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None
+) -> None:
     """:func:`write_blobs` to a file that is written from its start to its end, and is there when all is written.
 
     Pieces in memory are no progress. Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
@@ -221,7 +227,9 @@ def stream_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progre
             written = position + blob.size
 
 
-def write_blobs(path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None) -> None:
+def write_blobs(
+    path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None
+) -> None:
     """Write blobs to their positions in an existing file, in parallel.
 
     Args:
@@ -330,8 +338,16 @@ class WeightConverter:
     def __call__(self, weights: Sequence[Weight]) -> list[TensorProto]:
         """The weights in low precision, or their placeholders; what is lost is counted under their names."""
         made = [self._empty(weight) for weight in weights]
-        held = [pair for pair in zip(weights, made, strict=True) if pair[1].data_location != TensorProto.EXTERNAL]
-        nearest = ((read_array(w.tensor, self.base_dir), w.saturate_at) for w, _ in held if w.chosen is None)
+        held = [
+            pair
+            for pair in zip(weights, made, strict=True)
+            if pair[1].data_location != TensorProto.EXTERNAL
+        ]
+        nearest = (
+            (read_array(w.tensor, self.base_dir), w.saturate_at)
+            for w, _ in held
+            if w.chosen is None
+        )
         converted = convert(nearest, self.low)
         for weight, tensor in held:
             data, lost = next(converted) if weight.chosen is None else weight.chosen
@@ -343,7 +359,9 @@ class WeightConverter:
     def _empty(self, weight: Weight) -> TensorProto:
         """The low-precision tensor without data, or its placeholder."""
         tensor, elem = weight.tensor, self.low.elem
-        made = TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=elem, dims=tensor.dims[:])
+        made = TensorProto(
+            name=tensor.name, doc_string=tensor.doc_string, data_type=elem, dims=tensor.dims[:]
+        )
         if tensor.metadata_props:
             made.metadata_props.extend(tensor.metadata_props)
         streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
@@ -359,7 +377,11 @@ class WeightConverter:
     def pending(self, tensor: TensorProto) -> Lowered | Given | None:
         """What a placeholder stands for; None for any other tensor."""
         location = next((item.value for item in tensor.external_data if item.key == "location"), "")
-        return self._pending[int(location.removeprefix(_PENDING))] if location.startswith(_PENDING) else None
+        return (
+            self._pending[int(location.removeprefix(_PENDING))]
+            if location.startswith(_PENDING)
+            else None
+        )
 
     def share(self, known: Mapping[Blob, Blob]) -> None:
         """Replace pending blobs by the equal ones in ``known``, so that each is converted and counted once."""

@@ -25,7 +25,9 @@ from onnxamp._paths.paths import is_remote, read_range
 MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, behind all weights."""
 
-_MODELS: Final = frozenset({".onnx", ".onnxtxt", ".onnxtext", ".textproto", ".txtpb", ".prototxt", ".pbtxt", ".json"})
+_MODELS: Final = frozenset(
+    {".onnx", ".onnxtxt", ".onnxtext", ".textproto", ".txtpb", ".prototxt", ".pbtxt", ".json"}
+)
 """Suffixes of files that may hold a model."""
 _MOST_ABOVE: Final = 500
 """Models in parent folders that are looked into."""
@@ -35,7 +37,10 @@ def data_names_of(base: str, count: int, style: str) -> list[str]:
     """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
     row = read_table("presets")[style]
     forms = [row["one"]] if count == 1 else [row["first"], *[row["other"]] * (count - 1)][:count]
-    return [form.format(name=base, number=index + 1, index=index, count=count) for index, form in enumerate(forms)]
+    return [
+        form.format(name=base, number=index + 1, index=index, count=count)
+        for index, form in enumerate(forms)
+    ]
 
 
 def is_data_name(name: str, model: str) -> bool:
@@ -79,11 +84,15 @@ def _locations(data: bytes) -> set[str] | None:
             return None
         model = text
     external = (tensor for tensor in tensors_of(model) if has_data_file(tensor))
-    entries = (entry for tensor in external for entry in tensor.external_data if entry.key == "location")
+    entries = (
+        entry for tensor in external for entry in tensor.external_data if entry.key == "location"
+    )
     return {os.path.normpath(entry.value) for entry in entries if isinstance(entry.value, str)}
 
 
-def referring_models(folder: Path, names: Iterable[str], but: Path | None = None) -> dict[str, Path]:
+def referring_models(
+    folder: Path, names: Iterable[str], but: Path | None = None
+) -> dict[str, Path]:
     """Find the models that refer to files of a folder: those in it, and those in its parent, which may name a file
     ``folder/name``.
 
@@ -112,7 +121,11 @@ def referring_models(folder: Path, names: Iterable[str], but: Path | None = None
 
 def label_beside(model: Path, folder: Path) -> str:
     """Return the name of a model for readers who are in the folder: ``model.onnx`` or ``../model.onnx``."""
-    return model.name if model.parent == folder else os.path.relpath(_place(model.parent, model.name), folder.resolve())
+    return (
+        model.name
+        if model.parent == folder
+        else os.path.relpath(_place(model.parent, model.name), folder.resolve())
+    )
 
 
 def _place(folder: Path, location: str) -> Path:
@@ -134,7 +147,11 @@ def _parents(folder: Path) -> set[Path]:
 def _models_in(folder: Path) -> list[Path]:
     """Return the files of a folder that may hold a model, in order; none if it cannot be listed."""
     try:
-        return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in _MODELS and path.is_file()]
+        return [
+            path
+            for path in sorted(folder.iterdir())
+            if path.suffix.lower() in _MODELS and path.is_file()
+        ]
     except OSError:
         return []
 

@@ -93,8 +93,12 @@ def data_location(
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {item.key: item.value for item in tensor.external_data}
-    if len(entries) < len(tensor.external_data) or not all(isinstance(text, str) for text in entries.values()):
-        raise ExternalDataError(f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are.")
+    if len(entries) < len(tensor.external_data) or not all(
+        isinstance(text, str) for text in entries.values()
+    ):
+        raise ExternalDataError(
+            f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are."
+        )
     location = entries.get("location", "")
     if location.startswith(INSIDE):
         return DataLocation(
@@ -109,7 +113,10 @@ def data_location(
         known[location] = _data_file(tensor.name, location, base_dir)
     path, size = known[location].path, known[location].stamp.size
     expected = stored_bytes(tensor)
-    offset, length = _number(entries.get("offset", "0")), _number(entries.get("length", str(expected)))
+    offset, length = (
+        _number(entries.get("offset", "0")),
+        _number(entries.get("length", str(expected))),
+    )
     if offset is None or length is None:
         raise ExternalDataError(f"The weight {tensor.name!r} has an unreadable offset or length.")
     if length != expected or offset + length > size:
@@ -147,7 +154,11 @@ def _resolved(base_dir: Path, location: str) -> Path | None:
     try:
         path = (base_dir / location).resolve()
         path.exists()
-    except (OSError, ValueError, RuntimeError):  # the name is too long or holds a zero byte, or links form a circle
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # the name is too long or holds a zero byte, or links form a circle
         return None
     return path
 
@@ -202,8 +213,12 @@ def scaled_tensor(tensor: TensorProto, base_dir: Path | None, exponent: int) -> 
     place = data_location(tensor, base_dir)
     if place is None:
         return None
-    was_default = has_data_file(tensor) or any(item.key == _WAS_DEFAULT for item in tensor.external_data)
-    result = inside_tensor(replace(place, exponent=place.exponent + exponent), was_default=was_default)
+    was_default = has_data_file(tensor) or any(
+        item.key == _WAS_DEFAULT for item in tensor.external_data
+    )
+    result = inside_tensor(
+        replace(place, exponent=place.exponent + exponent), was_default=was_default
+    )
     result.data_type = tensor.data_type
     result.dims[:] = tensor.dims
     return result

@@ -47,7 +47,9 @@ def _is_safetensors(data: bytes) -> bool:
 
 def _is_tensorflow(data: bytes) -> bool:
     """Field ``op`` of a NodeDef with an op that nearly every graph has (tensorflow/core/framework/node_def.proto)."""
-    return any(op in data for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp"))
+    return any(
+        op in data for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp")
+    )
 
 
 def _holds_model(data: bytes) -> bool:
@@ -62,26 +64,58 @@ def _holds_model(data: bytes) -> bool:
 
 
 _FORMATS: Final = (
-    _Format("a Git LFS pointer, not the model itself", "run 'git lfs pull' where it was cloned",
-            _starts(b"version https://git-lfs.github.com/")),
-    _Format("an HTML page", "download the file itself (on Hugging Face: 'resolve' instead of 'blob' in its address)",
-            _is_page),
-    _Format("in ONNX Runtime's ORT format, which cannot be converted", "name the .onnx file that it was made from",
-            _marked(b"ORTM")),
-    _Format("a TensorFlow Lite model", "export the original to ONNX with tf2onnx", _marked(b"TFL3")),
-    _Format("a file of weights in safetensors format", "export the model itself to ONNX", _is_safetensors),
+    _Format(
+        "a Git LFS pointer, not the model itself",
+        "run 'git lfs pull' where it was cloned",
+        _starts(b"version https://git-lfs.github.com/"),
+    ),
+    _Format(
+        "an HTML page",
+        "download the file itself (on Hugging Face: 'resolve' instead of 'blob' in its address)",
+        _is_page,
+    ),
+    _Format(
+        "in ONNX Runtime's ORT format, which cannot be converted",
+        "name the .onnx file that it was made from",
+        _marked(b"ORTM"),
+    ),
+    _Format(
+        "a TensorFlow Lite model", "export the original to ONNX with tf2onnx", _marked(b"TFL3")
+    ),
+    _Format(
+        "a file of weights in safetensors format",
+        "export the model itself to ONNX",
+        _is_safetensors,
+    ),
     _Format("a GGUF model", "export the original model to ONNX", _starts(b"GGUF")),
-    _Format("an HDF5 file, as Keras writes them", "export the model to ONNX with tf2onnx", _starts(b"\x89HDF\r\n")),
+    _Format(
+        "an HDF5 file, as Keras writes them",
+        "export the model to ONNX with tf2onnx",
+        _starts(b"\x89HDF\r\n"),
+    ),
     _Format("a ZIP archive with an ONNX model in it", "unpack it", _holds_model),
-    _Format("a compressed file", "unpack it",
-            _starts(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"\x28\xb5\x2f\xfd")),
-    _Format("a ZIP archive, as PyTorch and Keras write them", "export the model to ONNX, with torch.onnx.export or"
-            " tf2onnx", _starts(b"PK\x03\x04")),
-    _Format("a Python pickle, as PyTorch writes them", "export the model with torch.onnx.export",
-            _starts(b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")),
-    _Format("an XML file, as OpenVINO writes them", "name the .onnx file that it was made from", _starts(b"<?xml")),
+    _Format(
+        "a compressed file",
+        "unpack it",
+        _starts(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"\x28\xb5\x2f\xfd"),
+    ),
+    _Format(
+        "a ZIP archive, as PyTorch and Keras write them",
+        "export the model to ONNX, with torch.onnx.export or tf2onnx",
+        _starts(b"PK\x03\x04"),
+    ),
+    _Format(
+        "a Python pickle, as PyTorch writes them",
+        "export the model with torch.onnx.export",
+        _starts(b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    ),
+    _Format(
+        "an XML file, as OpenVINO writes them",
+        "name the .onnx file that it was made from",
+        _starts(b"<?xml"),
+    ),
     _Format("a TensorFlow graph", "export it to ONNX with tf2onnx", _is_tensorflow),
-)  # fmt: skip
+)
 
 
 def name_format(data: bytes) -> str | None:
@@ -111,5 +145,11 @@ def parse_text(data: bytes) -> ModelProto | None:
         if head.startswith(b"<"):
             return parser.parse_model(data.decode())
         return text_format.Parse(data, ModelProto()) if b":" in head or b"{" in head else None
-    except (json_format.ParseError, text_format.ParseError, parser.ParseError, ValueError, RecursionError):
+    except (
+        json_format.ParseError,
+        text_format.ParseError,
+        parser.ParseError,
+        ValueError,
+        RecursionError,
+    ):
         return None

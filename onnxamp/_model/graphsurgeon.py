@@ -25,7 +25,9 @@ def from_graphsurgeon(graph: Any) -> ModelProto:
     try:
         return gs.export_onnx(graph)  # type: ignore[no-any-return]
     except Exception as error:
-        raise ModelError(f"onnx-graphsurgeon cannot export the graph {graph.name!r}: {error}") from error
+        raise ModelError(
+            f"onnx-graphsurgeon cannot export the graph {graph.name!r}: {error}"
+        ) from error
 
 
 def to_graphsurgeon(model: ModelProto) -> Any:

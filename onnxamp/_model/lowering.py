@@ -88,10 +88,15 @@ def convert(arrays: Iterable[Saturated], low: Format) -> Iterator[tuple[bytes, C
             yield bits.tobytes(), counts
 
 
-def _convert_joined(arrays: Sequence[Saturated], low: Format) -> Iterator[tuple[bytes, ConversionCounts]]:
+def _convert_joined(
+    arrays: Sequence[Saturated], low: Format
+) -> Iterator[tuple[bytes, ConversionCounts]]:
     flat = np.concatenate([array for array, _ in arrays])
     scratch, stops = Scratch.make(flat.size), accumulate(array.size for array, _ in arrays)
-    parts = [_Part(slice(end - array.size, end), number) for end, (array, number) in zip(stops, arrays, strict=True)]
+    parts = [
+        _Part(slice(end - array.size, end), number)
+        for end, (array, number) in zip(stops, arrays, strict=True)
+    ]
     bits = scratch.bits_of(low, flat.size)
     counts = _lower_block(flat, bits, low, parts, scratch)
     return ((bits[part.place].tobytes(), lost) for part, lost in zip(parts, counts, strict=True))
@@ -119,7 +124,9 @@ def rounded(array: NDArray[np.float32], low: Format, saturate_at: float) -> NDAr
     result, flat = np.empty(array.shape, np.float32), np.ascontiguousarray(array).reshape(-1)
     raised, scratch = result.reshape(-1), Scratch.make(min(flat.size, _BLOCK))
     for block in (slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)):
-        _caster(low.elem, TensorProto.FLOAT)(lower(flat[block], low, saturate_at, scratch)[0], raised[block])
+        _caster(low.elem, TensorProto.FLOAT)(
+            lower(flat[block], low, saturate_at, scratch)[0], raised[block]
+        )
     return result
 
 
@@ -141,7 +148,11 @@ class _Part(NamedTuple):
 
 
 def _lower_block(
-    flat: NDArray[np.float32], bits: NDArray[Any], low: Format, parts: Sequence[_Part], scratch: Scratch
+    flat: NDArray[np.float32],
+    bits: NDArray[Any],
+    low: Format,
+    parts: Sequence[_Part],
+    scratch: Scratch,
 ) -> list[ConversionCounts]:
     """Convert a block of one large array, or of several small ones; returns the counts of each part."""
     limits, mask = _limits(low), scratch.mask[: flat.size]
@@ -154,7 +165,9 @@ def _lower_block(
     def counted(mask: NDArray[np.bool_]) -> list[int]:
         return [int(np.count_nonzero(mask[part.place])) for part in parts]
 
-    magnitude = np.add(bits, bits, out=scratch.magnitude.view(low.patterns)[: flat.size])  # shifts out the sign
+    magnitude = np.add(
+        bits, bits, out=scratch.magnitude.view(low.patterns)[: flat.size]
+    )  # shifts out the sign
     small = counted(np.less(magnitude, 2 * limits.smallest_normal, out=mask))
     zeros = counted(np.equal(magnitude, 0, out=mask)) if any(small) else small
     zeros_before = counted(np.equal(flat, 0, out=mask)) if any(zeros) else zeros
@@ -170,7 +183,9 @@ def _lower_block(
             bits[place][beyond[place]] = bits[place][beyond[place]] & limits.sign | pattern
     return [
         ConversionCounts(len(flat[part.place]), over, zero - before, little - zero)
-        for part, over, zero, before, little in zip(parts, overflowed, zeros, zeros_before, small, strict=True)
+        for part, over, zero, before, little in zip(
+            parts, overflowed, zeros, zeros_before, small, strict=True
+        )
     ]
 
 
@@ -203,11 +218,17 @@ def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], 
     x = helper.make_tensor_value_info("x", source, ["n"])
     y = helper.make_tensor_value_info("y", target, ["n"])
     model = helper.make_model(
-        helper.make_graph([node], "cast", [x], [y]), opset_imports=[helper.make_opsetid("", _CAST_OPSET)], ir_version=8
+        helper.make_graph([node], "cast", [x], [y]),
+        opset_imports=[helper.make_opsetid("", _CAST_OPSET)],
+        ir_version=8,
     )
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1  # write_blobs has threads of its own; idle ones of the session would spin
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = (
+        1  # write_blobs has threads of its own; idle ones of the session would spin
+    )
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
     def cast(numbers: NDArray[Any], into: NDArray[Any]) -> None:
         binding = session.io_binding()

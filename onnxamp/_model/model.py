@@ -86,7 +86,13 @@ class Model(Asked):
         _LOG.info("read %s: %d nodes", path, len(proto.graph.node))
         folder = folder_of(path)
         return cls(
-            proto, folder, path, origin=origin, repairs=repairs, stamp=stamp, data=find_data_files(proto, folder)
+            proto,
+            folder,
+            path,
+            origin=origin,
+            repairs=repairs,
+            stamp=stamp,
+            data=find_data_files(proto, folder),
         )
 
     @property

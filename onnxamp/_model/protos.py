@@ -15,13 +15,25 @@ from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.defs import onnx_opset_version
 
-PLAIN: Final = frozenset({
-    AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS, AttributeProto.STRING,
-    AttributeProto.STRINGS,
-})  # fmt: skip
+PLAIN: Final = frozenset(
+    {
+        AttributeProto.INT,
+        AttributeProto.INTS,
+        AttributeProto.FLOAT,
+        AttributeProto.FLOATS,
+        AttributeProto.STRING,
+        AttributeProto.STRINGS,
+    }
+)
 """Types of attributes that hold neither tensors nor graphs."""
 
-_PACKED: Final = {TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4, 25: 2, 26: 2}
+_PACKED: Final = {
+    TensorProto.UINT4: 4,
+    TensorProto.INT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    25: 2,
+    26: 2,
+}
 """Bits of element types of which one byte holds several."""
 
 

@@ -58,18 +58,24 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     result, notes = copied(model), list[str]()
     if doubles:
         _drop_doubles(result.graph, doubles)
-        notes.append(f"Several constants had one name; the last counts, as in ONNX Runtime: {_listed(doubles)}.")
+        notes.append(
+            f"Several constants had one name; the last counts, as in ONNX Runtime: {_listed(doubles)}."
+        )
     if is_dead:
         notes += [_replace_branch(*found) for found in _unreadable(result)]
     if _is_disordered(result.graph):
-        for scope in reversed(list(_scopes(result.graph))):  # bodies first, because ordering copies nodes
+        for scope in reversed(
+            list(_scopes(result.graph))
+        ):  # bodies first, because ordering copies nodes
             _order(scope)
         notes.append("Nodes were out of order, and were sorted.")
     return result, tuple(notes)
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else "")
+    return ", ".join(map(repr, names[:_SHOWN])) + (
+        f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else ""
+    )
 
 
 def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
@@ -92,9 +98,15 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
 
 def _doubles(graph: GraphProto) -> list[str]:
     """Names of several constants of the main graph; elsewhere ONNX Runtime refuses such models."""
-    constants = [node.output[0] for node in graph.node if node.op_type == "Constant" and node.output]
+    constants = [
+        node.output[0] for node in graph.node if node.op_type == "Constant" and node.output
+    ]
     names = [*(tensor.name for tensor in graph.initializer), *constants]
-    return [name for name, count in Counter(names).items() if count > 1] if len({*names}) < len(names) else []
+    return (
+        [name for name, count in Counter(names).items() if count > 1]
+        if len({*names}) < len(names)
+        else []
+    )
 
 
 def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
@@ -164,7 +176,9 @@ def _order(graph: GraphProto) -> None:
             index = stack[-1]
             if not state[index]:
                 state[index] = 1
-                needed = sorted({makers[name] for name in _reads(nodes[index]) if name in makers}, reverse=True)
+                needed = sorted(
+                    {makers[name] for name in _reads(nodes[index]) if name in makers}, reverse=True
+                )
                 stack += [maker for maker in needed if not state[maker]]
                 continue
             stack.pop()
@@ -193,8 +207,12 @@ def _unreadable(model: ModelProto) -> Iterator[tuple[NodeProto, str, GraphProto,
             branches = dict(node_bodies(node)) if op_key(node) == "If" and len(bodies) == 2 else {}
             taken = known.get(node.input[0]) if branches and node.input else None
             if taken is not None and branches.keys() == {"then_branch", "else_branch"}:
-                name, other = ("else_branch", "then_branch") if taken else ("then_branch", "else_branch")
-                if not (_is_closed(branches[name], visible) and is_wellformed(branches[name], model)):
+                name, other = (
+                    ("else_branch", "then_branch") if taken else ("then_branch", "else_branch")
+                )
+                if not (
+                    _is_closed(branches[name], visible) and is_wellformed(branches[name], model)
+                ):
                     yield node, name, branches[name], branches[other]
             waiting += [(body, visible, known) for body in bodies]
 
@@ -205,7 +223,9 @@ def _truths(graph: GraphProto) -> dict[str, bool]:
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed}
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
-            held = (item.t for item in node.attribute if item.name == "value" and item.HasField("t"))
+            held = (
+                item.t for item in node.attribute if item.name == "value" and item.HasField("t")
+            )
             tensors.update((node.output[0], tensor) for tensor in held)
     return {
         name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])

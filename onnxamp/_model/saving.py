@@ -109,8 +109,14 @@ def _copy(source: Path, target: Path) -> None:
 _TOKEN: Final = 16
 """Length of the random bytes that, with a number, stand for the data of a weight until they are written."""
 _DATA_FIELDS: Final = (
-    "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data",
-)  # fmt: skip
+    "raw_data",
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+    "external_data",
+)
 
 
 class Saved(NamedTuple):
@@ -160,7 +166,15 @@ def save_model(
             report = _adding_up(progress, total) if progress else None
             if external:
                 # Where its data are gone, the model to replace may refer to a file that is new.
-                written = _write_data(blobs, stage, shard_bytes, data_names, report, workers, kept)
+                written = _write_data(
+                    blobs=blobs,
+                    stage=stage,
+                    shard_bytes=shard_bytes,
+                    data_names=data_names,
+                    progress=report,
+                    workers=workers,
+                    kept=kept,
+                )
                 keep |= {(path.parent / name).resolve() for name in written}
                 stage.main.write_bytes(model.SerializeToString())
             else:
@@ -194,14 +208,20 @@ def _named_as_usual(
     referring = {} if is_remote(path) else referring_models(path.parent, usual, path)
     if not is_remote(path) and not referring and _renamed(model, path, identity, places, names):
         return []
-    taken = next(iter(referring), None) or next((name for name in usual if (path.parent / name).exists()), usual[0])
+    taken = next(iter(referring), None) or next(
+        (name for name in usual if (path.parent / name).exists()), usual[0]
+    )
     user = label_beside(referring[taken], path.parent) if referring else ""
     why = f"{user} refers to {taken}" if referring else f"{taken} could not be replaced"
     return [f"The weights are in {', '.join(used)}: {why}."]
 
 
 def _renamed(
-    model: ModelProto, path: Path, identity: str, places: Sequence[StringStringEntryProto], names: Mapping[str, str]
+    model: ModelProto,
+    path: Path,
+    identity: str,
+    places: Sequence[StringStringEntryProto],
+    names: Mapping[str, str],
 ) -> bool:
     """Whether the data files of a result have new names now; ``places`` are where the model refers to them."""
     for item in places:
@@ -228,7 +248,9 @@ def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[in
     return report
 
 
-def _blobs(model: ModelProto, converter: WeightConverter, *, held: bool) -> tuple[list[tuple[TensorProto, Blob]], int]:
+def _blobs(
+    model: ModelProto, converter: WeightConverter, *, held: bool
+) -> tuple[list[tuple[TensorProto, Blob]], int]:
     """The weights whose data are to be streamed, and the bytes of all weights. Small weights are embedded.
 
     Args:
@@ -261,7 +283,11 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
     if not held:
         return None
     is_raw = tensor.HasField("raw_data")
-    return Held(tensor.raw_data if is_raw else numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
+    return Held(
+        tensor.raw_data
+        if is_raw
+        else numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+    )
 
 
 def _write_data(
@@ -284,7 +310,8 @@ def _write_data(
         placed.append((max(offset + blob.size for offset, blob in placed), Held(MARK)))
     write_data_files(files, progress, workers, kept)
     names = stage.publish(
-        names, () if is_remote(stage.path) else referring_models(stage.path.parent, names, stage.path)
+        names,
+        () if is_remote(stage.path) else referring_models(stage.path.parent, names, stage.path),
     )
     for tensor, blob in blobs:
         number, offset = places[blob]
@@ -295,7 +322,10 @@ def _write_data(
 
 
 def _write_inline(
-    model: ModelProto, blobs: list[tuple[TensorProto, Blob]], path: Path, progress: Callable[[int], None] | None
+    model: ModelProto,
+    blobs: list[tuple[TensorProto, Blob]],
+    path: Path,
+    progress: Callable[[int], None] | None,
 ) -> None:
     """Write a model with all its weights to an existing file. Random marks stand for blobs while it is serialised."""
     token = secrets.token_bytes(_TOKEN)
@@ -309,7 +339,11 @@ def _write_inline(
     pieces, holes, _ = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
     filled = [(hole.position, blobs[order[hole.index]][1]) for hole in holes]
     if is_remote(path):
-        stream_blobs(path, [*((position, Held(bytes(piece))) for position, piece in pieces), *filled], progress)
+        stream_blobs(
+            path,
+            [*((position, Held(bytes(piece))) for position, piece in pieces), *filled],
+            progress,
+        )
         return
     with path.open("r+b") as file:
         for position, piece in pieces:
@@ -387,7 +421,9 @@ def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
         elif is_data_name(name, path.name) and is_own(file):
             removed.append(file)
         else:
-            left.append(f"{name}, with the weights of the model that was replaced, stays: onnxamp did not write it.")
+            left.append(
+                f"{name}, with the weights of the model that was replaced, stays: onnxamp did not write it."
+            )
     release_sources([path, *removed])
     return removed
 
@@ -399,4 +435,6 @@ def _data_of(path: Path, keep: frozenset[Path]) -> dict[str, Path]:
     except (OSError, SourceChangedError):
         return {}
     files = {name: path.parent / name for name in sorted(names)}
-    return {name: file for name, file in files.items() if file.is_file() and file.resolve() not in keep}
+    return {
+        name: file for name, file in files.items() if file.is_file() and file.resolve() not in keep
+    }

@@ -68,14 +68,18 @@ def measured(model: Model, workers: Workers | None, kept: Part | None = None) ->
 def _all_measured(
     shares: Sequence[list[_Stored]], workers: Workers | None, kept: Part | None
 ) -> dict[_Place, ConstantStats]:
-    known, keys = dict[_Place, ConstantStats](), [f"weights {fingerprint(repr(share))}" for share in shares]
+    known, keys = (
+        dict[_Place, ConstantStats](),
+        [f"weights {fingerprint(repr(share))}" for share in shares],
+    )
     missing = [number for number, key in enumerate(keys) if kept is None or key not in kept]
     found: dict[int, list[ConstantStats]] = {}
     if kept is not None:
         found = {
             number: [from_data(ConstantStats, row) for row in kept[key]]
-            for number, key in enumerate(keys) if key in kept
-        }  # fmt: skip
+            for number, key in enumerate(keys)
+            if key in kept
+        }
 
     def done(position: int, rows: Any) -> None:
         if kept is not None and isinstance(rows, list):
@@ -83,11 +87,15 @@ def _all_measured(
 
     waiting = [shares[number] for number in missing]
     results = (
-        _measured_here(waiting, done) if workers is None else run_in_order(workers, _measuring, waiting, done=done)
+        _measured_here(waiting, done)
+        if workers is None
+        else run_in_order(workers, _measuring, waiting, done=done)
     )
     for number, rows in zip(missing, results, strict=True):
         if isinstance(rows, Crash):
-            raise OutputError(f"The weights in {str(shares[number][0].place.path)!r} cannot be measured. {rows}")
+            raise OutputError(
+                f"The weights in {str(shares[number][0].place.path)!r} cannot be measured. {rows}"
+            )
         found[number] = rows
     for number, share in enumerate(shares):
         pairs = zip(share, found[number], strict=True)
@@ -95,7 +103,9 @@ def _all_measured(
     return known
 
 
-def _measured_here(shares: Sequence[list[_Stored]], done: Callable[[int, Any], None]) -> Iterator[list[ConstantStats]]:
+def _measured_here(
+    shares: Sequence[list[_Stored]], done: Callable[[int, Any], None]
+) -> Iterator[list[ConstantStats]]:
     for position, share in enumerate(shares):
         rows = _measuring({})(share)
         done(position, rows)
@@ -105,11 +115,19 @@ def _measured_here(shares: Sequence[list[_Stored]], done: Callable[[int, Any], N
 def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | None:
     """What workers measured of a weight; None if they did not."""
     known = _MEASURED.get()
-    if not known or tensor.data_type != TensorProto.FLOAT or tensor.data_location != TensorProto.EXTERNAL:
+    if (
+        not known
+        or tensor.data_type != TensorProto.FLOAT
+        or tensor.data_location != TensorProto.EXTERNAL
+    ):
         return None
     place = data_location(tensor, folder)
     found = None if place is None else known.get((place.path, place.offset))
-    return found.scaled(place.exponent) if found is not None and place is not None and place.exponent else found
+    return (
+        found.scaled(place.exponent)
+        if found is not None and place is not None and place.exponent
+        else found
+    )
 
 
 def _large(model: Model) -> Iterator[_Stored]:
@@ -126,7 +144,9 @@ def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
     share: list[_Stored] = []
     size = 0
     for weight in sorted(stored, key=lambda weight: (str(weight.place.path), weight.place.offset)):
-        if share and (size + weight.place.length > _SHARE or weight.place.path != share[0].place.path):
+        if share and (
+            size + weight.place.length > _SHARE or weight.place.path != share[0].place.path
+        ):
             yield share
             share, size = [], 0
         share.append(weight)
@@ -228,7 +248,10 @@ def _stamp(path: Path) -> list[int] | None:
 def _contents(file: DataFile) -> str:
     """What stands for a file with these weights at these places."""
     path, blobs = file
-    words = (f"{offset} {fingerprint(blob.data) if isinstance(blob, Held) else blob}" for offset, blob in blobs)
+    words = (
+        f"{offset} {fingerprint(blob.data) if isinstance(blob, Held) else blob}"
+        for offset, blob in blobs
+    )
     return f"file {fingerprint(path.name, *words)}"
 
 
@@ -248,7 +271,8 @@ def _written(file: DataFile) -> list[ConversionCounts]:
 
 def _lost(blobs: _Blobs) -> list[ConversionCounts]:
     return [
-        sum(blob.lost, ConversionCounts()) if isinstance(blob, Lowered) else ConversionCounts() for _, blob in blobs
+        sum(blob.lost, ConversionCounts()) if isinstance(blob, Lowered) else ConversionCounts()
+        for _, blob in blobs
     ]
 
 
@@ -256,6 +280,8 @@ def _write(path: Path, blobs: _Blobs, progress: Any) -> None:
     if is_remote(path):
         stream_blobs(path, blobs, progress)
     else:
-        path.unlink(missing_ok=True)  # whoever was left behind by a killed process may still be writing to it
+        path.unlink(
+            missing_ok=True
+        )  # whoever was left behind by a killed process may still be writing to it
         path.touch()
         write_blobs(path, blobs, progress)

@@ -44,7 +44,9 @@ class FileStamp(NamedTuple):
 
 def changed_error(path: Path) -> SourceChangedError:
     """Return the error to raise when a file is not the one that was read before."""
-    return SourceChangedError(f"{str(path)!r} changed while it was read: run again when nothing writes to it.")
+    return SourceChangedError(
+        f"{str(path)!r} changed while it was read: run again when nothing writes to it."
+    )
 
 
 def check_opened(file: BinaryIO, path: Path, stamp: FileStamp | None) -> None:
@@ -104,12 +106,16 @@ class Sources:
 
     def find_changed(self) -> Path | None:
         """Return a file that is no longer the one that was read; None if all are."""
-        return next((path for path, stamp in self.stamps.items() if _stamp_now(path) != stamp), None)
+        return next(
+            (path for path, stamp in self.stamps.items() if _stamp_now(path) != stamp), None
+        )
 
     def release(self, replaced: Iterable[Path]) -> None:
         """Forget files that onnxamp itself has replaced or removed."""
         gone = {path.resolve() for path in replaced}
-        self.stamps = {path: stamp for path, stamp in self.stamps.items() if path.resolve() not in gone}
+        self.stamps = {
+            path: stamp for path, stamp in self.stamps.items() if path.resolve() not in gone
+        }
 
 
 _SOURCES: Final[ContextVar[Sources | None]] = ContextVar("onnxamp sources", default=None)

@@ -78,7 +78,9 @@ class Stage:
         for name in names:
             sync(self.data / name)
             (self.data / name).chmod(self._mode())
-        if any(name in avoid for name in names) or not self.has_links():  # with the token, nothing is replaced
+        if (
+            any(name in avoid for name in names) or not self.has_links()
+        ):  # with the token, nothing is replaced
             return [(self.data / name).rename(self._with_token(name)).name for name in names]
         try:
             return self._named([self.path.parent / name for name in names], names)
@@ -156,13 +158,20 @@ class Stage:
 
     def recall(self) -> None:
         """Take data files back that were moved beside the result, so that they can be published again."""
-        beside, ours = self.path.parent, re.compile(re.escape(f"{self.path.name}.{self.token}") + "([-._].*)")
+        beside, ours = (
+            self.path.parent,
+            re.compile(re.escape(f"{self.path.name}.{self.token}") + "([-._].*)"),
+        )
         shown = self._with_token(f"{self.path.name}.onnx").name
         for file in _listed(beside):
             note, found = self.folder / "new" / file.name, ours.fullmatch(file.name)
             here = self.data / (self.path.name + found[1] if found is not None else file.name)
             is_twice = here.exists() and file.samefile(here)
-            if found is None and not is_twice and not (note.exists() and identity_of(file) == note.read_text()):
+            if (
+                found is None
+                and not is_twice
+                and not (note.exists() and identity_of(file) == note.read_text())
+            ):
                 continue
             if is_twice or file.name == shown:
                 file.unlink()
@@ -185,7 +194,9 @@ class Stage:
 
     def _with_token(self, name: str) -> Path:
         """``model.onnx.0f1e2d3c.data`` for ``model.onnx.data``."""
-        return self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
+        return (
+            self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
+        )
 
     def _mode(self) -> int:
         """Permissions of the file to be replaced; if there is none, the default for new files."""
@@ -209,7 +220,9 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
         stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
         try:
             with _locked(stage.folder, wait=True):
-                if not stage.folder.exists():  # another process took it for a leftover before it was locked
+                if (
+                    not stage.folder.exists()
+                ):  # another process took it for a leftover before it was locked
                     continue
                 sweep(path)
                 stage.main.touch()
@@ -247,13 +260,19 @@ def _left(path: Path, kept: Part | None) -> Stage | None:
     """The stage that an interrupted run left; None if there is none, or it is finished."""
     token = None if kept is None else kept.get(_key(path))
     stage = None if token is None else _stage(path, token)
-    return stage if stage is not None and stage.main.exists() and (stage.folder / _KEPT).exists() else None
+    return (
+        stage
+        if stage is not None and stage.main.exists() and (stage.folder / _KEPT).exists()
+        else None
+    )
 
 
 def sweep(path: Path) -> None:
     """Clean up after processes that were killed while they wrote to ``path``."""
     pattern = re.compile(re.escape(f".{path.name}.") + _DIGITS + re.escape(".tmp"))
-    for entry in _listed(path.parent) if CAN_LOCK else []:  # else nobody can tell that the process is dead
+    for entry in (
+        _listed(path.parent) if CAN_LOCK else []
+    ):  # else nobody can tell that the process is dead
         found = pattern.fullmatch(entry.name)
         if found is not None and entry.is_dir() and not entry.is_symlink():
             with suppress(OSError), _locked(entry, wait=False):
@@ -372,7 +391,10 @@ class RemoteStage:
     def discard(self) -> None:
         """Let nobody go on with what was written: it is no good, or in its place at once."""
         if self.kept is not None:
-            for key in [f"stage of {self.path.name}", *(f"place of {name}" for name in self.places)]:
+            for key in [
+                f"stage of {self.path.name}",
+                *(f"place of {name}" for name in self.places),
+            ]:
                 self.kept[key] = None
         self.kept = None
 
@@ -388,7 +410,9 @@ class RemoteStage:
                     file.unlink(missing_ok=True)
 
     def _with_token(self, name: str) -> Path:
-        return self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
+        return (
+            self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
+        )
 
 
 @contextmanager

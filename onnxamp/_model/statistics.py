@@ -47,7 +47,12 @@ class ConstantStats:
             None if old is None else float(times_power(np.array([old], np.float32), exponent)[0])
             for old in (self.largest, self.uniform, self.largest_number)
         )
-        if largest is None or number is None or self.largest != abs(self.largest_number) or largest >= SENTINEL:
+        if (
+            largest is None
+            or number is None
+            or self.largest != abs(self.largest_number)
+            or largest >= SENTINEL
+        ):
             return None
         return ConstantStats(largest, uniform, number, self.has_infinite)
 
@@ -61,7 +66,10 @@ def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
     place = data_location(tensor, base_dir)
     if place is not None and place.exponent:
         plain = scaled_tensor(tensor, base_dir, -place.exponent)
-        if plain is not None and (found := tensor_stats(plain, base_dir).scaled(place.exponent)) is not None:
+        if (
+            plain is not None
+            and (found := tensor_stats(plain, base_dir).scaled(place.exponent)) is not None
+        ):
             return found
     return constant_stats(read_array(tensor, base_dir))
 
@@ -92,7 +100,9 @@ def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
-    few = array.size < MAPPED  # there, argmax is faster than max; but it copies what is read-only, as mapped files are
+    few = (
+        array.size < MAPPED
+    )  # there, argmax is faster than max; but it copies what is read-only, as mapped files are
     top = array.item(array.argmax()) if few else float(array.max())
     bottom = array.item(array.argmin()) if few else float(array.min())
     uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom

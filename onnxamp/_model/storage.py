@@ -99,13 +99,17 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
     if not stat.S_ISREG(status.st_mode):
         is_folder = stat.S_ISDIR(status.st_mode)
         raise ValueError(
-            "it is a directory: name a model in it" if is_folder else "it is not a regular file: save the model to one"
+            "it is a directory: name a model in it"
+            if is_folder
+            else "it is not a regular file: save the model to one"
         )
     if status.st_size >= MESSAGE_LIMIT:
         raise ValueError(f"it has {status.st_size} bytes, and protobuf ends at 2 GiB")
     if is_remote(path):
         stamp = FileStamp.of(status)
-        return _without_weights(path, None, stamp) if stamp.size >= _READ_WHOLE else path.read_bytes(), stamp
+        return _without_weights(
+            path, None, stamp
+        ) if stamp.size >= _READ_WHOLE else path.read_bytes(), stamp
     with path.open("rb") as file:
         stamp = FileStamp.of(os.fstat(file.fileno()))
         data = _without_weights(path, file, stamp) if stamp.size >= _READ_WHOLE else file.read()
@@ -127,10 +131,16 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
         model.ParseFromString(data)
     except DecodeError as error:
         if "depth" in str(error).lower():
-            raise ModelError(f"{label} nests graphs deeper than protobuf, and so every runtime, can read.") from None
+            raise ModelError(
+                f"{label} nests graphs deeper than protobuf, and so every runtime, can read."
+            ) from None
         fault = "is not an ONNX model, or only a part of one: it cannot be parsed. Download or export it again."
     if not fault and not (model.HasField("graph") and (model.ir_version or model.opset_import)):
-        fault = "is not an ONNX model: it holds no graph." if data else "is empty: download or export it again."
+        fault = (
+            "is not an ONNX model: it holds no graph."
+            if data
+            else "is empty: download or export it again."
+        )
     if fault:
         model = _in_text(data, f"{label} {name_format(data) or fault}")
     for tensor in tensors_of(model) if INSIDE.encode() in data else ():
@@ -170,9 +180,16 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
         except ValueError:
             return path.read_bytes() if file is None else file.read()
         where = path.absolute()
-        places = [DataLocation(where, span.data, span.end - span.data, stamp=stamp) for span in spans]
-        tensors = [inside_tensor(p, was_default=span.default) for p, span in zip(places, spans, strict=True)]
-        pieces, _, _ = replaced(data, spans, [(tensor.SerializeToString(), 0) for tensor in tensors])
+        places = [
+            DataLocation(where, span.data, span.end - span.data, stamp=stamp) for span in spans
+        ]
+        tensors = [
+            inside_tensor(p, was_default=span.default)
+            for p, span in zip(places, spans, strict=True)
+        ]
+        pieces, _, _ = replaced(
+            data, spans, [(tensor.SerializeToString(), 0) for tensor in tensors]
+        )
         joined = b"".join(piece for _, piece in pieces)
         for _, piece in pieces:
             piece.release()
@@ -232,7 +249,9 @@ def find_data_files(model: ModelProto, base_dir: Path) -> dict[str, DataFile]:
     return known
 
 
-def locate_weights(model: ModelProto, base_dir: Path, found: Mapping[str, DataFile]) -> StoredWeights:
+def locate_weights(
+    model: ModelProto, base_dir: Path, found: Mapping[str, DataFile]
+) -> StoredWeights:
     """Look up all weights once. ``model`` is changed: data in data files are found without a search from then on.
 
     Args:
@@ -284,5 +303,9 @@ def write_file(path: Path, data: bytes) -> None:
 def unwritable(path: Path, error: Exception) -> OutputError:
     """The error to raise when ``error`` kept a file from being written."""
     if not is_remote(path) and not path.parent.is_dir():
-        return OutputError(f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it.")
-    return OutputError(f"Cannot write {str(path)!r}: {reason_of(error)}. What was there before is untouched.")
+        return OutputError(
+            f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it."
+        )
+    return OutputError(
+        f"Cannot write {str(path)!r}: {reason_of(error)}. What was there before is untouched."
+    )

@@ -23,7 +23,9 @@ _LEAST_POWER, _MOST_POWER = -126, 127
 """Exponents of the powers of two that are float32 numbers with all their digits."""
 
 
-def times_power(array: NDArray[np.float32], exponent: int, out: NDArray[np.float32] | None = None) -> NDArray[Any]:
+def times_power(
+    array: NDArray[np.float32], exponent: int, out: NDArray[np.float32] | None = None
+) -> NDArray[Any]:
     """Numbers multiplied by ``2**-exponent``, exactly where they stay in float32's range."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if _LEAST_POWER <= -exponent <= _MOST_POWER:  # a factor is several times as fast
@@ -41,7 +43,11 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
     if place is None:
         return
     data = place.read()
-    tensor.raw_data = times_power(np.frombuffer(data, "<f4"), place.exponent).tobytes() if place.exponent else data
+    tensor.raw_data = (
+        times_power(np.frombuffer(data, "<f4"), place.exponent).tobytes()
+        if place.exponent
+        else data
+    )
     forget_location(tensor)
 
 
@@ -58,10 +64,9 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     shape = tuple(tensor.dims[:])
     count, kind = prod(shape), _stored_kind(tensor.data_type)
     if place is not None:
-        if is_remote(place.path):
-            array = np.frombuffer(place.read(), kind).reshape(shape)
-        else:
-            array = _stored(place, kind, shape)
+        is_near = not is_remote(place.path)
+        flat = _stored(place, kind, shape) if is_near else np.frombuffer(place.read(), kind)
+        array = flat.reshape(shape)
         return times_power(array, place.exponent) if place.exponent else array
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
@@ -69,7 +74,9 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
             return np.ndarray(shape, kind, data)
     elif len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))) == count:
         return numpy_helper.to_array(tensor)
-    raise ModelError(f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says.")
+    raise ModelError(
+        f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says."
+    )
 
 
 def _stored(place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -100,7 +107,9 @@ def stored_exponents(model: ModelProto) -> dict[str, int]:
     except ValueError:
         return {}
     rows = found.items() if isinstance(found, dict) else ()
-    return {name: number for name, number in rows if type(number) is int and 0 < abs(number) <= _LARGEST}
+    return {
+        name: number for name, number in rows if type(number) is int and 0 < abs(number) <= _LARGEST
+    }
 
 
 def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
@@ -108,6 +117,8 @@ def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
     total = stored_exponents(model)
     for name, exponent in exponents.items():
         total[name] = total.get(name, 0) + exponent
-    text = json.dumps({name: exponent for name, exponent in sorted(total.items()) if exponent}, ensure_ascii=False)
+    text = json.dumps(
+        {name: exponent for name, exponent in sorted(total.items()) if exponent}, ensure_ascii=False
+    )
     entry = next((entry for entry in model.metadata_props if entry.key == EXPONENTS), None)
     (entry or model.metadata_props.add(key=EXPONENTS)).value = text

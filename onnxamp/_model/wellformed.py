@@ -28,7 +28,15 @@ from onnx import (
 )
 
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._model.protos import PLAIN, all_nodes, bytes_of, default_domain, node_bodies, opset_imports, stored_bytes
+from onnxamp._model.protos import (
+    PLAIN,
+    all_nodes,
+    bytes_of,
+    default_domain,
+    node_bodies,
+    opset_imports,
+    stored_bytes,
+)
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 
@@ -68,7 +76,9 @@ def check_functions(model: ModelProto) -> None:
     main = _op_counts(model.graph.node)
     total = _inlined(main, sizes)
     if total > max(MAX_INLINED, 2 * main.total()):
-        domain, largest = max((name for name in main if name in sizes), key=lambda name: main[name] * sizes[name])
+        domain, largest = max(
+            (name for name in main if name in sizes), key=lambda name: main[name] * sizes[name]
+        )
         amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
         raise ModelError(
             f"The model's functions are {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
@@ -90,7 +100,14 @@ def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _MOST_BYTES: Final = 2**63
 """Bytes that no array can address, not even an empty one whose other sizes would take them."""
-_DATA: Final = ("float_data", "int32_data", "int64_data", "string_data", "double_data", "uint64_data")
+_DATA: Final = (
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "string_data",
+    "double_data",
+    "uint64_data",
+)
 
 
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
@@ -106,7 +123,9 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     if elem not in _ELEMS:
         raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
     if min(shape, default=0) < 0 or tensor.HasField("segment"):
-        raise ModelError(f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read.")
+        raise ModelError(
+            f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read."
+        )
     if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
         raise ModelError(f"{what} has the shape {shape}, which no array can have: it is damaged.")
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -141,9 +160,14 @@ def check_sparse(sparse: SparseTensorProto) -> None:
             raise ModelError(f"{what} is stored outside the model file: no runtime reads that.")
         check_tensor(tensor, what)
     if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
-        raise ModelError(f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}.")
+        raise ModelError(
+            f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}."
+        )
     count, rank = sparse.values.dims[0], len(sparse.dims)
-    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in ((count,), (count, rank)):
+    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in (
+        (count,),
+        (count, rank),
+    ):
         raise ModelError(f"{what} has {count} values, but other indices.")
 
 
@@ -161,7 +185,9 @@ def check_type(kind: TypeProto, where: str) -> None:
         return
     leaf = kind.tensor_type if form == "tensor_type" else kind.sparse_tensor_type
     if leaf.elem_type not in _ELEMS and leaf.elem_type != TensorProto.UNDEFINED:
-        raise ModelError(f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks.")
+        raise ModelError(
+            f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks."
+        )
     for dim in leaf.shape.dim:
         utf8(dim.dim_param, f"the name of a dimension of {where}")
 
@@ -176,16 +202,28 @@ def utf8(found: Any, what: str) -> str:
 MAX_NESTING: Final = 32
 """Levels of nested graphs: protobuf reads 100 levels of messages, and each graph takes three."""
 
-_NEWEST: Final = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
+_NEWEST: Final = {
+    "": onnx.defs.onnx_opset_version(),
+    "ai.onnx.ml": onnx.defs.onnx_ml_opset_version(),
+}
 """Domain -> newest opset that the installed onnx knows."""
 
 _FIELDS: Final[Mapping[int, str]] = {
-    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s", AttributeProto.TENSOR: "t",
-    AttributeProto.GRAPH: "g", AttributeProto.SPARSE_TENSOR: "sparse_tensor", AttributeProto.TYPE_PROTO: "tp",
-    AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints", AttributeProto.STRINGS: "strings",
-    AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
-    AttributeProto.SPARSE_TENSORS: "sparse_tensors", AttributeProto.TYPE_PROTOS: "type_protos",
-}  # fmt: skip
+    AttributeProto.FLOAT: "f",
+    AttributeProto.INT: "i",
+    AttributeProto.STRING: "s",
+    AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    AttributeProto.TYPE_PROTO: "tp",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.INTS: "ints",
+    AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSORS: "tensors",
+    AttributeProto.GRAPHS: "graphs",
+    AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+    AttributeProto.TYPE_PROTOS: "type_protos",
+}
 """Attribute type -> the field that holds the value."""
 _HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 """Fields that must be set: a number or a text that is left out is 0 or empty."""
@@ -218,7 +256,9 @@ def check_wellformed(model: ModelProto) -> bool:
     main.graphs(model.graph)
     for function in model.functions:
         opsets = {default_domain(entry.domain): entry.version for entry in function.opset_import}
-        checker = _Checker(SignatureBook({"": _NEWEST[""], **opsets}), own, model.ir_version, in_function=True)
+        checker = _Checker(
+            SignatureBook({"": _NEWEST[""], **opsets}), own, model.ir_version, in_function=True
+        )
         checker.function(function)
     return main.is_tidy
 
@@ -226,7 +266,9 @@ def check_wellformed(model: ModelProto) -> bool:
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
     """Whether :func:`check_wellformed` of the model would pass a body of its graph."""
     try:
-        _Checker(SignatureBook(opset_imports(model)), _functions(model), model.ir_version).graphs(body, 1)
+        _Checker(SignatureBook(opset_imports(model)), _functions(model), model.ir_version).graphs(
+            body, 1
+        )
     except ModelError:
         return False
     return True
@@ -234,7 +276,9 @@ def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
 
 def _functions(model: ModelProto) -> frozenset[tuple[str, str]]:
     """Domain and name of each function."""
-    return frozenset((default_domain(function.domain), function.name) for function in model.functions)
+    return frozenset(
+        (default_domain(function.domain), function.name) for function in model.functions
+    )
 
 
 def _check_versions(model: ModelProto) -> None:
@@ -245,7 +289,10 @@ def _check_versions(model: ModelProto) -> None:
         )
     if model.ir_version < 0:
         raise ModelError(f"The model has the IR version {model.ir_version}: it is damaged.")
-    for entry in (*model.opset_import, *(item for function in model.functions for item in function.opset_import)):
+    for entry in (
+        *model.opset_import,
+        *(item for function in model.functions for item in function.opset_import),
+    ):
         domain = default_domain(utf8(entry.domain, "the domain of an opset"))
         if domain in _NEWEST and entry.version > _NEWEST[domain]:
             raise OpsetError(
@@ -253,7 +300,9 @@ def _check_versions(model: ModelProto) -> None:
                 f" {onnx.__version__} knows opsets up to {_NEWEST[domain]}: upgrade onnx."
             )
         if not 0 <= entry.version < 2**31:
-            raise ModelError(f"The model imports {domain or 'ai.onnx'!r} at version {entry.version}: it is damaged.")
+            raise ModelError(
+                f"The model imports {domain or 'ai.onnx'!r} at version {entry.version}: it is damaged."
+            )
 
 
 @dataclass(slots=True)
@@ -310,7 +359,14 @@ class _Checker:
         domain, op_type = node.domain, node.op_type
         if not {str}.issuperset(map(type, (domain, op_type, node.name, *inputs, *outputs))):
             _check_names(node)
-        form = domain, op_type, opaque, len(inputs), len(outputs), *map(_plain_bytes, node.attribute[:])
+        form = (
+            domain,
+            op_type,
+            opaque,
+            len(inputs),
+            len(outputs),
+            *map(_plain_bytes, node.attribute[:]),
+        )
         if form in self.passed and "" not in inputs:
             return []
         if not op_type:
@@ -330,7 +386,9 @@ class _Checker:
         return [(body, within) for body in bodies]
 
     def _attribute(self, node: NodeProto, item: AttributeProto) -> None:
-        where = f"Attribute {utf8(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
+        where = (
+            f"Attribute {utf8(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
+        )
         if utf8(item.ref_attr_name, "the name of an attribute"):
             if not self.in_function:
                 raise ModelError(f"{where} refers to an attribute of a function, but is in none.")
@@ -340,7 +398,9 @@ class _Checker:
         if item.type == AttributeProto.UNDEFINED and self.ir_version < 2 and len(used) == 1:
             return  # IR version 1 had no attribute types
         if wanted is None:
-            raise ModelError(f"{where} is of type {item.type}, which the installed onnx {onnx.__version__} lacks.")
+            raise ModelError(
+                f"{where} is of type {item.type}, which the installed onnx {onnx.__version__} lacks."
+            )
         if used - {wanted} or (wanted in _HELD and not used):
             found = ", ".join(sorted(used)) or "nothing"
             raise ModelError(f"{where} should hold its value in {wanted!r}, but holds {found}.")
@@ -349,7 +409,10 @@ class _Checker:
     def _values(self, item: AttributeProto, where: str) -> None:
         for tensor in (*([item.t] if item.HasField("t") else []), *item.tensors):
             check_tensor(tensor, where)
-        for sparse in (*([item.sparse_tensor] if item.HasField("sparse_tensor") else []), *item.sparse_tensors):
+        for sparse in (
+            *([item.sparse_tensor] if item.HasField("sparse_tensor") else []),
+            *item.sparse_tensors,
+        ):
             check_sparse(sparse)
         for kind in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
             check_type(kind, where)
@@ -375,10 +438,14 @@ def _check_node(node: NodeProto, signature: Signature) -> None:
     ):
         if not least <= found <= most:
             wanted = f"at least {least}" if found < least else f"at most {most}"
-            raise ModelError(f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema wants {wanted}.")
+            raise ModelError(
+                f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema wants {wanted}."
+            )
     for position, (name, port) in enumerate(zip(node.input, signature.inputs, strict=False)):
         if not (name or port.optional or port.variadic):
-            raise ModelError(f"Node {_label(node)!r} ({node.op_type}) lacks input {position}, {port.name!r}.")
+            raise ModelError(
+                f"Node {_label(node)!r} ({node.op_type}) lacks input {position}, {port.name!r}."
+            )
     if signature.attributes is not None:
         _check_attributes(node, signature, signature.attributes)
 
@@ -389,8 +456,12 @@ def _check_attributes(node: NodeProto, signature: Signature, known: Mapping[str,
         if item.name not in known and not item.name.startswith("__"):  # onnx allows private ones
             raise ModelError(f"{what} has an attribute {item.name!r}, which its schema lacks.")
         if item.type not in (known.get(item.name, item.type), AttributeProto.UNDEFINED):
-            found, wanted = (AttributeProto.AttributeType.Name(kind) for kind in (item.type, known[item.name]))
-            raise ModelError(f"{what} has an attribute {item.name!r} of type {found}; its schema wants {wanted}.")
+            found, wanted = (
+                AttributeProto.AttributeType.Name(kind) for kind in (item.type, known[item.name])
+            )
+            raise ModelError(
+                f"{what} has an attribute {item.name!r} of type {found}; its schema wants {wanted}."
+            )
     if len(names) < len(node.attribute):
         raise ModelError(f"{what} has two attributes of one name.")
     if signature.required - names:
@@ -412,7 +483,9 @@ def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Sign
                 f" outputs, but must have {takes} and {gives}."
             )
         if key == "Scan" and not 0 < (attribute(node, "num_scan_inputs") or 0) <= len(body.input):
-            raise ModelError(f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs.")
+            raise ModelError(
+                f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs."
+            )
 
 
 def _label(node: NodeProto) -> str:

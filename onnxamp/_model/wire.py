@@ -37,7 +37,9 @@ class Ranges:
         if number not in self._kept:
             while len(self._kept) >= _BLOCKS:
                 del self._kept[next(iter(self._kept))]
-            self._kept[number] = self.fetch(number * _BLOCK, min(_BLOCK, self.size - number * _BLOCK))
+            self._kept[number] = self.fetch(
+                number * _BLOCK, min(_BLOCK, self.size - number * _BLOCK)
+            )
         return self._kept[number][inside]
 
     def part(self, start: int, stop: int) -> memoryview:
@@ -52,12 +54,17 @@ _HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
     "graph": (GraphProto, {"initializer": "tensor", "node": "node"}),
     "function": (FunctionProto, {"node": "node"}),
     "node": (NodeProto, {"attribute": "attribute"}),
-    "attribute": (AttributeProto, {"t": "tensor", "tensors": "tensor", "g": "graph", "graphs": "graph"}),
+    "attribute": (
+        AttributeProto,
+        {"t": "tensor", "tensors": "tensor", "g": "graph", "graphs": "graph"},
+    ),
 }
-_FIELDS: Final = MappingProxyType({
-    kind: {proto.DESCRIPTOR.fields_by_name[name].number: held for name, held in fields.items()}
-    for kind, (proto, fields) in _HOLDERS.items()
-})  # fmt: skip
+_FIELDS: Final = MappingProxyType(
+    {
+        kind: {proto.DESCRIPTOR.fields_by_name[name].number: held for name, held in fields.items()}
+        for kind, (proto, fields) in _HOLDERS.items()
+    }
+)
 """Kind of message -> field number -> kind of message in that field that may hold tensors."""
 
 _RAW_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
@@ -103,7 +110,9 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     Complexity: linear in the fields of the messages that are looked into.
     """
     found: list[Span] = []
-    stack: list[tuple[str, int, int, tuple[tuple[int, int, int], ...]]] = [("model", 0, len(data), ())]
+    stack: list[tuple[str, int, int, tuple[tuple[int, int, int], ...]]] = [
+        ("model", 0, len(data), ())
+    ]
     while stack:
         kind, position, end, around = stack.pop()
         if kind == "tensor":
@@ -120,7 +129,9 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     return found
 
 
-def _tensor_data(data: Buffer, position: int, end: int, around: tuple[tuple[int, int, int], ...]) -> Span | None:
+def _tensor_data(
+    data: Buffer, position: int, end: int, around: tuple[tuple[int, int, int], ...]
+) -> Span | None:
     """The raw data of one tensor; None if it has none, or refers to external data."""
     span, default = None, False
     for number, tag_at, _, start, stop in _fields(data, position, end):
@@ -209,12 +220,17 @@ def replaced(
             outer = start
         grown[outer] = grown.get(outer, 0) + len(text) + size - (span.end - span.start)
     cuts: list[tuple[int, int, bytes, int, int]] = []
-    for start in sorted(messages, reverse=True):  # inner messages first, since their lengths may grow, too
+    for start in sorted(
+        messages, reverse=True
+    ):  # inner messages first, since their lengths may grow, too
         length_at, stop, outer = messages[start]
         length = as_varint(stop - start + grown.get(start, 0))
         cuts.append((length_at, start, length, 0, -1))
         grown[outer] = grown.get(outer, 0) + grown.get(start, 0) + len(length) - (start - length_at)
-    cuts += [(s.start, s.end, text, size, i) for i, (s, (text, size)) in enumerate(zip(spans, fields, strict=True))]
+    cuts += [
+        (s.start, s.end, text, size, i)
+        for i, (s, (text, size)) in enumerate(zip(spans, fields, strict=True))
+    ]
     part = data.part if isinstance(data, Ranges) else _parts_of(memoryview(data))
     pieces, holes, read, written = list[tuple[int, memoryview]](), list[Hole](), 0, 0
     for start, stop, text, size, index in sorted(cuts):

@@ -39,12 +39,16 @@ class Accept:
         if isinstance(given, str):
             return cls(given, imported("accept", given))
         if not callable(given):
-            raise ArgumentTypeError(f"accept must be a function or 'package:function', not {type(given).__name__}.")
+            raise ArgumentTypeError(
+                f"accept must be a function or 'package:function', not {type(given).__name__}."
+            )
         return cls(getattr(given, "__qualname__", type(given).__name__), given)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes it goes by its name, if that says where it is."""
-        return (Accept.of, (self.name,)) if ":" in self.name else (Accept, (self.name, self.function))
+        return (
+            (Accept.of, (self.name,)) if ":" in self.name else (Accept, (self.name, self.function))
+        )
 
     @property
     def print(self) -> str:
@@ -60,7 +64,9 @@ class Accept:
         if self._answer(reference, result):
             return True
         if not self._answer(reference, reference):
-            raise ArgumentError(f"accept: {self.name!r} rejects the original's own outputs, so nothing can pass.")
+            raise ArgumentError(
+                f"accept: {self.name!r} rejects the original's own outputs, so nothing can pass."
+            )
         return False
 
     def _answer(self, reference: Outputs, result: Outputs) -> bool:
@@ -73,7 +79,9 @@ class Accept:
         return bool(answer)
 
 
-def called(what: str, name: str, function: Callable[..., Any], reference: Outputs, result: Outputs) -> Any:
+def called(
+    what: str, name: str, function: Callable[..., Any], reference: Outputs, result: Outputs
+) -> Any:
     """What a function of the user returns. One that was named, and not passed, raises nothing but sentences.
 
     Raises:
@@ -100,7 +108,9 @@ def imported(what: str, name: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.rpartition(":")
     try:
-        function = getattr(_from_file(Path(module)) if module.endswith(".py") else import_module(module), attribute)
+        function = getattr(
+            _from_file(Path(module)) if module.endswith(".py") else import_module(module), attribute
+        )
     except Exception as error:  # its module runs, and may raise anything
         raise ArgumentError(f"The {what} {name!r} cannot be imported: {_told(error)}.") from error
     if not callable(function):

@@ -54,7 +54,9 @@ class Arrangement(NamedTuple):
         return np.ascontiguousarray(split.transpose(np.argsort(self.turn)))
 
 
-def arranged(node: NodeProto, product: Product, shape: Sequence[int], turn: Sequence[int]) -> Arrangement | None:
+def arranged(
+    node: NodeProto, product: Product, shape: Sequence[int], turn: Sequence[int]
+) -> Arrangement | None:
     """The arrangement of a weight of this shape, which reaches the node transposed by ``turn``; None if it has none."""
     given = tuple(shape[axis] for axis in turn)
     if not prod(given) or not product.applies(node):
@@ -82,7 +84,11 @@ def _windows(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
 
 def _spread(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
     groups = _group(node)
-    return ((groups, shape[0] // groups, shape[1], prod(shape[2:])), (0, 1, 3, 2)) if len(shape) > 2 else None
+    return (
+        ((groups, shape[0] // groups, shape[1], prod(shape[2:])), (0, 1, 3, 2))
+        if len(shape) > 2
+        else None
+    )
 
 
 def _recurrent(_: NodeProto, __: Product, shape: tuple[int, ...]) -> _Split:
@@ -129,7 +135,9 @@ class _Choice(NamedTuple):
         return np.sort(np.random.default_rng(self.seed).choice(count, self.most, replace=False))
 
 
-def _matrix_rows(node: NodeProto, product: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+def _matrix_rows(
+    node: NodeProto, product: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
+) -> Floats:
     is_turned = _flag(node, product.rows_turned) != product.is_left
     placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
     batch, depth = prod(shape[:-2]), placed.shape[-1]
@@ -141,31 +149,41 @@ def _matrix_rows(node: NodeProto, product: Product, shape: tuple[int, ...], valu
     return groups[:, choice.of(groups.shape[1])]
 
 
-def _gates_rows(_: NodeProto, __: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+def _gates_rows(
+    _: NodeProto, __: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
+) -> Floats:
     flat = value.reshape(-1, value.shape[-1])
     chosen = flat[choice.of(len(flat))]
     return np.broadcast_to(chosen, (shape[0], *chosen.shape))
 
 
-def _states_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+def _states_rows(
+    node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
+) -> Floats:
     if attribute(node, "layout"):  # the batch comes first
         value = value.transpose(1, 2, 0, 3)
     direction = (attribute(node, "direction") or b"forward").decode()
     states = [
-        (value[1:, number] if direction == "reverse" or number else value[:-1, number]).reshape(-1, shape[-1])
+        (value[1:, number] if direction == "reverse" or number else value[:-1, number]).reshape(
+            -1, shape[-1]
+        )
         for number in range(shape[0])
     ]
     return np.stack([state[choice.of(len(state))] for state in states])
 
 
-def _window_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+def _window_rows(
+    node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
+) -> Floats:
     frame = _Frame.of(node, shape[2:])
     sizes = value.shape[2:]
     if (auto := _auto_pad(node)).startswith("SAME"):
         wanted = [-(-size // stride) for size, stride in zip(sizes, frame.strides, strict=True)]
         lacking = [
             (want - 1) * stride + reach - size
-            for want, stride, reach, size in zip(wanted, frame.strides, frame.reach, sizes, strict=True)
+            for want, stride, reach, size in zip(
+                wanted, frame.strides, frame.reach, sizes, strict=True
+            )
         ]
         pads = [_halves(max(count, 0), is_late=auto == "SAME_UPPER") for count in lacking]
     else:
@@ -173,12 +191,16 @@ def _window_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Flo
     return _picked(value, frame, pads, choice, _group(node), strides=frame.strides)
 
 
-def _spread_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice) -> Floats:
+def _spread_rows(
+    node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
+) -> Floats:
     frame = _Frame.of(node, shape[2:])
     sizes, more = value.shape[2:], attribute(node, "output_padding") or [0] * len(frame.strides)
     spans = [stride * (size - 1) + 1 for size, stride in zip(sizes, frame.strides, strict=True)]
     wide = np.zeros((*value.shape[:2], *spans), np.float32)
-    wide[(slice(None), slice(None), *(slice(None, None, stride) for stride in frame.strides))] = value
+    wide[(slice(None), slice(None), *(slice(None, None, stride) for stride in frame.strides))] = (
+        value
+    )
     auto, wanted = _auto_pad(node), attribute(node, "output_shape")
     pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
     if auto.startswith("SAME") and not wanted:
@@ -186,7 +208,9 @@ def _spread_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Flo
     if wanted:
         spare = [
             span + reach - 1 + extra - want
-            for span, reach, extra, want in zip(spans, frame.reach, more, wanted[-len(sizes) :], strict=True)
+            for span, reach, extra, want in zip(
+                spans, frame.reach, more, wanted[-len(sizes) :], strict=True
+            )
         ]
         pads = [_halves(count, is_late=auto == "SAME_UPPER") for count in spare]
     around = [
@@ -196,7 +220,9 @@ def _spread_rows(node: NodeProto, _: Product, shape: tuple[int, ...], value: Flo
     return _picked(wide, frame, around, choice, _group(node), is_mirrored=True)
 
 
-_ROWS: Final[Mapping[str, Callable[[NodeProto, Product, tuple[int, ...], Floats, _Choice], Floats]]] = {
+_ROWS: Final[
+    Mapping[str, Callable[[NodeProto, Product, tuple[int, ...], Floats, _Choice], Floats]]
+] = {
     "matrix": _matrix_rows,
     "windows": _window_rows,
     "spread": _spread_rows,
@@ -216,9 +242,13 @@ class _Frame(NamedTuple):
     @classmethod
     def of(cls, node: NodeProto, kernel: Sequence[int]) -> "_Frame":
         axes = len(kernel)
-        strides, dilations = (list(attribute(node, name) or [1] * axes) for name in ("strides", "dilations"))
+        strides, dilations = (
+            list(attribute(node, name) or [1] * axes) for name in ("strides", "dilations")
+        )
         pads = list(attribute(node, "pads") or [0] * (2 * axes))
-        reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+        reach = [
+            dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)
+        ]
         return cls(strides, dilations, list(zip(pads[:axes], pads[axes:], strict=True)), reach)
 
 
@@ -235,7 +265,9 @@ def _picked(
     """Windows of a padded value as rows, by group."""
     first, axes = (slice(None), slice(None)), len(pads)
     cut = tuple(slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
-    padded = np.pad(value[first + cut], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in pads)])
+    padded = np.pad(
+        value[first + cut], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in pads)]
+    )
     every = tuple(slice(None, None, step) for step in strides or [1] * axes)
     taps = tuple(slice(None, None, step) for step in frame.dilations)
     view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))[first + every + taps]

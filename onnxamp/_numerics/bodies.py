@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
@@ -51,7 +59,9 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
         vector, values = vectors.get(index, ("", []))
         for place, value in enumerate(values):
             name = writer.names.fresh(f"{graph.values[value].name}_largest")
-            model.graph.node.append(helper.make_node("Gather", [vector, writer.integers([place])], [name]))
+            model.graph.node.append(
+                helper.make_node("Gather", [vector, writer.integers([place])], [name])
+            )
             watched[name] = value
     return model, watched
 
@@ -96,7 +106,11 @@ class _Writer:
         """Compute the magnitudes of a body's floats, beside those of the bodies in it."""
         graph, parts, values = self.graph, list[str](), list[int]()
         for value in graph.values:
-            if value.scope == scope and value.origin is Origin.NODE and graph.types[value.index] == FLOAT:
+            if (
+                value.scope == scope
+                and value.origin is Origin.NODE
+                and graph.types[value.index] == FLOAT
+            ):
                 parts.append(self.largest(scope, value.name))
                 values.append(value.index)
         parts += [vector for vector, _ in inner]
@@ -140,11 +154,15 @@ class _Writer:
         """Let both branches return all magnitudes: those of the other one are 0."""
         for _, body in node.bodies:
             parts = [
-                self.made[other][0] if other == body else self.constant([0.0] * len(self.made[other][1]), np.float32)
+                self.made[other][0]
+                if other == body
+                else self.constant([0.0] * len(self.made[other][1]), np.float32)
                 for _, other in node.bodies
                 if other in self.made
             ]
-            self.graphs[body].output.append(_vector(self.op(body, "Concat", parts, axis=0), len(values)))
+            self.graphs[body].output.append(
+                _vector(self.op(body, "Concat", parts, axis=0), len(values))
+            )
         proto = self.graphs[node.scope].node[node.index - self.graph.scopes[node.scope].nodes.start]
         self.fill(proto, len(self.graphs[node.bodies[0][1]].output) - 1)
 
@@ -160,8 +178,12 @@ def _vector(name: str, size: int) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
 
 
-def of_bodies(largest: Mapping[str, float], watched: Mapping[str, int], names: Mapping[int, str]) -> dict[str, float]:
+def of_bodies(
+    largest: Mapping[str, float], watched: Mapping[str, int], names: Mapping[int, str]
+) -> dict[str, float]:
     """Ranges by full name: those that :func:`with_body_ranges` watched, beside the others."""
     own = set(names.values())
     found = {name: reach for name, reach in largest.items() if name in own}
-    return found | {names[value]: largest[name] for name, value in watched.items() if name in largest}
+    return found | {
+        names[value]: largest[name] for name, value in watched.items() if name in largest
+    }

@@ -12,7 +12,13 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
-from onnxamp._numerics.sample_check import CheckedSample, CheckProbe, Choices, EngineProbe, watched_run
+from onnxamp._numerics.sample_check import (
+    CheckedSample,
+    CheckProbe,
+    Choices,
+    EngineProbe,
+    watched_run,
+)
 from onnxamp._numerics.watch import WatchedRun, classify, join, watched_values
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.advice import input_failure
@@ -109,7 +115,9 @@ def check_run(
     one, engine = Model.of(model), choose_engine(provider)
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     if stop and state is not None:
-        raise ArgumentError("To stop at the first fault, nothing is kept to go on with: leave out state.")
+        raise ArgumentError(
+            "To stop at the first fault, nothing is kept to go on with: leave out state."
+        )
     run = Run(inputs=samples, provider=engine.provider, report=reported_to(progress), budget=budget)
     with opened(state) as kept:
         check = Check(one, replace(run, state=kept), ops or OpFilter(), keep, stop=stop)
@@ -156,7 +164,9 @@ class Check:
         """Return what :func:`check_run` does."""
         engine, samples = self.run.engine, self.run.samples
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
-        report = self._emulated(report, kept) if engine.is_reference else self._on_engine(report, kept)
+        report = (
+            self._emulated(report, kept) if engine.is_reference else self._on_engine(report, kept)
+        )
         return replace(report, inputs=samples.summary, samples=samples.taken)
 
     def _emulated(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
@@ -174,27 +184,37 @@ class Check:
             for number, checked, trouble in results:
                 if checked is None:
                     return replace(report, skipped=self._in_vain(trouble, number))
-                if not parts or parts[-1].choices != checked.choices:  # other branches are measured apart
+                if (
+                    not parts or parts[-1].choices != checked.choices
+                ):  # other branches are measured apart
                     executable = probe.executable(memory)
                     runner = executable.prepare(check_inputs(self.model.proto, run.samples[number]))
-                    parts.append(_Part(checked.choices, watched_run(runner, self.keep, run.budget), self.ops))
+                    parts.append(
+                        _Part(checked.choices, watched_run(runner, self.keep, run.budget), self.ops)
+                    )
                 parts[-1].watched.join(checked.values, checked.inputs)
                 if self.stop and parts[-1].first_bad() is not None:
                     break
         self.ops.check({op_key(node) for part in parts for node in part.watched.runner.flow.nodes})
-        parts.sort(key=lambda part: part.first_bad() is None)  # those with a fault first; the sort is stable
+        parts.sort(
+            key=lambda part: part.first_bad() is None
+        )  # those with a fault first; the sort is stable
         values: dict[str, ValueCheck] = {}
         for part in parts:
             for row in part.values():
                 values.setdefault(row.value, row)
         ran_on = engine.name(parts[0].watched.runner.flow.lowest)
-        return replace(report, ran_on=ran_on, values=tuple(values.values()), first_bad=parts[0].first_bad())
+        return replace(
+            report, ran_on=ran_on, values=tuple(values.values()), first_bad=parts[0].first_bad()
+        )
 
     def _found(
         self, probe: CheckProbe, kept: KeptSamples[CheckedSample] | None, memory: Memory
     ) -> Generator[Found[CheckedSample]]:
         """Yield what each sample shows: all at once, or part by part where the first fault ends it."""
-        with closing(observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)) as results:
+        with closing(
+            observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)
+        ) as results:
             for number, result, trouble in results:
                 if result is None or isinstance(result, CheckedSample):
                     yield Found(number, result, trouble)
@@ -211,7 +231,9 @@ class Check:
         probe = EngineProbe(model=SentModel.of(self.model), engine=run.engine, budget=run.budget)
         values, inputs = dict[str, Measurement](), dict[str, Measurement]()
         last = 0
-        with closing(observe(run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)) as results:
+        with closing(
+            observe(run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)
+        ) as results:
             for last, checked, trouble in results:
                 if checked is None:
                     return replace(report, skipped=self._in_vain(trouble, last))
@@ -223,12 +245,16 @@ class Check:
         rows = classify(flow, watched, values, inputs)
         self.ops.check({row.op for row in rows})
         rows = tuple(row for row in rows if self.ops.takes(row.op))
-        return replace(report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None))
+        return replace(
+            report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None)
+        )
 
     def _in_vain(self, trouble: RuntimeFailure | Crash | None, number: int) -> str:
         """Return a sentence about a sample on which the model does not run."""
         if isinstance(trouble, RuntimeFailure):
-            return input_failure("The model does not run", trouble, self.run.samples, number, self.model)
+            return input_failure(
+                "The model does not run", trouble, self.run.samples, number, self.model
+            )
         return f"The model does not run (sample {number + 1}): {trouble}"
 
 
@@ -253,7 +279,9 @@ class _Part:
 def _in_words(row: ValueCheck) -> FirstBad:
     """A fault in a sentence."""
     m = row.measured
-    born = ", in float32 already" if m.reference_inf else f": numbers beyond {SENTINEL:g} do not fit"
+    born = (
+        ", in float32 already" if m.reference_inf else f": numbers beyond {SENTINEL:g} do not fit"
+    )
     if row.op in op_facts().control_flow:
         born = ", in its body"
     text = {

@@ -7,7 +7,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._numerics.metrics import RELATIVE_FLOOR, VANISHED_ABOVE, Bad, Sums, TensorDiff, decibels
+from onnxamp._numerics.metrics import (
+    RELATIVE_FLOOR,
+    VANISHED_ABOVE,
+    Bad,
+    Sums,
+    TensorDiff,
+    decibels,
+)
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -36,7 +43,11 @@ def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDi
 def _shared_keys(items: Sequence[Any]) -> list[Any]:
     """The keys of maps that all have the same; none where something else is among them."""
     maps = [item for item in items if isinstance(item, Mapping)]
-    is_table = bool(maps) and len(maps) == len(items) and all(item.keys() == maps[0].keys() for item in maps)
+    is_table = (
+        bool(maps)
+        and len(maps) == len(items)
+        and all(item.keys() == maps[0].keys() for item in maps)
+    )
     return list(maps[0]) if is_table else []
 
 
@@ -77,7 +88,12 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         "differing": 0.0,
     }
     if reference.shape != result.shape:
-        facts |= {**dict.fromkeys(_ERRORS, np.inf), "snr_db": -np.inf, "cosine": np.nan, "differing": 1.0}
+        facts |= {
+            **dict.fromkeys(_ERRORS, np.inf),
+            "snr_db": -np.inf,
+            "cosine": np.nan,
+            "differing": 1.0,
+        }
         return TensorDiff(**facts)
     if result.size == 0:
         facts |= {**dict.fromkeys(_ERRORS, 0.0), "snr_db": np.inf, "cosine": 1.0}
@@ -85,9 +101,15 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     errors = _errors(a, b)
     worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
     facts["worst_index"] = tuple(int(i) for i in worst)
-    facts["worst_reference"], facts["worst_result"] = _scalar(reference[worst]), _scalar(result[worst])
+    facts["worst_reference"], facts["worst_result"] = (
+        _scalar(reference[worst]),
+        _scalar(result[worst]),
+    )
     if not _is_text(reference):
-        facts["argmax_agreement"], facts["top5_agreement"] = _top_agreement(a, b, 1), _top_agreement(a, b, 5)
+        facts["argmax_agreement"], facts["top5_agreement"] = (
+            _top_agreement(a, b, 1),
+            _top_agreement(a, b, 5),
+        )
     if _is_float(reference) and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b)
     facts |= _measures(a, b, errors)
@@ -157,7 +179,9 @@ def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
     return {
         "mean_abs": sums.mean_abs,
         "max_abs": float(errors.max()),
-        "max_rel": _relative(errors, np.maximum(magnitude, RELATIVE_FLOOR * float(magnitude.max()))),
+        "max_rel": _relative(
+            errors, np.maximum(magnitude, RELATIVE_FLOOR * float(magnitude.max()))
+        ),
         "required_tolerance": float((errors / (1 + magnitude)).max()),
         "rel_l2": sums.rel_l2,
         "rmse": sums.rmse,
@@ -209,11 +233,17 @@ def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
     finite = np.isfinite(a)
     magnitude = np.abs(a, where=finite, out=np.zeros_like(a))
     vanished = (b == 0) & (magnitude > VANISHED_ABOVE * magnitude.max())
-    for kind, mask in (("NaN", finite & np.isnan(b)), ("Inf", finite & np.isinf(b)), ("zero", vanished)):
+    for kind, mask in (
+        ("NaN", finite & np.isnan(b)),
+        ("Inf", finite & np.isinf(b)),
+        ("zero", vanished),
+    ):
         count = int(np.count_nonzero(mask))
         if count:
             index = np.unravel_index(int(np.argmax(mask)), mask.shape)
-            return int(np.count_nonzero(vanished)), Bad(kind, tuple(int(i) for i in index), float(a[index]), count)
+            return int(np.count_nonzero(vanished)), Bad(
+                kind, tuple(int(i) for i in index), float(a[index]), count
+            )
     return 0, None
 
 
@@ -235,7 +265,9 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
     """One output over several samples, in their order; see :class:`TensorDiff`. Its name and types are the first's."""
     first, sizes = diffs[0], [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
-    bad = next((replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad is not None), None)
+    bad = next(
+        (replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad is not None), None
+    )
     odd = next((diff for diff in diffs if diff.reference_shape != diff.result_shape), first)
     rows = [diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0 for diff in diffs]
     facts: dict[str, Any] = {name: max(getattr(diff, name) for diff in diffs) for name in _WORST}
@@ -250,18 +282,26 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         differing=_mean([diff.differing for diff in diffs], sizes) or 0.0,
         rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
         snr_db=min(diff.snr_db for diff in diffs),
-        cosine=min((diff.cosine for diff in diffs), key=lambda cosine: (not np.isnan(cosine), cosine)),
+        cosine=min(
+            (diff.cosine for diff in diffs), key=lambda cosine: (not np.isnan(cosine), cosine)
+        ),
         worst_index=diffs[worst].worst_index,
         worst_reference=diffs[worst].worst_reference,
         worst_result=diffs[worst].worst_result,
         worst_sample=worst,
         bad=bad,
-        detections=max((diff.detections for diff in diffs if diff.detections is not None), default=None),
+        detections=max(
+            (diff.detections for diff in diffs if diff.detections is not None), default=None
+        ),
     )
 
 
 def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
     """Weighted mean of the numbers that are not None."""
-    known = [(number, weight) for number, weight in zip(numbers, weights, strict=True) if number is not None]
+    known = [
+        (number, weight)
+        for number, weight in zip(numbers, weights, strict=True)
+        if number is not None
+    ]
     total = sum(weight for _, weight in known)
     return sum(number * weight for number, weight in known) / total if total else None

@@ -57,7 +57,11 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
     Complexity: G (K^3 + K^2 (rows + N)) for each multiple of :data:`DAMPING`.
     """
     nearest = rounded(weight, low, low.max_finite)
-    if not np.isfinite(weight).all() or np.abs(nearest).max(initial=0.0) >= low.max_finite or not rows.any():
+    if (
+        not np.isfinite(weight).all()
+        or np.abs(nearest).max(initial=0.0) >= low.max_finite
+        or not rows.any()
+    ):
         return None
     count = rows.shape[1]
     judges = count // _HELD_OUT if count >= _FEWEST else 0
@@ -70,7 +74,9 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
     return Compensation(result, before, after, error_norm(rows, weight, np.zeros_like(weight)))
 
 
-def _best(weight: Floats, nearest: Floats, rows: Floats, others: Floats, low: Format) -> Floats | None:
+def _best(
+    weight: Floats, nearest: Floats, rows: Floats, others: Floats, low: Format
+) -> Floats | None:
     """The weight rounded on some rows with the damping that is best on others; None where that is to nearest.
 
     Where there are no others, the strongest damping has to do.
@@ -106,7 +112,12 @@ def _gram(rows: Floats) -> Floats:
 def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
     """The weight rounded row by row, those first that count most."""
     order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
-    factors = np.stack([_factor(group[np.ix_(rank, rank)], damping) for group, rank in zip(gram, order, strict=True)])
+    factors = np.stack(
+        [
+            _factor(group[np.ix_(rank, rank)], damping)
+            for group, rank in zip(gram, order, strict=True)
+        ]
+    )
     placed = np.take_along_axis(weight, order[:, :, None], axis=1)
     for start in range(0, placed.shape[2], _WIDTH):
         _round_columns(placed[:, :, start : start + _WIDTH], factors, low)
@@ -119,7 +130,9 @@ def _factor(gram: Floats, damping: float) -> Floats:
     """The upper U with ``U^T U`` the inverse of the damped matrix, and rows divided by their diagonal elements."""
     from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions need it not
 
-    backwards = np.asfortranarray(gram[::-1, ::-1])  # of which the Cholesky factor is that of an upper R: gram = R R^T
+    backwards = np.asfortranarray(
+        gram[::-1, ::-1]
+    )  # of which the Cholesky factor is that of an upper R: gram = R R^T
     backwards[np.diag_indices(len(gram))] += damping
     lower, _ = lapack.spotrf(backwards, lower=1, overwrite_a=1)
     inverse, _ = lapack.strtri(lower, lower=1, overwrite_c=1)
@@ -140,5 +153,7 @@ def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
             near = exact.astype(kind).astype(np.float32) * kept[:, start + row]
             errors[:, row] = exact - near
             weight[:, start + row] = near
-            block[:, row + 1 :] -= factors[:, start + row, start + row + 1 : stop, None] * errors[:, row, None, :]
+            block[:, row + 1 :] -= (
+                factors[:, start + row, start + row + 1 : stop, None] * errors[:, row, None, :]
+            )
         weight[:, stop:] -= np.swapaxes(factors[:, start:stop, stop:], 1, 2) @ errors

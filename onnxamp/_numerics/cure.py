@@ -60,7 +60,14 @@ class Recipe:
     def tuning(self, source: str, target: str, tolerance: float, made_up: int) -> str:
         """The command that lowers what measurements allow; ``made_up`` is the number of random samples, if any."""
         count = ["--samples", str(made_up)] if made_up and "--samples" not in self.sampling else []
-        options = ["--tolerance", f"{tolerance:g}", "--allow-slower", *self.options.written(), *self.sampling, *count]
+        options = [
+            "--tolerance",
+            f"{tolerance:g}",
+            "--allow-slower",
+            *self.options.written(),
+            *self.sampling,
+            *count,
+        ]
         return shlex.join(["onnxamp", "tune", source, "-o", target, *options])
 
 
@@ -111,13 +118,17 @@ def cure_conversion(
     """
     model = Model.of(original)
     if comparison is None:
-        comparison = Comparison.of(model, trial.run, trial.limits, metric=trial.metric, target=recipe.options.target)
+        comparison = Comparison.of(
+            model, trial.run, trial.limits, metric=trial.metric, target=recipe.options.target
+        )
     until = monotonic() + trial.seconds
     search = _Search(
         original=model,
         recipe=recipe,
         trial=trial,
-        comparison=replace(comparison, run=replace(comparison.run, state=None, report=stopping(until))),
+        comparison=replace(
+            comparison, run=replace(comparison.run, state=None, report=stopping(until))
+        ),
         until=until,
         trials=0 if failed is None else 1,
         rounder=rounder or rounder_of(recipe.options, trial.run.bare),
@@ -126,7 +137,9 @@ def cure_conversion(
     report = search.compare(nodes, layers=True) if failed is None else failed
     rounded = _rounded(report.layers) if report is not None else 0
     step = 1
-    while report is not None and not report.passed and search.trials < TRIALS and not search.is_late:
+    while (
+        report is not None and not report.passed and search.trials < TRIALS and not search.is_late
+    ):
         more = _suspects(report.layers, set(nodes), step)
         most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
         if not more or len(nodes) >= most:
@@ -174,7 +187,9 @@ class _Search:
         self.trials += 1
         self.trial.run.report(self.trial.activity, self.trials, TRIALS + _MORE)
         try:
-            model = convert(self.original, self.recipe.keeping(nodes), rounder=self.rounder).embedded()
+            model = convert(
+                self.original, self.recipe.keeping(nodes), rounder=self.rounder
+            ).embedded()
         except OnnxAmpError:  # the options contradict each other with these nodes
             return None
         with suppress(OutOfTime):

@@ -56,11 +56,15 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
             break
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
-        text = f"No cure was found{when}: trials with up to {node_count(nodes)} in float32 fail, too."
+        text = (
+            f"No cure was found{when}: trials with up to {node_count(nodes)} in float32 fail, too."
+        )
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     names = "|".join(map(re.escape, nodes))
     text = f"Tried: no fault is left with {node_count(nodes)} in float32. Convert the original again with"
-    return Cure(f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, confirmed=True, trials=trials)
+    return Cure(
+        f"--keep-fp32 {shlex.quote(names)}", tuple(nodes), text, confirmed=True, trials=trials
+    )
 
 
 def _hurried(trial: Trial, until: float) -> Run:
@@ -94,13 +98,22 @@ def _cure_seen(model: Model, report: RunCheck, trial: Trial) -> Cure | None:
         trial.run.report(trial.activity, trials, TRIALS)
         kept = tuple(map(re.escape, nodes))
         try:
-            result = convert(model, Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)).embedded()
+            result = convert(
+                model, Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)
+            ).embedded()
             checked = Check(Model(result), _hurried(trial, until)).report()
         except OutOfTime:
             break
-        except OnnxAmpError:  # it cannot be raised to float32, or contradicts itself with these nodes
+        except (
+            OnnxAmpError
+        ):  # it cannot be raised to float32, or contradicts itself with these nodes
             return None
-        if checked.first_bad is None or trials == TRIALS or len(nodes) > MOST_NODES or monotonic() > until:
+        if (
+            checked.first_bad is None
+            or trials == TRIALS
+            or len(nodes) > MOST_NODES
+            or monotonic() > until
+        ):
             break
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""

@@ -98,7 +98,9 @@ def compare_matched(
             diffs += compare_outputs(name, value, result[name])
         else:
             error = group.detections.error if name in group.detections.outputs else None
-            diffs.append(replace(compare(name, group.reference[name], group.result[name]), detections=error))
+            diffs.append(
+                replace(compare(name, group.reference[name], group.result[name]), detections=error)
+            )
     return [group.detections for group in groups], diffs
 
 
@@ -123,14 +125,23 @@ def match_rows(
     }
     found = []
     for names in groups(arrays):
-        one, other = columns_of([reference[name] for name in names]), columns_of([result[name] for name in names])
+        one, other = (
+            columns_of([reference[name] for name in names]),
+            columns_of([result[name] for name in names]),
+        )
         if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
             continue  # another number of images, or rows of detections that are matched already
         if one.boxes is not None and (one.scores < 0).any():
             one, other = one.squashed(), other.squashed()
         detections, rows, columns = _compared(names, one, other)
-        sides = ((name, by_row(reference[name], one), by_row(result[name], other)) for name in arrays)
-        along = {name: (mine, theirs) for name, mine, theirs in sides if mine is not None and theirs is not None}
+        sides = (
+            (name, by_row(reference[name], one), by_row(result[name], other)) for name in arrays
+        )
+        along = {
+            name: (mine, theirs)
+            for name, mine, theirs in sides
+            if mine is not None and theirs is not None
+        }
         arrays = {name: array for name, array in arrays.items() if name not in along}
         found.append(
             MatchedRows(
@@ -142,7 +153,9 @@ def match_rows(
     return tuple(found)
 
 
-def _compared(names: tuple[str, ...], reference: Columns, result: Columns) -> tuple[Detections, Array, Array]:
+def _compared(
+    names: tuple[str, ...], reference: Columns, result: Columns
+) -> tuple[Detections, Array, Array]:
     """The detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
     total = Detections(
@@ -160,14 +173,25 @@ def _compared(names: tuple[str, ...], reference: Columns, result: Columns) -> tu
         (one, kept), (other, others) = reference.image(index), result.image(index)
         found, rows, columns = _image(names, one, other, scale)
         total += found
-        pairs.append((kept[rows] + index * reference.scores.shape[1], others[columns] + index * result.scores.shape[1]))
-    rows, columns = (np.concatenate([*side, np.empty(0, int)]).astype(int) for side in zip(*pairs, strict=True))
+        pairs.append(
+            (
+                kept[rows] + index * reference.scores.shape[1],
+                others[columns] + index * result.scores.shape[1],
+            )
+        )
+    rows, columns = (
+        np.concatenate([*side, np.empty(0, int)]).astype(int) for side in zip(*pairs, strict=True)
+    )
     return total, rows, columns
 
 
-def _image(names: tuple[str, ...], one: Columns, other: Columns, scale: float) -> tuple[Detections, Array, Array]:
+def _image(
+    names: tuple[str, ...], one: Columns, other: Columns, scale: float
+) -> tuple[Detections, Array, Array]:
     """The detections of one image, and the rows and columns that match."""
-    overlaps = None if one.boxes is None or other.boxes is None else _overlaps(one.boxes, other.boxes)
+    overlaps = (
+        None if one.boxes is None or other.boxes is None else _overlaps(one.boxes, other.boxes)
+    )
     rows, columns = _matches(one, other, overlaps)
     gaps = np.abs(one.scores[rows] - other.scores[columns])
     errors = [gaps]
@@ -238,4 +262,6 @@ def _overlaps(one: Array, other: Array) -> Array:
 
 
 def _corners(boxes: Array) -> Array:
-    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=-1)
+    return np.concatenate(
+        [boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=-1
+    )

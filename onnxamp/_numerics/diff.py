@@ -20,7 +20,14 @@ from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import DiffMetric, TensorDiff
 from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff
 from onnxamp._numerics.rows import listed_outputs
-from onnxamp._numerics.sample_diff import REFERENCE, RESULT, DiffProbe, SampleDiff, reference_on, result_on
+from onnxamp._numerics.sample_diff import (
+    REFERENCE,
+    RESULT,
+    DiffProbe,
+    SampleDiff,
+    reference_on,
+    result_on,
+)
 from onnxamp._numerics.tokens import Parting
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
@@ -119,7 +126,9 @@ def diff_models(
         (True, 'float16', ['last_hidden_state', 'pooled'])
     """
     if not isinstance(limits, Limits | None):
-        raise ArgumentTypeError(f"limits must be Limits, as make_limits returns, not {type(limits).__name__}.")
+        raise ArgumentTypeError(
+            f"limits must be Limits, as make_limits returns, not {type(limits).__name__}."
+        )
     limits = limits or Limits()
     if tolerance is not None:
         limits = with_tolerance(limits, tolerance)
@@ -129,12 +138,20 @@ def diff_models(
 
     def drawn(reference: Executable) -> Samples:
         return as_samples(
-            samples, one, count=count, seed=seed, dims=dims, reference=reference, engines=(target, provider)
+            samples,
+            one,
+            count=count,
+            seed=seed,
+            dims=dims,
+            reference=reference,
+            engines=(target, provider),
         )
 
     engine = choose_engine(provider, whole=not layers and whole is not False)
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
-    comparison = Comparison.of(one, run, limits, whole=whole, metric=metric, target=target, draw=drawn)
+    comparison = Comparison.of(
+        one, run, limits, whole=whole, metric=metric, target=target, draw=drawn
+    )
     place, counted = Place(jobs, cluster), comparison.run.samples.counted
     with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
         comparison.run = replace(comparison.run, state=kept, workers=workers)
@@ -187,11 +204,20 @@ class Comparison:
         whole = not engine.emulates if whole is None else whole
         executable = reference_on(engine, reference, run.budget, whole=whole)
         if metric not in get_args(DiffMetric):
-            raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}.")
+            raise ArgumentError(
+                f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}."
+            )
         selected = listed_outputs(reference, metric)
         if draw is not None:
             run = replace(run, inputs=draw(executable))
-        return cls(replace(run, provider=engine.provider), executable, engine, whole, limits, selected)
+        return cls(
+            run=replace(run, provider=engine.provider),
+            reference=executable,
+            engine=engine,
+            whole=whole,
+            limits=limits,
+            selected=selected,
+        )
 
     def try_reference(self) -> None:
         """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
@@ -213,7 +239,12 @@ class Comparison:
                 input_failure("The model does not run", error, samples, number, model)
 
     def compare(
-        self, result: Model, *, layers: bool | None, activity: str = "comparing", seconds: float = inf
+        self,
+        result: Model,
+        *,
+        layers: bool | None,
+        activity: str = "comparing",
+        seconds: float = inf,
     ) -> DiffReport:
         """Compare a result with the reference; see :func:`diff_models`.
 
@@ -231,7 +262,9 @@ class Comparison:
         memory = {REFERENCE: (probe.key, self.reference), RESULT: (probe.result_key, other)}
         report = self._compared(probe, activity, part, memory)
         if layers is None and not report.passed and report.outputs and self.engine.runs_pieces:
-            deep = self._compared(replace(probe, layers=True), activity, part, memory, monotonic() + seconds)
+            deep = self._compared(
+                replace(probe, layers=True), activity, part, memory, monotonic() + seconds
+            )
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
             if deep.samples < report.samples:
                 text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
@@ -294,7 +327,11 @@ class Comparison:
         )
         tally = _Tally(self.limits.accept)
         what = "layers of sample" if probe.layers else "sample"
-        kept = None if part is None else KeptSamples(part, samples, SampleDiff, what, lambda diff: diff.was_compared)
+        kept = (
+            None
+            if part is None
+            else KeptSamples(part, samples, SampleDiff, what, lambda diff: diff.was_compared)
+        )
         with closing(observe(self.run, probe, activity, kept=kept, memory=memory)) as results:
             for number, diff, trouble in results:
                 if diff is None:
@@ -303,7 +340,9 @@ class Comparison:
                 if diff.facts is not None:
                     report = replace(report, **asdict(diff.facts))
                 if diff.error is not None:
-                    text = input_failure("The reference does not run", diff.error, samples, number, model)
+                    text = input_failure(
+                        "The reference does not run", diff.error, samples, number, model
+                    )
                     return replace(report, skipped=text)
                 if diff.failure is not None:
                     return replace(report, failure=f"{DOES_NOT_RUN}{diff.failure}")
@@ -364,7 +403,10 @@ class _Tally:
 def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
     """The report with what all samples showed, judged by the limits."""
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
-    alarms = [*tally.alarms, *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d))]
+    alarms = [
+        *tally.alarms,
+        *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d)),
+    ]
     rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
     floats = [diff for diff in outputs if diff.is_float and diff.size]
     spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
@@ -386,9 +428,7 @@ def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
         text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
     if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
-        text = (
-            f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
-        )
+        text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
         return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")
     return report
 

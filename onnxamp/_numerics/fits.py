@@ -37,7 +37,10 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         found: what checking it found.
         run: how it was checked.
     """
-    if not any(row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault) for row in found.values):
+    if not any(
+        row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault)
+        for row in found.values
+    ):
         return None
     run = replace(run, provider=run.provider if run.engine.is_reference else None)
     try:
@@ -60,7 +63,9 @@ def _leaves_range(largest: float, fault: str | None) -> bool:
     return largest > FLOAT16.max_finite or fault in ("NaN", "Inf", "saturated")
 
 
-def _out_of_range(graph: Graph, largest: Mapping[str, float], rescaling: Rescaling) -> Iterator[OutOfRange]:
+def _out_of_range(
+    graph: Graph, largest: Mapping[str, float], rescaling: Rescaling
+) -> Iterator[OutOfRange]:
     """The values beyond float16's range in the order in which they are computed."""
     exponents = {row.value: row.exponent for row in rescaling.scaled}
     unfit = {row.value: row.why for row in rescaling.unfit}

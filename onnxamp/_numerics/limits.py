@@ -45,7 +45,12 @@ class Limits:
     """Share of the default tolerance that is left to other draws, where errors are draws."""
 
     def judge(
-        self, outputs: Sequence[TensorDiff], lowest: str, noise: float | None = None, *, drawn: bool = False
+        self,
+        outputs: Sequence[TensorDiff],
+        lowest: str,
+        noise: float | None = None,
+        *,
+        drawn: bool = False,
     ) -> tuple[Judgement, ...]:
         """Hold the limits against the outputs.
 
@@ -61,14 +66,19 @@ class Limits:
         self.check(diff.name.partition("[")[0] for diff in outputs)
         tolerance = self._tolerance(lowest, noise)
         least = min(tolerance, self._tolerance("float32", noise))
-        held = ((diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn))) for diff in outputs)
+        held = (
+            (diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn)))
+            for diff in outputs
+        )
         return tuple(judgement for diff, limit in held for judgement in self._judge(diff, limit))
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
         """The share of the default tolerance that an output is held to, with arguments of :meth:`judge`."""
         if not drawn or lowest != "float16" or self.tolerance is not None or self._given(diff):
             return 1.0
-        return (1 - self.margin) * (min(1.0, (diff.size / NUMBERS) ** (1 / 3)) if diff.is_float and diff.size else 1.0)
+        return (1 - self.margin) * (
+            min(1.0, (diff.size / NUMBERS) ** (1 / 3)) if diff.is_float and diff.size else 1.0
+        )
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
         """The limit of outputs that have none."""
@@ -105,10 +115,14 @@ class Limits:
 
     def _given(self, diff: TensorDiff) -> dict[str, float]:
         """The limits of an output, by metric."""
-        sequence = diff.name.partition("[")[0]  # elements of a sequence are held to the limits of the sequence
+        sequence = diff.name.partition("[")[
+            0
+        ]  # elements of a sequence are held to the limits of the sequence
         chosen = {}
         for metric, limits in self.of.items():
-            limit = next((limits[name] for name in (diff.name, sequence, "") if name in limits), None)
+            limit = next(
+                (limits[name] for name in (diff.name, sequence, "") if name in limits), None
+            )
             if limit is not None and getattr(diff, metric) is not None:
                 chosen[metric] = limit
         return chosen
@@ -116,7 +130,9 @@ class Limits:
 
 def _judgement(diff: TensorDiff, metric: str, limit: float) -> Judgement:
     number = float(getattr(diff, metric))
-    return Judgement(diff.name, metric, number, limit, number <= limit if metric in AT_MOST else number >= limit)
+    return Judgement(
+        diff.name, metric, number, limit, number <= limit if metric in AT_MOST else number >= limit
+    )
 
 
 def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
@@ -138,11 +154,15 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
         True
     """
     if not isinstance(limits, Mapping):
-        raise ArgumentTypeError(f"limits must be a dict of limits by metric, not {type(limits).__name__}.")
+        raise ArgumentTypeError(
+            f"limits must be a dict of limits by metric, not {type(limits).__name__}."
+        )
     made: dict[str, dict[str, float]] = {}
     for metric, given in limits.items():
         if metric not in AT_MOST and metric not in AT_LEAST:
-            raise ArgumentError(f"Unknown metric {metric!r}: choose one of {', '.join((*AT_MOST, *AT_LEAST))}.")
+            raise ArgumentError(
+                f"Unknown metric {metric!r}: choose one of {', '.join((*AT_MOST, *AT_LEAST))}."
+            )
         for name, limit in _by_output(metric, given):
             _check_bounds(metric, name, limit)
             made.setdefault(metric, {})[name] = limit
@@ -156,7 +176,9 @@ def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
         ArgumentTypeError, ArgumentError: as :func:`make_limits`, or there is such a limit already.
     """
     if "rel_l2" in limits.of:
-        raise ArgumentError("tolerance is the limit of rel_l2, which limits have, too: leave it out of one of them.")
+        raise ArgumentError(
+            "tolerance is the limit of rel_l2, which limits have, too: leave it out of one of them."
+        )
     return replace(limits, of={**limits.of, **make_limits({"rel_l2": tolerance}).of})
 
 
@@ -170,8 +192,16 @@ def _check_bounds(metric: str, output: str, limit: float) -> None:
     if least <= limit <= largest:
         return
     text = f"{output}={limit:g}" if output else f"{limit:g}"
-    between = f"between {least:g} and {largest:g}" if largest < inf else "0 or more" if least == 0 else "a number"
-    raise ArgumentError(f"The limit {text!r} for the {metric_name(metric)} is out of range: it must be {between}.")
+    between = (
+        f"between {least:g} and {largest:g}"
+        if largest < inf
+        else "0 or more"
+        if least == 0
+        else "a number"
+    )
+    raise ArgumentError(
+        f"The limit {text!r} for the {metric_name(metric)} is out of range: it must be {between}."
+    )
 
 
 def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
@@ -186,7 +216,9 @@ def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
             try:
                 yield name, float(number)
             except ValueError:
-                raise ArgumentError(f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER.") from None
+                raise ArgumentError(
+                    f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER."
+                ) from None
     else:
         raise ArgumentTypeError(
             f"The limit for {metric} must be a number, numbers by output, or texts such as 'NAME=0.01', not"
@@ -203,7 +235,9 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     judgements = limits.judge(report.outputs, report.lowest, report.noise, drawn=report.drawn)
     warnings = tuple(_warnings(report, judgements, limits))
     judged = replace(report, judgements=judgements, warnings=warnings, first_bad=None, cure=None)
-    limit = min((j.limit for j in judgements if j.metric == "rel_l2"), default=TOLERANCES[report.lowest])
+    limit = min(
+        (j.limit for j in judgements if j.metric == "rel_l2"), default=TOLERANCES[report.lowest]
+    )
     return judged if judged.passed else replace(judged, first_bad=_first_bad(report.layers, limit))
 
 
@@ -215,7 +249,11 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
     floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
     for row in floats:
         for measured in (row.local, row.accumulated):
-            if measured is not None and measured.alarm and (measured is row.local or measured.broken):
+            if (
+                measured is not None
+                and measured.alarm
+                and (measured is row.local or measured.broken)
+            ):
                 return FirstBad(row.value, row.node, row.op, measured.alarm)
     start: LayerDiff | None = None
     for row in floats:

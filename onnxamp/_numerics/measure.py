@@ -123,7 +123,9 @@ class Measurement:
             return self
         sizes = {name: getattr(self, name) * factor for name in ("error_sum", *_JOIN)}
         energies = ("error_energy", "reference_energy", "found_energy")
-        return replace(self, **sizes, **{name: getattr(self, name) * factor**2 for name in energies})
+        return replace(
+            self, **sizes, **{name: getattr(self, name) * factor**2 for name in energies}
+        )
 
 
 _JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_least": min}
@@ -138,7 +140,9 @@ _BLOCK: Final = 1 << 17
 """Elements that are measured at a time: the temporaries, up to 100 bytes for each, stay in the cache."""
 
 
-def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider = "cpu") -> Measurement:
+def measure(
+    reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider = "cpu"
+) -> Measurement:
     """Measure one pair of tensors.
 
     Args:
@@ -159,26 +163,37 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue", provider: Provider
     vanished = 0
     if total.flushed:  # rare: the threshold takes a second pass
         pair["threshold"] = _value(np.array(VANISHED_ABOVE * total.reference_max))
-        vanished = int(sum(_run("vanished", pair | bounds, types, provider)[0] for bounds in _blocks(elements)))
+        vanished = int(
+            sum(_run("vanished", pair | bounds, types, provider)[0] for bounds in _blocks(elements))
+        )
     return replace(total, elements=elements, vanished=vanished)
 
 
-def _block(feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> Measurement:
+def _block(
+    feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider
+) -> Measurement:
     """Measure one block: in float32 if all is ordinary, else in float64 and with masks for what is not finite."""
     if FLOATS.issuperset(types):
         numbers = _run("quick", feeds, types, provider)
         found = Measurement(elements=0, vanished=0, **_facts("quick", numbers) | _ORDINARY)
         largest = (found.error_max, found.reference_max, found.found_max)
-        if all(number == 0 or _LEAST_QUICK < number < _MOST_QUICK for number in (*numbers, *(x * x for x in largest))):
+        if all(
+            number == 0 or _LEAST_QUICK < number < _MOST_QUICK
+            for number in (*numbers, *(x * x for x in largest))
+        ):
             return found
-    return Measurement(elements=0, vanished=0, **_facts("measure", _run("measure", feeds, types, provider)))
+    return Measurement(
+        elements=0, vanished=0, **_facts("measure", _run("measure", feeds, types, provider))
+    )
 
 
 _LEAST_QUICK: Final = 1e-30
 _MOST_QUICK: Final = SENTINEL
 """Where all sums and squares are between these, or zero, float32 is enough. NaN and infinities are beyond."""
 
-_ORDINARY: Final = dict.fromkeys(("reference_nan", "found_nan", "reference_inf", "found_inf", "broken"), 0)
+_ORDINARY: Final = dict.fromkeys(
+    ("reference_nan", "found_nan", "reference_inf", "found_inf", "broken"), 0
+)
 """What a block counts where all is finite."""
 
 _NOTHING: Final = Measurement(
@@ -216,12 +231,19 @@ def _facts(kind: Kind, numbers: Sequence[float]) -> dict[str, Any]:
 def _blocks(elements: int) -> "Iterator[dict[str, ort.OrtValue]]":
     """Bounds that cut a flat tensor into pieces."""
     for start in range(0, elements, _BLOCK):
-        yield {"start": _value(np.array([start])), "end": _value(np.array([min(start + _BLOCK, elements)]))}
+        yield {
+            "start": _value(np.array([start])),
+            "end": _value(np.array([min(start + _BLOCK, elements)])),
+        }
 
 
-def _run(kind: Kind, feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider) -> list[float]:
+def _run(
+    kind: Kind, feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider
+) -> list[float]:
     session = meter(kind, memory_of(provider), *types)
-    numbers: list[float] = session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
+    numbers: list[float] = (
+        session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
+    )
     return numbers
 
 

@@ -118,7 +118,18 @@ FLOATS: Final = LOW_TENSORS | {FLOAT}
 
 MEASURABLE: Final = FLOATS | {
     f"tensor({name})"
-    for name in ("double", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    for name in (
+        "double",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    )
 }
 """Types of values that can be measured: those that Reshape, Slice and Cast take."""
 
@@ -167,16 +178,18 @@ def _reductions(kind: Kind) -> list[str]:
 def _element(kind: str) -> str:
     """Element type of a tensor type: "float16" of "tensor(float16)"."""
     if kind not in MEASURABLE:
-        raise RuntimeFailure(f"Values of type {kind} cannot be measured: they are not tensors of numbers.")
+        raise RuntimeFailure(
+            f"Values of type {kind} cannot be measured: they are not tensors of numbers."
+        )
     return element_name(kind)
 
 
 def multiplied(value: "ort.OrtValue", factor: float, provider: Provider) -> "ort.OrtValue":
     """A tensor of one of the :data:`FLOATS`, multiplied in float32 where it is."""
     session = _multiplier(memory_of(provider), str(value.data_type()))
-    return run_values(session, {"value": value, "factor": to_value(np.array(factor, np.float32))}, ["product"])[
-        "product"
-    ]
+    return run_values(
+        session, {"value": value, "factor": to_value(np.array(factor, np.float32))}, ["product"]
+    )["product"]
 
 
 @cache

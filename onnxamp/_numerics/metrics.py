@@ -224,7 +224,9 @@ class TensorDiff:
         if self.bad is None:
             return None
         count = f"{self.bad.count} of {self.size} elements"
-        where = f"the first at {list(self.bad.index)}, where the reference is {self.bad.reference:.6g}"
+        where = (
+            f"the first at {list(self.bad.index)}, where the reference is {self.bad.reference:.6g}"
+        )
         if self.bad.kind == "zero":
             return f"Values vanished: {count} are exactly zero without cause, {where}."
         return f"{self.bad.kind} where the reference is finite: {count}, {where}."

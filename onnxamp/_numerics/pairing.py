@@ -37,7 +37,9 @@ class Pairing:
 
     def reads(self) -> Counter[str]:
         """By value of the reference: the number of replays that read it."""
-        return Counter(name for replay in self.shared.values() if replay is not None for name in replay.reads)
+        return Counter(
+            name for replay in self.shared.values() if replay is not None for name in replay.reads
+        )
 
 
 def pair(reference: Flow, result: Flow) -> Pairing:
@@ -46,8 +48,17 @@ def pair(reference: Flow, result: Flow) -> Pairing:
     Complexity: linear in nodes, times the few nodes (Casts) between shared values.
     """
     both = reference.own & result.own
-    made = [name for node in reference.nodes for name in node.output if name in result.maker and name in both]
-    shared = {name: _replay(reference, result, name) for name in made if _is_measurable(reference, result, name)}
+    made = [
+        name
+        for node in reference.nodes
+        for name in node.output
+        if name in result.maker and name in both
+    ]
+    shared = {
+        name: _replay(reference, result, name)
+        for name in made
+        if _is_measurable(reference, result, name)
+    }
     replaceable = frozenset(name for name in made if _can_replace(reference, result, name))
     return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
 
@@ -61,7 +72,10 @@ def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
 
 def _is_measurable(reference: Flow, result: Flow, name: str) -> bool:
     """Whether both values are tensors of numbers, as far as types are known."""
-    return all(kind is None or kind in MEASURABLE for kind in (reference.types.get(name), result.types.get(name)))
+    return all(
+        kind is None or kind in MEASURABLE
+        for kind in (reference.types.get(name), result.types.get(name))
+    )
 
 
 def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
@@ -78,7 +92,9 @@ def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
                 return None
         if len(nodes) > _REACH:
             return None
-    rounded = frozenset(name for name in reads if result.low.get(name) not in (None, reference.low.get(name)))
+    rounded = frozenset(
+        name for name in reads if result.low.get(name) not in (None, reference.low.get(name))
+    )
     return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
 
 

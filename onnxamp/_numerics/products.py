@@ -50,7 +50,9 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
         readers = list(_readers(analysis, value, tuple(tensor.dims), only_low=value in copied))
         ways = {way for _, way in readers}
         if len(ways) == 1 and (way := ways.pop()) is not None and not graph.results[value]:
-            found.append(ProductWeight(value, tensor, way, tuple(reader for reader, _ in readers if reader)))
+            found.append(
+                ProductWeight(value, tensor, way, tuple(reader for reader, _ in readers if reader))
+            )
         elif any(way is not None for _, way in readers):
             others.append(graph.values[value].name)
     return found, others
@@ -59,7 +61,11 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
 def _lowered(analysis: Analysis) -> set[int]:
     """Constants that are stored in low precision."""
     graph, edits = analysis.graph, analysis.edits
-    made = {graph.nodes[node].outputs[0] for node in edits.attributes if graph.nodes[node].key == "Constant"}
+    made = {
+        graph.nodes[node].outputs[0]
+        for node in edits.attributes
+        if graph.nodes[node].key == "Constant"
+    }
     return edits.weights | made | {copy.value for copy in edits.copies if copy.low}
 
 
@@ -80,8 +86,14 @@ def _readers(
     while waiting:
         index, port, turn = waiting.pop()
         node = graph.nodes[index]
-        if node.key in ("Transpose", "Identity") and node.scope == 0 and not graph.results[node.outputs[0]]:
-            axes = (attribute(node.proto, "perm") or start[::-1]) if node.key == "Transpose" else start
+        if (
+            node.key in ("Transpose", "Identity")
+            and node.scope == 0
+            and not graph.results[node.outputs[0]]
+        ):
+            axes = (
+                (attribute(node.proto, "perm") or start[::-1]) if node.key == "Transpose" else start
+            )
             turned = tuple(turn[axis] for axis in axes)
             waiting += [(*use, turned) for use in graph.uses[node.outputs[0]]]
             continue
@@ -93,9 +105,18 @@ def _read(
 ) -> tuple[Reader | None, Arrangement | None]:
     """A node as a reader of a weight at an input."""
     for product in op_facts().products.get(node.key, ()) if node.scope == 0 else ():
-        rows = node.input(product.rows) if product.rows is not None else node.outputs[product.steps or 0]
+        rows = (
+            node.input(product.rows)
+            if product.rows is not None
+            else node.outputs[product.steps or 0]
+        )
         way = arranged(node.proto, product, shape, turn) if product.weight == port else None
-        if way is not None and rows != ABSENT and graph.types[rows] == FLOAT and not graph.constants.is_constant(rows):
+        if (
+            way is not None
+            and rows != ABSENT
+            and graph.types[rows] == FLOAT
+            and not graph.constants.is_constant(rows)
+        ):
             seen = tuple(shape[axis] for axis in turn)
             return Reader(node, product, graph.values[rows].name, seen), way
     return None, None

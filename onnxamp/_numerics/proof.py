@@ -21,19 +21,26 @@ class UpgradeProof:
     """
 
     comparison: Comparison
-    _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(default_factory=dict)
+    _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(
+        default_factory=dict
+    )
     """Opset and numbers of ops of a model -> what is wrong with it."""
 
     def __call__(self, graph: Graph) -> str | None:
         """What is wrong with the upgraded model, in a clause; None if nothing is, or the original does not run."""
-        changed = graph.book.opsets[""], frozenset((key, len(nodes)) for key, nodes in graph.by_key.items())
+        changed = (
+            graph.book.opsets[""],
+            frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
+        )
         if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder, origin=self.comparison.reference.model)
             exact = replace(self.comparison, limits=_SAME)
             report = exact.compare(upgraded, layers=False, activity="checking the upgrade")
             why = report.failure or next(iter(report.warnings), "its outputs differ")
             is_same = report.passed or report.skipped
-            self._verdicts[changed] = None if is_same else f"float32 results would change already: {why.rstrip('.')}"
+            self._verdicts[changed] = (
+                None if is_same else f"float32 results would change already: {why.rstrip('.')}"
+            )
         return self._verdicts[changed]
 
     @property

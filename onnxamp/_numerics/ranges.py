@@ -51,7 +51,10 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
     options, limit = replace(options, data_max=None), options.data_max
     graph, ranges = measured_ranges(model, options, run)
     if limit is not None:
-        options = replace(options, keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)))
+        options = replace(
+            options,
+            keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)),
+        )
     if not options.lacks_ranges:
         return options
     found = find_rescaling(graph, options, ranges)
@@ -66,7 +69,9 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     Arguments and errors as :func:`with_ranges`.
     """
     graph = with_casts(raised(model, options), replace(options, split_k=False)).graph
-    profile = emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
+    profile = (
+        emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
+    )
     proto, inner = with_body_ranges(graph)
     wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
     if profile is not None and run.samples.has(0):
@@ -77,12 +82,16 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     if profile is None or not watched:
         return graph, Ranges(found)
     feeds = check_inputs(graph.model, run.samples[0])
-    shapes = wide.shapes_of({name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)})
+    shapes = wide.shapes_of(
+        {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    )
     sums = partial_sums(wide, profile, watched, largest, shapes)
     return graph, Ranges(found, sums, centred_norms(wide, profile, watched, largest))
 
 
-def _beyond(graph: Graph, options: Options, largest: Mapping[str, float], limit: float) -> Iterator[str]:
+def _beyond(
+    graph: Graph, options: Options, largest: Mapping[str, float], limit: float
+) -> Iterator[str]:
     """Nodes that read or write a float beyond the limit, but for those that the user lowers."""
     wishes = find_overrides(graph, options).of_node
     large = {value for value, name in value_names(graph).items() if largest.get(name, 0.0) > limit}
@@ -102,7 +111,9 @@ def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
     if run.state is not None:
         # Several models of a job have their ranges in one part of its state.
         prints = model_print(model), sample_print(run.samples, 0), engine.name(), versions()
-        kept = KeptSamples(run.state.part("ranges", {}), run.samples, Magnitudes, f"ranges {fingerprint(*prints)}")
+        kept = KeptSamples(
+            run.state.part("ranges", {}), run.samples, Magnitudes, f"ranges {fingerprint(*prints)}"
+        )
     magnitudes = observe_all(
         run,
         RangeProbe(SentModel.of(model), engine),
@@ -148,7 +159,12 @@ class RangeProbe(Probe[Magnitudes]):
 
 def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
     flow, found = runner.flow, dict[str, float]()
-    names = [name for node in flow.nodes for name in node.output if flow.types.get(name) in (FLOAT, None) and name]
+    names = [
+        name
+        for node in flow.nodes
+        for name in node.output
+        if flow.types.get(name) in (FLOAT, None) and name
+    ]
     side = start(runner, feeds, Counter([*names, *flow.inputs]))
 
     def note(made: list[str]) -> None:

@@ -146,7 +146,11 @@ class DiffReport(Shown):
     def was_compared(self) -> bool:
         """Whether both models ran, so that their outputs agree or differ."""
         failure = self.failure or ""
-        return self.skipped is None and not failure.startswith(DOES_NOT_RUN) and not _CRASHED.match(failure)
+        return (
+            self.skipped is None
+            and not failure.startswith(DOES_NOT_RUN)
+            and not _CRASHED.match(failure)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,11 @@ class WeightRounder:
         weights, others = product_weights(analysis)
         wide = [weight for weight in weights if weight.arrangement.depth > _WIDEST]
         keys = {weight.value: _key(weight, graph, low) for weight in weights if weight not in wide}
-        missing = [weight for weight in weights if weight.value in keys and keys[weight.value] not in self._found]
+        missing = [
+            weight
+            for weight in weights
+            if weight.value in keys and keys[weight.value] not in self._found
+        ]
         total, told = len(missing), self.run.progress("rounding weights")
         for weight, rows in self._collected(graph, missing):
             self._found[keys[weight.value]] = _rounded(weight, graph, rows, low)
@@ -110,7 +114,11 @@ class WeightRounder:
         chosen = {value: bits for value, (bits, _) in found.items() if bits is not None}
         norms = [norms for bits, norms in found.values() if bits is not None]
         before, after = (_mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1))
-        _LOG.info("%d of %d weights are rounded with compensation", len(chosen), len(weights) + len(others))
+        _LOG.info(
+            "%d of %d weights are rounded with compensation",
+            len(chosen),
+            len(weights) + len(others),
+        )
         return RoundedWeights(
             chosen=chosen,
             weights=len(weights) + len(others),
@@ -121,7 +129,9 @@ class WeightRounder:
             made_up=self.run.samples.made_up,
         )
 
-    def _collected(self, graph: Graph, weights: Sequence[ProductWeight]) -> Iterator[tuple[ProductWeight, Floats]]:
+    def _collected(
+        self, graph: Graph, weights: Sequence[ProductWeight]
+    ) -> Iterator[tuple[ProductWeight, Floats]]:
         """Each weight that samples reach with the rows that it is multiplied by."""
         if not weights:
             return
@@ -133,14 +143,20 @@ class WeightRounder:
                     yield weight, np.concatenate(parts.pop(weight.value), axis=1)
             waiting = [weight for weight in waiting if weight.value not in taken]
 
-    def _one_pass(self, model: Model, waiting: Sequence[ProductWeight], memory: Memory) -> "_SampleRows":
+    def _one_pass(
+        self, model: Model, waiting: Sequence[ProductWeight], memory: Memory
+    ) -> "_SampleRows":
         """Run all samples, and return the rows of as many weights as fit."""
         run = replace(self.run, workers=None)  # the rows would have to travel
         room = max(self.budget // len(run.samples), 1)
-        probe = _RowsProbe(SentModel.of(model), run.engine.reference, waiting, room, len(run.samples))
+        probe = _RowsProbe(
+            SentModel.of(model), run.engine.reference, waiting, room, len(run.samples)
+        )
         failed = "The inputs of weights cannot be measured"
         total = _SampleRows({}, set())
-        for parts, taken in observe_all(run, probe, memory=memory, crashed="", failed=failed, model=model):
+        for parts, taken in observe_all(
+            run, probe, memory=memory, crashed="", failed=failed, model=model
+        ):
             total = _SampleRows(total.parts, taken)
             for value, rows in parts.items():
                 total.parts.setdefault(value, []).extend(rows)
@@ -170,7 +186,9 @@ class _RowsProbe(Probe[_SampleRows]):
 
     def open(self, memory: Memory) -> Opened[_SampleRows]:
         """As :meth:`Probe.open`."""
-        executable = remembered(memory, _MEASURED, "", lambda: Executable(self.model.opened(), self.engine))
+        executable = remembered(
+            memory, _MEASURED, "", lambda: Executable(self.model.opened(), self.engine)
+        )
         taken: set[int] | None = None
 
         def measure(item: Item) -> _SampleRows:
@@ -182,7 +200,9 @@ class _RowsProbe(Probe[_SampleRows]):
 
         return Opened(executable.prepare_sample, one_by_one(measure))
 
-    def _rows_of(self, runner: Runner, feeds: Mapping[str, Feed], number: int, taken: set[int] | None) -> _SampleRows:
+    def _rows_of(
+        self, runner: Runner, feeds: Mapping[str, Feed], number: int, taken: set[int] | None
+    ) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
         flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()
         for weight in self.waiting:
@@ -194,7 +214,9 @@ class _RowsProbe(Probe[_SampleRows]):
         nodes = ancestors(flow, wanted, set())
         uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
         side = Side(flow, runner, {}, uses)
-        side.values |= {name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()}
+        side.values |= {
+            name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()
+        }
         size, parts = 0, dict[int, list[Floats]]()
         begun = set[int]()
 
@@ -221,12 +243,21 @@ class _RowsProbe(Probe[_SampleRows]):
             taken = begun if size > self.room else {weight.value for weight in self.waiting}
         return _SampleRows(parts, taken)
 
-    def _rows(self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int) -> Floats | None:
+    def _rows(
+        self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int
+    ) -> Floats | None:
         """Return rows that a reader multiplies a weight by; None where they are of no use."""
         reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
         depth = weight.arrangement.depth
         most = -(-max(_LEAST_ROWS, _ROWS * depth) // (self.samples * len(weight.readers)))
-        rows = rows_of(reader.node.proto, reader.product, reader.shape, value, most, number)
+        rows = rows_of(
+            node=reader.node.proto,
+            product=reader.product,
+            shape=reader.shape,
+            value=value,
+            most=most,
+            seed=number,
+        )
         return rows if rows is not None and np.isfinite(rows).all() else None
 
 
@@ -257,7 +288,13 @@ def _key(weight: ProductWeight, graph: Graph, low: Format) -> Key:
     """What a rounded weight depends on, of one model and the same samples."""
     readers = tuple((reader.node.label, reader.rows) for reader in weight.readers)
     data = np.ascontiguousarray(read_array(weight.tensor, graph.folder)).reshape(-1)
-    return graph.values[weight.value].name, low.name, weight.arrangement, readers, crc32(data.data.cast("B"))
+    return (
+        graph.values[weight.value].name,
+        low.name,
+        weight.arrangement,
+        readers,
+        crc32(data.data.cast("B")),
+    )
 
 
 def _mean(ratios: Sequence[float]) -> float:

@@ -40,7 +40,9 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
     while pending:
         node = graph.nodes[pending.pop()]
         readers = {reader.index for reader, _ in graph.readers(node)}
-        for scope, position in (place for value in node.outputs if value != ABSENT for place in graph.results[value]):
+        for scope, position in (
+            place for value in node.outputs if value != ABSENT for place in graph.results[value]
+        ):
             owner = graph.scopes[scope].owner
             if owner != ABSENT:
                 readers.add(owner)
@@ -55,7 +57,9 @@ def listed_outputs(model: Model, metric: str) -> frozenset[str]:
     """The outputs in which a metric looks for detections: "detections" in all, "auto" where an op selected rows."""
     if metric == "auto":
         selected = selected_outputs(model.ask(graph_of))
-        entries = [entry.type.tensor_type for entry in model.proto.graph.output if entry.name in selected]
+        entries = [
+            entry.type.tensor_type for entry in model.proto.graph.output if entry.name in selected
+        ]
         return selected if _may_list(entries) else frozenset()
     return frozenset(entry.name for entry in model.proto.graph.output if metric == "detections")
 
@@ -108,10 +112,17 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
     """Names of outputs that belong together: boxes and scores first, then labels."""
     free = dict(arrays)
     for name, boxes in list(free.items()):
-        if name not in free or not _is_float(boxes) or boxes.ndim not in _LISTS or boxes.shape[-1] != 4:
+        if (
+            name not in free
+            or not _is_float(boxes)
+            or boxes.ndim not in _LISTS
+            or boxes.shape[-1] != 4
+        ):
             continue
         rows = boxes.shape[:-1]
-        scores = [other for other, a in free.items() if other != name and _is_float(a) and _lists(a, rows)]
+        scores = [
+            other for other, a in free.items() if other != name and _is_float(a) and _lists(a, rows)
+        ]
         if scores:
             labels = [other for other, a in free.items() if not _is_float(a) and a.shape == rows]
             group = (name, scores[0], *labels[:1])
@@ -119,11 +130,18 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
                 del free[member]
             yield group
     for name, array in list(free.items()):
-        if _is_float(array) and array.ndim in _LISTS and array.shape[-1] in _PACKED and array.shape[-2] > 1:
+        if (
+            _is_float(array)
+            and array.ndim in _LISTS
+            and array.shape[-1] in _PACKED
+            and array.shape[-2] > 1
+        ):
             del free[name]
             yield (name,)
     for name, scores_of in list(free.items()):
-        labels = [other for other, a in free.items() if not _is_float(a) and a.shape == scores_of.shape]
+        labels = [
+            other for other, a in free.items() if not _is_float(a) and a.shape == scores_of.shape
+        ]
         if _is_float(scores_of) and labels and name in free:
             del free[name], free[labels[0]]
             yield (name, labels[0])
@@ -142,7 +160,11 @@ def columns_of(arrays: Sequence[Array]) -> Columns:
     if len(numbers) == 1:
         box, score, label = _PACKED[numbers[0].shape[-1]]
         rows = numbers[0]
-        boxes, scores, labels = rows[..., box], rows[..., score], None if label is None else rows[..., label]
+        boxes, scores, labels = (
+            rows[..., box],
+            rows[..., score],
+            None if label is None else rows[..., label],
+        )
     elif not _is_float(arrays[1]):
         scores, labels = numbers
     else:
@@ -151,7 +173,11 @@ def columns_of(arrays: Sequence[Array]) -> Columns:
         if scores.ndim == boxes.ndim and scores.shape[-1] > 0:
             labels = scores.argmax(-1) if labels is None else labels
             scores = scores.max(-1)
-    batch = (-1, scores.shape[-1]) if scores.size else (int(np.prod(scores.shape[:-1])), scores.shape[-1])
+    batch = (
+        (-1, scores.shape[-1])
+        if scores.size
+        else (int(np.prod(scores.shape[:-1])), scores.shape[-1])
+    )
     return Columns(
         None if boxes is None else boxes.reshape(*batch, 4),
         scores.reshape(batch),

@@ -70,7 +70,10 @@ class CheckProbe(Probe[CheckedSample | Parts]):
     def executable(self, memory: Memory) -> Executable:
         """Return the model as it is measured."""
         return remembered(
-            memory, _CHECKED, self.key, lambda: Executable(self.model.opened(), self.engine, budget=self.budget)
+            memory,
+            _CHECKED,
+            self.key,
+            lambda: Executable(self.model.opened(), self.engine, budget=self.budget),
         )
 
     def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
@@ -82,9 +85,13 @@ class CheckProbe(Probe[CheckedSample | Parts]):
             nonlocal last
             feeds = check_inputs(executable.model.proto, item.sample)
             runner = executable.prepare(feeds)
-            if last is None or last[0] is not runner:  # the next sample that takes the same branches uses it
+            if (
+                last is None or last[0] is not runner
+            ):  # the next sample that takes the same branches uses it
                 last = runner, watched_run(runner, self.keep, self.budget)
-            return _parts(replace(last[1], values={}, inputs={}), runner.flow.choices, feeds, item.progress)
+            return _parts(
+                replace(last[1], values={}, inputs={}), runner.flow.choices, feeds, item.progress
+            )
 
         def lazily(item: Item) -> Parts:
             try:
@@ -143,7 +150,9 @@ class EngineProbe(Probe[CheckedSample]):
             model = self.model.opened()
             exact = Model(without_rounding(model.embedded()))
             reference = Executable(exact, self.engine.reference, budget=self.budget)
-            return SideBySide(reference, Executable(model, self.engine, budget=self.budget), _replayed)
+            return SideBySide(
+                reference, Executable(model, self.engine, budget=self.budget), _replayed
+            )
 
         return remembered(memory, _CHECKED, self.key, opened)
 
@@ -177,8 +186,14 @@ def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
     if not values and note is not None:
         raise RuntimeFailure(f"None of its ops runs by itself. {note}")
     inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
-    floats = {name: value for name, value in inputs.items() if value.is_tensor() and "float" in value.data_type()}
-    return CheckedSample((), values, {name: measure(value, value) for name, value in floats.items()})
+    floats = {
+        name: value
+        for name, value in inputs.items()
+        if value.is_tensor() and "float" in value.data_type()
+    }
+    return CheckedSample(
+        (), values, {name: measure(value, value) for name, value in floats.items()}
+    )
 
 
 def watched_run(runner: Runner, keep: frozenset[str], budget: int) -> WatchedRun:
@@ -191,7 +206,9 @@ _PASSING = frozenset({"Cast", "Identity"})
 """Ops of an emulated model that Casts of the model become."""
 
 
-def keep_float32(flow: Flow, rows: Sequence[Watched], names: Collection[str]) -> tuple[Flow, list[Watched]]:
+def keep_float32(
+    flow: Flow, rows: Sequence[Watched], names: Collection[str]
+) -> tuple[Flow, list[Watched]]:
     """Emulate what ``--keep-fp32`` does: the named nodes read each other's exact results; others read rounded ones.
 
     Args:
@@ -229,7 +246,11 @@ def keep_float32(flow: Flow, rows: Sequence[Watched], names: Collection[str]) ->
             for item in nodes[row.node].attribute:
                 item.i = TensorProto.FLOAT if item.name == "to" else item.i
     read = {name for names in reads for name in names} | set(flow.outputs)
-    kept = [row for row in rows if row.node not in chosen or not _is_rounded(flow, row) or row.value in read]
+    kept = [
+        row
+        for row in rows
+        if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
+    ]
     return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
 
 

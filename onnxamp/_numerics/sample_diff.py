@@ -19,7 +19,15 @@ from onnxamp._numerics.results import LayerDiff
 from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
-from onnxamp._runtime.engines import Engine, Executable, Outputs, Progress, WholeModel, engine_on, part_of
+from onnxamp._runtime.engines import (
+    Engine,
+    Executable,
+    Outputs,
+    Progress,
+    WholeModel,
+    engine_on,
+    part_of,
+)
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
@@ -109,14 +117,18 @@ class TwoModels:
             return replace(found, failure=walked.failure)
         missing = next((name for name in walked.reference if name not in walked.result), None)
         if missing is not None:
-            raise ArgumentError(f"The models have different outputs: only the reference has {missing!r}.")
+            raise ArgumentError(
+                f"The models have different outputs: only the reference has {missing!r}."
+            )
         detections, diffs = compare_matched(walked.reference, walked.result, self.selected)
         rejected = None
         if self.accept is not None and not self.accept.takes(walked.reference, walked.result):
             rejected = self.accept.name
         return replace(
             found,
-            noise=self._noise(feeds, walked.reference) if self._needs_noise(number, facts, diffs) else None,
+            noise=self._noise(feeds, walked.reference)
+            if self._needs_noise(number, facts, diffs)
+            else None,
             outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)),
@@ -134,7 +146,11 @@ class TwoModels:
 
     def _needs_noise(self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]) -> bool:
         """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
-        if not self.result.whole or self.result.engine.emulates or facts.reference_lowest != "float32":
+        if (
+            not self.result.whole
+            or self.result.engine.emulates
+            or facts.reference_lowest != "float32"
+        ):
             return False
         worst = max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
         return number == 0 or facts.lowest == "float32" or not worst <= TOLERANCES[facts.lowest]
@@ -143,7 +159,9 @@ class TwoModels:
         """What is known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.result.whole and lowest != "float32" and self.result.engine.emulates:
-            raise ArgumentError(f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation.")
+            raise ArgumentError(
+                f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation."
+            )
         ran_on = self.result.engine.name(lowest)
         return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))
 
@@ -159,7 +177,9 @@ class TwoModels:
             return walked
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
         try:
-            return Walked(reference, self.result.run(feeds, part_of(progress, 1, 2)), walked.compared)
+            return Walked(
+                reference, self.result.run(feeds, part_of(progress, 1, 2)), walked.compared
+            )
         except RuntimeFailure as error:
             return Walked({}, {}, walked.compared, str(error))
 
@@ -171,7 +191,9 @@ class TwoModels:
             self._elsewhere = elsewhere.load(one.model.path or one.model.proto)
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
 
-    def _tokens(self, number: int, feeds: Mapping[str, Feed], flow: Flow, walked: Walked) -> Iterator[Parting]:
+    def _tokens(
+        self, number: int, feeds: Mapping[str, Feed], flow: Flow, walked: Walked
+    ) -> Iterator[Parting]:
         for name, logits in token_outputs(flow):
             found = partial(self._value, feeds, logits)
             parting = find_parting(name, number, walked.reference[name], walked.result[name], found)
@@ -180,7 +202,9 @@ class TwoModels:
 
     def _value(self, feeds: Mapping[str, Feed], name: str) -> Any:
         """A value of the reference."""
-        return run_alone(self.reference.prepare(feeds), feeds, [name], self.reference.budget).output(name)
+        return run_alone(
+            self.reference.prepare(feeds), feeds, [name], self.reference.budget
+        ).output(name)
 
 
 REFERENCE: Final = "diff reference"
@@ -260,22 +284,35 @@ def noise_floor(
     except RuntimeFailure:
         return None
     on_cpu, found = (others, outputs) if on_device else (outputs, others)
-    diffs = (diff for name, value in on_cpu.items() for diff in compare_outputs(name, value, found[name]))
+    diffs = (
+        diff for name, value in on_cpu.items() for diff in compare_outputs(name, value, found[name])
+    )
     return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
 
 
 def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     """Inputs and outputs that only one of the models has, and that are not compared."""
-    inputs = [name for name in reference.inputs if name not in result.inputs and name not in result.defaults]
+    inputs = [
+        name
+        for name in reference.inputs
+        if name not in result.inputs and name not in result.defaults
+    ]
     outputs = [name for name in result.outputs if name not in reference.outputs]
     notes = [f"Only the reference takes the input {name!r}." for name in inputs]
-    return (*notes, *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs))
+    return (
+        *notes,
+        *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs),
+    )
 
 
 def nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
     """Sentences about inputs that hold NaN, which spoils whatever it meets."""
     for name, feed in feeds.items():
-        if isinstance(feed, np.ndarray) and feed.dtype.kind == "f" and (count := int(np.isnan(feed).sum())):
+        if (
+            isinstance(feed, np.ndarray)
+            and feed.dtype.kind == "f"
+            and (count := int(np.isnan(feed).sum()))
+        ):
             yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
 
 
@@ -311,8 +348,12 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
 
 def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
     """With the types that the models declare, where emulation computes in float32."""
-    one, other = (dtype_of(flow, diff.name) if diff.name in flow.low else "" for flow in (reference, result))
-    return replace(diff, reference_dtype=one or diff.reference_dtype, result_dtype=other or diff.result_dtype)
+    one, other = (
+        dtype_of(flow, diff.name) if diff.name in flow.low else "" for flow in (reference, result)
+    )
+    return replace(
+        diff, reference_dtype=one or diff.reference_dtype, result_dtype=other or diff.result_dtype
+    )
 
 
 def _mismatches(walked: Walked) -> Iterator[str]:
@@ -330,7 +371,11 @@ def _differences(reference: Any, result: Any) -> list[str]:
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
             return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
-        return [text for one, other in zip(reference, result, strict=True) for text in _differences(one, other)]
+        return [
+            text
+            for one, other in zip(reference, result, strict=True)
+            for text in _differences(one, other)
+        ]
     if type(reference) is not type(result):
         return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
     return []
@@ -342,4 +387,8 @@ _MOST_KEYS: Final = 5
 
 def _keys(keys: Sequence[Any]) -> str:
     named = ", ".join(map(repr, keys[:_MOST_KEYS]))
-    return f"key {named}" if len(keys) == 1 else f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"
+    return (
+        f"key {named}"
+        if len(keys) == 1
+        else f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"
+    )

@@ -59,7 +59,11 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
     behind: dict[int, list[NodeProto]] = {}
     magnitudes: dict[int, str] = {}
     for node in graph.nodes_of(profile.cancelling):
-        if node.scope == 0 and graph.types[node.inputs[0]] == FLOAT and graph.book.opsets.get("", 0) >= _LEAST_OPSET:
+        if (
+            node.scope == 0
+            and graph.types[node.inputs[0]] == FLOAT
+            and graph.book.opsets.get("", 0) >= _LEAST_OPSET
+        ):
             made, name = _squared_mean(graph, node, names)
             behind.setdefault(node.index, []).extend(made)
             watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
@@ -156,11 +160,15 @@ def partial_sums(
         node = graph.nodes[item.node]
         if node.key in profile.cancelling:
             continue
-        terms = terms_of(node, shapes) if node.key in profile.products else summed_terms(node, shapes)
+        terms = (
+            terms_of(node, shapes) if node.key in profile.products else summed_terms(node, shapes)
+        )
         reach = largest.get(item.name, 0.0)
         if terms and reach:
             found[item.value] = Partial(reach * (terms if _divides(node) else 1), terms)
-    for node in graph.nodes_of(_ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}):
+    for node in graph.nodes_of(
+        _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
+    ):
         name = graph.values[node.outputs[0]].name
         if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
             found[name] = Partial(largest[name] ** 2, summed_terms(node, shapes) or 1, power=2)

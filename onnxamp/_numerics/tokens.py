@@ -97,7 +97,9 @@ def find_parting(
     )
 
 
-def _gap(logits: npt.NDArray[Any], tokens: npt.NDArray[Any], place: int, token: int, other: int) -> float | None:
+def _gap(
+    logits: npt.NDArray[Any], tokens: npt.NDArray[Any], place: int, token: int, other: int
+) -> float | None:
     """The gap at a place; None if the logits are in another order than the tokens."""
     table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
     if len(table) != tokens.size or not np.array_equal(table.argmax(-1), tokens.ravel()):

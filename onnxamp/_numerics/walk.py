@@ -81,7 +81,9 @@ class Walk:
         """
         return self.run_together([feeds], progress)[0]
 
-    def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Walked]:
+    def run_together(
+        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+    ) -> list[Walked]:
         """:meth:`run` of several samples, which share each weight that is read. The first that fails ends all."""
         trials = [self._trial(feeds) for feeds in samples]
         if not self._steps:
@@ -118,7 +120,11 @@ class Walk:
         reads = self.pairing.reads()
         reads.update(list(self.pairing.shared))
         one = start(self.reference, feeds, reads)
-        other = start(self.result, feeds, Counter(list(self.pairing.shared) if self.pairing.accumulated else ()))
+        other = start(
+            self.result,
+            feeds,
+            Counter(list(self.pairing.shared) if self.pairing.accumulated else ()),
+        )
         return _Trial(one, other)
 
     def _compare(self, step: _Step, one: Side, other: Side) -> dict[str, Compared]:
@@ -138,14 +144,24 @@ class Walk:
             compared[name] = Compared(local, accumulated, note or trouble)
             replayed.pop(name, None)
         replays = (self.pairing.shared[name] for name in step.compared)
-        one.used([*step.compared, *(name for replay in replays if replay is not None for name in replay.reads)])
+        one.used(
+            [
+                *step.compared,
+                *(name for replay in replays if replay is not None for name in replay.reads),
+            ]
+        )
         other.used(step.compared if self.pairing.accumulated else ())
         return compared
 
     def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
         """A value of the reference as the result stores it."""
         value, exponent = one.values.get(name), self.pairing.exponents.get(name)
-        if value is None or not exponent or not value.is_tensor() or value.data_type() not in FLOATS:
+        if (
+            value is None
+            or not exponent
+            or not value.is_tensor()
+            or value.data_type() not in FLOATS
+        ):
             return value
         return multiplied(value, 2.0**-exponent, one.runner.provider)
 
@@ -169,11 +185,18 @@ class Walk:
         nodes = tuple(sorted({node for replay in replays for node in replay.nodes}))
         flow = self.result.flow
         made = [name for node in nodes for name in flow.nodes[node].output]
-        renamed = {name: _local_name(flow, name) for name in made if name in self.pairing.replaceable}
+        renamed = {
+            name: _local_name(flow, name) for name in made if name in self.pairing.replaceable
+        }
         rounded = frozenset[str]().union(*(replay.rounded for replay in replays))
         wanted = tuple(renamed.get(name, name) for name in targets)
-        reads = {name for replay in replays for name in replay.reads if name in self.pairing.exponents}
-        given = {**one.values, **{name: value for name in reads if (value := self._as_stored(one, name)) is not None}}
+        reads = {
+            name for replay in replays for name in replay.reads if name in self.pairing.exponents
+        }
+        given = {
+            **one.values,
+            **{name: value for name in reads if (value := self._as_stored(one, name)) is not None},
+        }
         values = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), given)
         return dict(zip(targets, values.values(), strict=True))
 
@@ -190,7 +213,10 @@ def _outputs(side: Side) -> dict[str, Any]:
 
 
 def _measured(
-    reference: "ort.OrtValue | None", result: "ort.OrtValue | None", provider: Provider, exponent: int
+    reference: "ort.OrtValue | None",
+    result: "ort.OrtValue | None",
+    provider: Provider,
+    exponent: int,
 ) -> tuple[Measurement | None, str | None]:
     if reference is None or result is None:
         return None, "not computed"
@@ -212,7 +238,9 @@ def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iter
     """
     done: set[int] = set()
     if pairing.shared:
-        budget //= 3  # a step holds the values of the reference, of the result, and the replayed ones
+        budget //= (
+            3  # a step holds the values of the reference, of the result, and the replayed ones
+        )
     for part in parts_of(reference, range(len(reference.nodes)), budget):
         made = [name for node in part for name in reference.nodes[node].output]
         targets = tuple(name for name in made if name in pairing.shared)
@@ -260,18 +288,24 @@ class SideBySide:
         """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""
         return self._walk_for(feeds).run(feeds, progress)
 
-    def together(self, feeds: Mapping[str, Feed], others: Iterable[Mapping[str, Feed]]) -> list[Mapping[str, Feed]]:
+    def together(
+        self, feeds: Mapping[str, Feed], others: Iterable[Mapping[str, Feed]]
+    ) -> list[Mapping[str, Feed]]:
         """The sample and as many of those that follow as can be run together with it; raises likewise."""
         walk, group = self._walk_for(feeds), [feeds]
         room = walk.together()
         for other in others if room > 1 else ():
-            same = walk.reference is self.reference.prepare(other) and walk.result is self.result.prepare(other)
+            same = walk.reference is self.reference.prepare(
+                other
+            ) and walk.result is self.result.prepare(other)
             if len(group) == room or not same:
                 break
             group.append(other)
         return group
 
-    def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Walked]:
+    def run_together(
+        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+    ) -> list[Walked]:
         """As :meth:`Walk.run_together`, for samples of :meth:`together`."""
         return self._walk_for(samples[0]).run_together(samples, progress)
 

@@ -63,7 +63,10 @@ def watched_values(flow: Flow) -> list[Watched]:
 
 
 def classify(
-    flow: Flow, rows: Sequence[Watched], measured: Mapping[str, Measurement], inputs: Mapping[str, Measurement]
+    flow: Flow,
+    rows: Sequence[Watched],
+    measured: Mapping[str, Measurement],
+    inputs: Mapping[str, Measurement],
 ) -> tuple[ValueCheck, ...]:
     """Tell of each value whether it is at fault, only passes a fault on, or is fine.
 
@@ -123,18 +126,31 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
         for reader in direct.get(row.value, ()):
             node = flow.nodes[reader.node]
             passes = node.op_type in ("Cast", "Identity")
-            names.update(dict.fromkeys(readers.get(reader.value, ()) if passes else (node.name or reader.value,)))
+            names.update(
+                dict.fromkeys(
+                    readers.get(reader.value, ()) if passes else (node.name or reader.value,)
+                )
+            )
         readers[row.value] = tuple(names)
     return readers
 
 
-def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoiled: bool, born: bool) -> ValueCheck:
+def _checked(
+    flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoiled: bool, born: bool
+) -> ValueCheck:
     m, node = seen[row.value], flow.nodes[row.node]
     sources = [seen[name] for name in flow.reads[row.node] if name in seen]
     fault = _fault(flow, row, m, sources, born=born)
-    odd = fault is not None or m.found_nan > 0 or m.found_inf > 0 or (m.elements > 1 and m.found_zero == m.elements)
+    odd = (
+        fault is not None
+        or m.found_nan > 0
+        or m.found_inf > 0
+        or (m.elements > 1 and m.found_zero == m.elements)
+    )
     kind = flow.low.get(row.value)
-    was_cast = node.op_type == "Identity" and any(name in flow.low for name in node.input) and kind is None
+    was_cast = (
+        node.op_type == "Identity" and any(name in flow.low for name in node.input) and kind is None
+    )
     return ValueCheck(
         position=row.node,
         value=row.value,
@@ -147,13 +163,19 @@ def _checked(flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoil
     )
 
 
-def _fault(flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measurement], *, born: bool) -> str | None:
+def _fault(
+    flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measurement], *, born: bool
+) -> str | None:
     """The first fault of the module's table that applies; constants are never at fault."""
     node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
     if node.op_type == "Constant":
         return None
     contracts = op_key(node) in op_facts().contractions
-    endless = m.found_inf > 0 and (m.broken > 0 or born or contracts) and not any(s.found_inf for s in sources)
+    endless = (
+        m.found_inf > 0
+        and (m.broken > 0 or born or contracts)
+        and not any(s.found_inf for s in sources)
+    )
     if m.found_nan and born:
         return "NaN"
     if endless and (contracts or not _reaches(flow, row.node, np.inf)):
@@ -162,7 +184,8 @@ def _fault(flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measureme
         "all zero": m.elements > 1 and m.found_zero == m.elements and m.reference_zero < m.elements,
         "vanished": m.vanished > 0,
         "flushed": m.flushed > 0 and m.rel_l2 > FLUSHED_ABOVE,
-        "saturated": m.found_max == top and not any(source.found_max >= top / 2 for source in sources),
+        "saturated": m.found_max == top
+        and not any(source.found_max >= top / 2 for source in sources),
     }
     fault = next((name for name, applies in faults.items() if applies), None)
     return None if fault == "saturated" and _reaches(flow, row.node, top / 2) else fault
@@ -210,15 +233,23 @@ class WatchedRun:
             RuntimeFailure: ONNX Runtime cannot run a part.
         """
         flow = self.runner.flow
-        side = start(self.runner, feeds, Counter(name for row in self.rows for name in {row.value, row.exact}))
+        side = start(
+            self.runner,
+            feeds,
+            Counter(name for row in self.rows for name in {row.value, row.exact}),
+        )
         for name, value in side.values.items():
             if value.is_tensor() and "float" in value.data_type():
                 self._add(self.inputs, name, value, value, seen)
         rows = {row.value: row for row in self.rows}
         for part in parts_of(flow, range(len(flow.nodes)), self.budget):
             side.run(part)
-            for row in (row for node in part for name in flow.nodes[node].output if (row := rows.get(name))):
-                self._add(self.values, row.value, side.values[row.exact], side.values[row.value], seen)
+            for row in (
+                row for node in part for name in flow.nodes[node].output if (row := rows.get(name))
+            ):
+                self._add(
+                    self.values, row.value, side.values[row.exact], side.values[row.value], seen
+                )
                 side.used({row.value, row.exact})
             self.runner.forget()
             yield part

@@ -58,20 +58,27 @@ class CustomOp:
 
     def __post_init__(self) -> None:
         texts = {"domain": self.domain, "type": self.type}
-        if bad := [name for name, value in texts.items() if not isinstance(value, str) or not value]:
+        if bad := [
+            name for name, value in texts.items() if not isinstance(value, str) or not value
+        ]:
             raise ArgumentTypeError(f"A custom op needs a {bad[0]}, which is a string.")
         if self.domain == "ai.onnx":
             raise ArgumentError(
                 f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: name your domain."
             )
         if isinstance(self.since, bool) or not isinstance(self.since, int) or self.since < 1:
-            raise ArgumentError(f"{self.key}: since must be a whole number of at least 1, not {self.since!r}.")
+            raise ArgumentError(
+                f"{self.key}: since must be a whole number of at least 1, not {self.since!r}."
+            )
         if not isinstance(self.types, Mapping):
             raise ArgumentTypeError(f"{self.key}: types must be lists of element types by name.")
         types = {
-            name: tuple(map(self._element, self._list(f"types.{name}", given))) for name, given in self.types.items()
+            name: tuple(map(self._element, self._list(f"types.{name}", given)))
+            for name, given in self.types.items()
         }
-        values = {name: tuple(self._list(name, getattr(self, name))) for name in ("inputs", "outputs")}
+        values = {
+            name: tuple(self._list(name, getattr(self, name))) for name in ("inputs", "outputs")
+        }
         object.__setattr__(self, "types", types)
         for name, ports in values.items():
             object.__setattr__(self, name, ports)
@@ -90,34 +97,59 @@ class CustomOp:
         ports = [tuple(map(self._port, given)) for given in (self.inputs, self.outputs)]
         least = [sum(not port.optional and not port.variadic for port in given) for given in ports]
         most = [_MANY if given and given[-1].variadic else len(given) for given in ports]
-        params = {name: frozenset(f"tensor({kind})" for kind in kinds) for name, kinds in self.types.items()}
+        params = {
+            name: frozenset(f"tensor({kind})" for kind in kinds)
+            for name, kinds in self.types.items()
+        }
         return Signature(
-            self.domain, self.type, self.since, ports[0], ports[1], params, has_function=False,
-            min_inputs=least[0], min_outputs=least[1], max_inputs=most[0], max_outputs=most[1],
-            attributes=None, declared=True,
-        )  # fmt: skip
+            domain=self.domain,
+            op_type=self.type,
+            since=self.since,
+            inputs=ports[0],
+            outputs=ports[1],
+            params=params,
+            has_function=False,
+            min_inputs=least[0],
+            min_outputs=least[1],
+            max_inputs=most[0],
+            max_outputs=most[1],
+            attributes=None,
+            declared=True,
+        )
 
     def _list(self, what: str, given: Any) -> Iterable[str]:
         if isinstance(given, str) or not isinstance(given, Iterable):
-            raise ArgumentTypeError(f"{self.key}: {what} must be a list of types, not {type(given).__name__}.")
+            raise ArgumentTypeError(
+                f"{self.key}: {what} must be a list of types, not {type(given).__name__}."
+            )
         listed = list(given)
         if not all(isinstance(item, str) for item in listed):
             raise ArgumentTypeError(f"{self.key}: {what} must hold strings.")
         return listed
 
     def _element(self, kind: str) -> str:
-        name = {"float32": "float", "float64": "double"}.get(kind, kind).removeprefix("tensor(").removesuffix(")")
+        name = (
+            {"float32": "float", "float64": "double"}.get(kind, kind)
+            .removeprefix("tensor(")
+            .removesuffix(")")
+        )
         if name not in ELEM_NUMBERS:
-            raise ArgumentError(f"{self.key}: unknown element type {kind!r}; known are {', '.join(ELEM_NUMBERS)}.")
+            raise ArgumentError(
+                f"{self.key}: unknown element type {kind!r}; known are {', '.join(ELEM_NUMBERS)}."
+            )
         return name
 
     def _port(self, written: str) -> Port:
         name = written.removesuffix("...").removesuffix("?")
         kind = name if name in self.types else f"tensor({self._element(name)})"
-        return Port("", kind, written.endswith("..."), homogeneous=True, optional=written.endswith("?"))
+        return Port(
+            "", kind, written.endswith("..."), homogeneous=True, optional=written.endswith("?")
+        )
 
 
-CustomOpsLike: TypeAlias = str | PathLike[str] | CustomOp | Mapping[str, Any] | Iterable[CustomOp | Mapping[str, Any]]
+CustomOpsLike: TypeAlias = (
+    str | PathLike[str] | CustomOp | Mapping[str, Any] | Iterable[CustomOp | Mapping[str, Any]]
+)
 """A TOML file of declarations, or declarations: CustomOps, or dicts of their attributes."""
 
 
@@ -134,7 +166,9 @@ def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
         return _read(as_path(given))
     listed = [given] if isinstance(given, (CustomOp, Mapping)) else given
     if not isinstance(listed, Iterable):
-        raise ArgumentTypeError(f"custom_ops must be a TOML file or CustomOps, not {type(given).__name__}.")
+        raise ArgumentTypeError(
+            f"custom_ops must be a TOML file or CustomOps, not {type(given).__name__}."
+        )
     return tuple(item if isinstance(item, CustomOp) else _declared(item) for item in listed)
 
 
@@ -162,7 +196,9 @@ def _read(path: Path) -> tuple[CustomOp, ...]:
         raise ArgumentError(f"{str(path)!r} is not TOML: {error}.") from None
     rows = data.get("op")
     if not isinstance(rows, list) or len(data) > 1:
-        raise ArgumentError(f"{str(path)!r} holds no custom ops: write each as a table [[op]], and nothing else.")
+        raise ArgumentError(
+            f"{str(path)!r} holds no custom ops: write each as a table [[op]], and nothing else."
+        )
     try:
         return tuple(map(_declared, rows))
     except (ArgumentError, ArgumentTypeError) as error:
@@ -172,7 +208,9 @@ def _read(path: Path) -> tuple[CustomOp, ...]:
 def _declared(row: Any) -> CustomOp:
     names = [item.name for item in fields(CustomOp)]
     if not isinstance(row, Mapping):
-        raise ArgumentTypeError(f"A custom op must be a CustomOp or a dict, not {type(row).__name__}.")
+        raise ArgumentTypeError(
+            f"A custom op must be a CustomOp or a dict, not {type(row).__name__}."
+        )
     if unknown := sorted(row.keys() - set(names)):
         raise ArgumentError(f"A custom op has no {unknown[0]!r}: choose from {', '.join(names)}.")
     if missing := [name for name in names[:4] if name not in row]:

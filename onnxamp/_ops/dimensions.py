@@ -76,7 +76,11 @@ class DimensionRule:
             if within is None or None in factors:
                 return None
             aligned.append(broadcast)
-            multiples += [(factor, dim) for factor, (_, dim) in zip(factors, within, strict=True) if factor is not None]
+            multiples += [
+                (factor, dim)
+                for factor, (_, dim) in zip(factors, within, strict=True)
+                if factor is not None
+            ]
         return Related(multiples, aligned)
 
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
@@ -85,7 +89,9 @@ class DimensionRule:
             return False
         if any(attribute(node, name) is not None for name in self.unless):
             return False
-        return not any(wanted == () and name for wanted, name in zip(terms, node.input, strict=False))
+        return not any(
+            wanted == () and name for wanted, name in zip(terms, node.input, strict=False)
+        )
 
     def _terms(self, node: NodeProto) -> tuple[Terms | None, ...]:
         if self.equation:
@@ -97,7 +103,10 @@ def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
     """The terms of an Einsum's inputs, each letter a size."""
     text = (equation or b"").decode(errors="replace").replace(" ", "")
     inputs = text.partition("->")[0].replace(ALIGNED, ".").split(",")
-    return tuple(tuple(ALIGNED if letter == "." else letter for letter in letters) or None for letters in inputs)
+    return tuple(
+        tuple(ALIGNED if letter == "." else letter for letter in letters) or None
+        for letters in inputs
+    )
 
 
 def _split(terms: Terms, shape: Sequence[D]) -> tuple[list[tuple[str, D]], Sequence[D]] | None:
@@ -109,7 +118,10 @@ def _split(terms: Terms, shape: Sequence[D]) -> tuple[list[tuple[str, D]], Seque
     if len(shape) < first + last:
         return None
     rest = len(shape) - last
-    within = [*zip(terms[:first], shape, strict=False), *zip(terms[first + 1 :], shape[rest:], strict=True)]
+    within = [
+        *zip(terms[:first], shape, strict=False),
+        *zip(terms[first + 1 :], shape[rest:], strict=True),
+    ]
     return within, shape[first:rest] if terms[first] == ALIGNED else ()
 
 
@@ -120,14 +132,19 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
     if axis is None or len(ranks) != 1 or not -min(ranks) <= axis < min(ranks):
         return None
     axis %= min(ranks)
-    named = ((str(place), dim) for shape in known for place, dim in enumerate(shape) if place != axis)
+    named = (
+        (str(place), dim) for shape in known for place, dim in enumerate(shape) if place != axis
+    )
     return Related([(Multiple(name, 1), dim) for name, dim in named])
 
 
 def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
     """What a term says for a node; None if it names an attribute that is absent, or no positive number."""
     names = names_of(term)
-    sizes, factors = [name for name in names if len(name) == 1 and not _has(node, name)], dict[str, int]()
+    sizes, factors = (
+        [name for name in names if len(name) == 1 and not _has(node, name)],
+        dict[str, int](),
+    )
     for name in names:
         value = 1 if name in sizes else attribute(node, name)
         factors[name] = absent.get(name, 0) if value is None else value

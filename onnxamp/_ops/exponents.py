@@ -87,7 +87,9 @@ class ExponentRule:
             return False
         if self.outputs is not None and len(node.output) > self.outputs:
             return False
-        return all(_value(node, name, allowed[0]) in allowed for name, allowed in (self.when or {}).items())
+        return all(
+            _value(node, name, allowed[0]) in allowed for name, allowed in (self.when or {}).items()
+        )
 
 
 def _has_input(node: NodeProto, position: int) -> bool:
@@ -96,7 +98,13 @@ def _has_input(node: NodeProto, position: int) -> bool:
 
 def _value(node: NodeProto, name: str, default: Any) -> Any:
     value = attribute(node, name)
-    return default if value is None else value.decode(errors="replace") if isinstance(value, bytes) else value
+    return (
+        default
+        if value is None
+        else value.decode(errors="replace")
+        if isinstance(value, bytes)
+        else value
+    )
 
 
 @cache
@@ -106,14 +114,20 @@ def exponent_rules() -> Mapping[str, ExponentRule]:
     for row in read_table("exponents")["rules"]:
         sides = (equation.split("=") for equation in row.get("equations", ()))
         rule = ExponentRule(
-            row.get("same", False),
-            tuple((parse_sum(left), parse_sum(right)) for left, right in sides),
-            frozenset((text[0] == "y", int(text[1:])) for text in row.get("free", ())),
-            {name: ScaledAttribute(parse_sum(item["by"]), item.get("default"))
-             for name, item in row.get("attributes", {}).items()},
-            row.get("power"), tuple(row.get("needs", ())), tuple(row.get("without", ())), row.get("outputs"),
-            row.get("logarithm", False), row.get("when"),
-        )  # fmt: skip
+            same=row.get("same", False),
+            equations=tuple((parse_sum(left), parse_sum(right)) for left, right in sides),
+            free=frozenset((text[0] == "y", int(text[1:])) for text in row.get("free", ())),
+            attributes={
+                name: ScaledAttribute(parse_sum(item["by"]), item.get("default"))
+                for name, item in row.get("attributes", {}).items()
+            },
+            power=row.get("power"),
+            needs=tuple(row.get("needs", ())),
+            without=tuple(row.get("without", ())),
+            outputs=row.get("outputs"),
+            logarithm=row.get("logarithm", False),
+            when=row.get("when"),
+        )
         rules |= dict.fromkeys(row["ops"], rule)
     return rules
 
@@ -135,4 +149,6 @@ def power_rule(power: float | None) -> ExponentRule | None:
     ratio = Fraction(power).limit_denominator(2)
     if power != float(ratio):
         return None
-    return ExponentRule(equations=(((Term(ratio.denominator, True, 0),), (Term(ratio.numerator, False, 0),)),))
+    return ExponentRule(
+        equations=(((Term(ratio.denominator, True, 0),), (Term(ratio.numerator, False, 0),)),)
+    )

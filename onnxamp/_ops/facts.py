@@ -45,7 +45,9 @@ class Product:
     def applies(self, node: NodeProto) -> bool:
         """Whether the node's attributes have the values that are asked for."""
         given = ((attribute(node, row["attribute"]), row) for row in self.when)
-        return all((row["default"] if value is None else value) == row["equals"] for value, row in given)
+        return all(
+            (row["default"] if value is None else value) == row["equals"] for value, row in given
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +148,31 @@ def op_facts() -> OpFacts:
     moves = column("moves")
     return OpFacts(
         **_sets(rows, moves),
-        moved_inputs={op: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs) for op, inputs in moves.items()},
+        moved_inputs={
+            op: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs)
+            for op, inputs in moves.items()
+        },
         core_of={op: tuple(kinds) for op, kinds in column("core_of").items()},
         exact_when=column("exact_when"),
-        dtype_attribute={op: DtypeAttribute(**row) for op, row in column("dtype_attribute").items()},
-        output_parameter={op: OutputParameter(**row) for op, row in column("output_parameter").items()},
-        pinned_parameters={op: frozenset(names) for op, names in column("pinned_parameters").items()},
+        dtype_attribute={
+            op: DtypeAttribute(**row) for op, row in column("dtype_attribute").items()
+        },
+        output_parameter={
+            op: OutputParameter(**row) for op, row in column("output_parameter").items()
+        },
+        pinned_parameters={
+            op: frozenset(names) for op, names in column("pinned_parameters").items()
+        },
         tied_parameters={op: frozenset(names) for op, names in column("tied_parameters").items()},
         computes_in=column("computes_in"),
         misread_defaults=column("misread_defaults"),
         free_sources={
-            op: frozenset(f"tensor({name})" for name in names) for op, names in column("free_sources").items()
+            op: frozenset(f"tensor({name})" for name in names)
+            for op, names in column("free_sources").items()
         },
-        lookups={op: tuple(Lookup(**row) for row in found) for op, found in column("lookups").items()},
+        lookups={
+            op: tuple(Lookup(**row) for row in found) for op, found in column("lookups").items()
+        },
         size_inputs=ports("size_inputs"),
         mask_inputs=ports("mask_inputs"),
         index_inputs=ports("index_inputs"),
@@ -166,7 +180,9 @@ def op_facts() -> OpFacts:
         added_epsilons=ports("added_epsilons"),
         bounding_epsilons=ports("bounding_epsilons"),
         divisors=ports("divisors"),
-        products={op: tuple(Product(**row) for row in found) for op, found in column("products").items()},
+        products={
+            op: tuple(Product(**row) for row in found) for op, found in column("products").items()
+        },
     )
 
 
@@ -174,11 +190,16 @@ _ALL_INPUTS = 1 << 31
 """More inputs than a node can have."""
 
 
-def _sets(rows: Mapping[str, Mapping[str, Any]], moves: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+def _sets(
+    rows: Mapping[str, Mapping[str, Any]], moves: Mapping[str, Any]
+) -> dict[str, frozenset[str]]:
     """The ops with each flag, and the sets that follow from flags and data movement."""
     members: dict[str, set[str]] = {}
     for op, row in rows.items():
-        for name in (*row.get("is", ()), *(f"{kind}_arithmetic" for kind in row.get("arithmetic", ()))):
+        for name in (
+            *row.get("is", ()),
+            *(f"{kind}_arithmetic" for kind in row.get("arithmetic", ())),
+        ):
             members.setdefault(name, set()).add(op)
     members["moves_data"] = moves.keys() - members["containers"]
     members["carriers"] = {op for op in members["moves_data"] if moves[op] == [0]} | {"Cast"}

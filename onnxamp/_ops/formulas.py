@@ -9,7 +9,13 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-_OPERATORS: Final = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.USub: "Neg"}
+_OPERATORS: Final = {
+    ast.Add: "Add",
+    ast.Sub: "Sub",
+    ast.Mult: "Mul",
+    ast.Div: "Div",
+    ast.USub: "Neg",
+}
 
 
 def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -> T:

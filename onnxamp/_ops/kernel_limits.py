@@ -25,8 +25,12 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider in target_names():
         for rule in target_table(provider, "placement").get("rows", ()):
-            types = {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
-            for op, place in itertools.product(rule["ops"], (provider, ANY) if rule.get("fails") else (provider,)):
+            types = (
+                {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
+            )
+            for op, place in itertools.product(
+                rule["ops"], (provider, ANY) if rule.get("fails") else (provider,)
+            ):
                 found.setdefault((place, op), []).append({**rule, **types})
     return found
 
@@ -37,7 +41,9 @@ def kernel_limit(provider: str, node: NodeProto, bound: Mapping[str, str]) -> st
     return None if rule is None else str(rule["because"])
 
 
-def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str], *, expanded: bool = False) -> str | None:
+def kernel_failure(
+    provider: str, node: NodeProto, bound: Mapping[str, str], *, expanded: bool = False
+) -> str | None:
     """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not.
 
     Args:
@@ -53,7 +59,9 @@ def kernel_failure(provider: str, node: NodeProto, bound: Mapping[str, str], *, 
 
 def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mapping[str, Any] | None:
     rules = _rules().get((provider, op_key(node)), ())
-    return next((rule for rule in rules if _is_of_types(rule, bound) and _holds(rule, node, bound)), None)
+    return next(
+        (rule for rule in rules if _is_of_types(rule, bound) and _holds(rule, node, bound)), None
+    )
 
 
 def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:

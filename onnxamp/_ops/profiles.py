@@ -136,7 +136,9 @@ def emulated_arithmetic(target: str) -> Profile | None:
     CUDA sums up CumSum alone in float16, which the default lists keep in float32.
     """
     profile = profile_of(target)
-    if profile is None or not any(fact.accumulator == "float16" for fact in profile.products.values()):
+    if profile is None or not any(
+        fact.accumulator == "float16" for fact in profile.products.values()
+    ):
         return None
     return profile
 
@@ -174,28 +176,55 @@ def profile_of(target: str) -> Profile | None:
             fact = Accumulation(**row)
             products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
     sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
-    cancelling = frozenset(name for name, row in data["normalisations"].items() if row.get("cancels"))
+    cancelling = frozenset(
+        name for name, row in data["normalisations"].items() if row.get("cancels")
+    )
     steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
-    roundings = {name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS}
+    roundings = {
+        name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS
+    }
     formulas = {name: row["computed"] for name, row in steps.items() if "computed" in row}
     rules: dict[str, Any] = {name: frozenset(data.get(name, ())) for name in _OPS}
     for name in _INPUTS:
         rules[name] = {op: tuple(positions) for op, positions in data.get(name, {}).items()}
     rules["folded_first"] = frozenset(data.get("folds", {}).get("first", ()))
     return Profile(
-        device_of(target), data["seen"], data["source"], data["values"], products, sums, dots, roundings, formulas,
-        cancelling,
+        name=device_of(target),
+        seen=data["seen"],
+        source=data["source"],
+        values=data["values"],
+        products=products,
+        sums=sums,
+        dots=dots,
+        roundings=roundings,
+        formulas=formulas,
+        cancelling=cancelling,
         **rules,
-    )  # fmt: skip
+    )
 
 
 _INPUTS: Final = (
-    "signature_inputs", "signature_outputs", "computed_inputs", "computed_high", "stored_inputs", "uncast_inputs",
-)  # fmt: skip
+    "signature_inputs",
+    "signature_outputs",
+    "computed_inputs",
+    "computed_high",
+    "stored_inputs",
+    "uncast_inputs",
+)
 """Tables of a profile that hold positions by op."""
 
 _OPS: Final = (
-    "one_scale", "one_choice", "shared_factors", "passing", "pooled_once", "undivided_inputs", "beside",
-    "unread_outputs", "whole_bodies", "uncast_scans", "uncast_states", "stacked_high",
-)  # fmt: skip
+    "one_scale",
+    "one_choice",
+    "shared_factors",
+    "passing",
+    "pooled_once",
+    "undivided_inputs",
+    "beside",
+    "unread_outputs",
+    "whole_bodies",
+    "uncast_scans",
+    "uncast_states",
+    "stacked_high",
+)
 """Tables of a profile that hold ops."""

@@ -131,7 +131,9 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
         return _from_onnx(onnx.defs.get_schema(op_type, version, domain), version)
     except onnx.defs.SchemaError:
         pass
-    versions = [row for row in _runtime_schemas().get((domain, op_type), ()) if row.since <= version]
+    versions = [
+        row for row in _runtime_schemas().get((domain, op_type), ()) if row.since <= version
+    ]
     return max(versions, key=lambda row: row.since, default=None)
 
 
@@ -148,27 +150,33 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
 
     def ports(formals: Any) -> tuple[Port, ...]:
         return tuple(
-            Port(p.name, p.type_str, p.option == kinds.Variadic, p.is_homogeneous, p.option == kinds.Optional)
+            Port(
+                p.name,
+                p.type_str,
+                p.option == kinds.Variadic,
+                p.is_homogeneous,
+                p.option == kinds.Optional,
+            )
             for p in formals
         )
 
     return Signature(
-        schema.domain,
-        schema.name,
-        schema.since_version,
-        ports(schema.inputs),
-        ports(schema.outputs),
-        {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
-        bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
-        schema.min_input,
-        schema.min_output,
-        schema.max_input,
-        schema.max_output,
-        {name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
-        frozenset(name for name, item in schema.attributes.items() if item.required),
-        tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
-        tuple(schema.function_opset_versions),  # type: ignore[attr-defined]
-        version,
+        domain=schema.domain,
+        op_type=schema.name,
+        since=schema.since_version,
+        inputs=ports(schema.inputs),
+        outputs=ports(schema.outputs),
+        params={c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+        has_function=bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
+        min_inputs=schema.min_input,
+        min_outputs=schema.min_output,
+        max_inputs=schema.max_input,
+        max_outputs=schema.max_output,
+        attributes={name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
+        required=frozenset(name for name, item in schema.attributes.items() if item.required),
+        bodies=tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
+        fixed_bodies=tuple(schema.function_opset_versions),  # type: ignore[attr-defined]
+        opset=version,
     )
 
 
@@ -183,18 +191,26 @@ def _runtime_schemas() -> Mapping[tuple[str, str], tuple[Signature, ...]]:
 
         def ports(formals: Any, kinds: Any = kinds) -> tuple[Port, ...]:
             return tuple(
-                Port(p.name, p.typeStr, p.option == kinds.Variadic, p.isHomogeneous, p.option == kinds.Optional)
+                Port(
+                    p.name,
+                    p.typeStr,
+                    p.option == kinds.Variadic,
+                    p.isHomogeneous,
+                    p.option == kinds.Optional,
+                )
                 for p in formals
             )
 
         key = (schema.domain, schema.name)
         row = Signature(
-            schema.domain,
-            schema.name,
-            schema.since_version,
-            ports(schema.inputs),
-            ports(schema.outputs),
-            {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+            domain=schema.domain,
+            op_type=schema.name,
+            since=schema.since_version,
+            inputs=ports(schema.inputs),
+            outputs=ports(schema.outputs),
+            params={
+                c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints
+            },
             has_function=False,
             min_inputs=schema.min_input,
             min_outputs=schema.min_output,

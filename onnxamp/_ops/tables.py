@@ -7,4 +7,6 @@ from typing import Any
 
 def read_table(name: str) -> dict[str, Any]:
     """The table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
-    return tomllib.loads(resources.files("onnxamp").joinpath(f"_data/{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        resources.files("onnxamp").joinpath(f"_data/{name}.toml").read_text(encoding="utf-8")
+    )

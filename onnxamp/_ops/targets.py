@@ -18,7 +18,9 @@ def device_of(target: str) -> str:
 @cache
 def target_names() -> tuple[str, ...]:
     """The names of all targets, in the order in which help and messages list them."""
-    names = sorted(folder.name for folder in _home().iterdir() if folder.joinpath("target.toml").is_file())
+    names = sorted(
+        folder.name for folder in _home().iterdir() if folder.joinpath("target.toml").is_file()
+    )
     return tuple(sorted(names, key=lambda name: _table(name, "target").get("order", _LAST)))
 
 

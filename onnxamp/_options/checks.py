@@ -33,7 +33,9 @@ def checked_word(what: str, given: object, words: Sequence[str]) -> str:
         ArgumentError: it is another one. ArgumentTypeError: it is no string.
     """
     if not isinstance(given, str):
-        raise ArgumentTypeError(f"{what} must be {' or '.join(map(repr, words))}, not {type(given).__name__}.")
+        raise ArgumentTypeError(
+            f"{what} must be {' or '.join(map(repr, words))}, not {type(given).__name__}."
+        )
     if given not in words:
         raise ArgumentError(f"Unknown {what} {given!r}: {meant(given, words)}")
     return given
@@ -50,7 +52,9 @@ def flags(options: Any) -> dict[str, bool | None]:
         if item.type in (bool, bool | None):
             value, may_be_none = getattr(options, item.name), item.type is not bool
             if not (isinstance(value, bool | np.bool_) or (value is None and may_be_none)):
-                raise ArgumentTypeError(f"{item.name} must be a bool{' or None' * may_be_none}, not {value!r}.")
+                raise ArgumentTypeError(
+                    f"{item.name} must be a bool{' or None' * may_be_none}, not {value!r}."
+                )
             found[item.name] = None if value is None else bool(value)
     return found
 
@@ -80,10 +84,14 @@ def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
     if isinstance(patterns, str):
         return (patterns,)
     if not isinstance(patterns, Iterable):
-        raise ArgumentTypeError(f"{what} must be a list of regular expressions, not {type(patterns).__name__}.")
+        raise ArgumentTypeError(
+            f"{what} must be a list of regular expressions, not {type(patterns).__name__}."
+        )
     listed = tuple(patterns)
     if bad := [text for text in listed if not isinstance(text, str)]:
-        raise ArgumentTypeError(f"{what} must hold regular expressions, not {type(bad[0]).__name__}.")
+        raise ArgumentTypeError(
+            f"{what} must hold regular expressions, not {type(bad[0]).__name__}."
+        )
     return listed
 
 
@@ -119,12 +127,16 @@ def check_opset(opset: object) -> int | OpsetWord:
         ArgumentTypeError: it is neither a string nor an integer.
     """
     if isinstance(opset, bool) or not isinstance(opset, (int, str)):
-        raise ArgumentTypeError(f"opset must be 'auto', 'keep' or an integer, not {type(opset).__name__}.")
+        raise ArgumentTypeError(
+            f"opset must be 'auto', 'keep' or an integer, not {type(opset).__name__}."
+        )
     if isinstance(opset, str) and opset not in get_args(OpsetWord):
         raise ArgumentError(f"opset must be 'auto', 'keep' or a number, not {opset!r}.")
     newest = onnx_opset_version()
     if isinstance(opset, int) and opset < 1:
         raise ArgumentError(f"There is no opset {opset}: opsets start at 1.")
     if isinstance(opset, int) and opset > newest:
-        raise ArgumentError(f"The installed onnx {onnx.__version__} knows opsets up to {newest}: {opset} is too new.")
+        raise ArgumentError(
+            f"The installed onnx {onnx.__version__} knows opsets up to {newest}: {opset} is too new."
+        )
     return opset  # type: ignore[return-value] # a string is one of the words

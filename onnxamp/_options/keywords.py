@@ -11,13 +11,40 @@ from onnxamp._options.options import Rounding, Rule
 from onnxamp._options.rescaling import Rescaling
 
 TargetName = Literal[
-    "cuda", "cpu", "webgpu", "openvino", "tensorrt", "float16-only", "any", "auto",
-    "cuda@1.20", "cuda@1.21", "cuda@1.22", "cuda@1.23", "cuda@1.24", "cuda@1.25",
-    "cuda@1.26", "cuda@1.27", "cuda@1.28", "cuda@1.29", "cuda@1.30", "cuda@1.31",
-    "cpu@1.20", "cpu@1.21", "cpu@1.22", "cpu@1.23", "cpu@1.24", "cpu@1.25",
-    "cpu@1.26", "cpu@1.27", "cpu@1.28", "cpu@1.29", "cpu@1.30", "cpu@1.31",
+    "cuda",
+    "cpu",
+    "webgpu",
+    "openvino",
+    "tensorrt",
+    "float16-only",
+    "any",
+    "auto",
+    "cuda@1.20",
+    "cuda@1.21",
+    "cuda@1.22",
+    "cuda@1.23",
+    "cuda@1.24",
+    "cuda@1.25",
+    "cuda@1.26",
+    "cuda@1.27",
+    "cuda@1.28",
+    "cuda@1.29",
+    "cuda@1.30",
+    "cuda@1.31",
+    "cpu@1.20",
+    "cpu@1.21",
+    "cpu@1.22",
+    "cpu@1.23",
+    "cpu@1.24",
+    "cpu@1.25",
+    "cpu@1.26",
+    "cpu@1.27",
+    "cpu@1.28",
+    "cpu@1.29",
+    "cpu@1.30",
+    "cpu@1.31",
     "cpu@1.32",
-]  # fmt: skip
+]
 """Where a result can run."""
 
 

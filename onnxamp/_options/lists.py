@@ -37,7 +37,9 @@ def preset(lists: str) -> Preset:
         ArgumentTypeError: the name is not a string.
     """
     if not isinstance(lists, str):
-        raise ArgumentTypeError(f"lists must be a string such as 'default', not {type(lists).__name__}.")
+        raise ArgumentTypeError(
+            f"lists must be a string such as 'default', not {type(lists).__name__}."
+        )
     if lists not in PRESETS:
         raise ArgumentError(f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}.")
     return _read_preset(lists)
@@ -60,7 +62,11 @@ def _read_preset(lists: str) -> Preset:
 
 def _preset_data(lists: str) -> dict[str, Any]:
     """Return the fields of a preset's file, together with those of the preset that it extends."""
-    text = resources.files("onnxamp").joinpath(f"_data/oplists/{lists}.toml").read_text(encoding="utf-8")
+    text = (
+        resources.files("onnxamp")
+        .joinpath(f"_data/oplists/{lists}.toml")
+        .read_text(encoding="utf-8")
+    )
     data = tomllib.loads(text)
     base = data.get("extends")
     return data if base is None else _preset_data(base) | data

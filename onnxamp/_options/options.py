@@ -67,7 +67,11 @@ class CommandLine:
         if self.words is None:
             return given
         word, names, listed = given.partition(":")
-        return tuple(filter(None, listed.split(","))) if names and word == self.named else self.words[given]
+        return (
+            tuple(filter(None, listed.split(",")))
+            if names and word == self.named
+            else self.words[given]
+        )
 
     def arguments(self, value: Any) -> list[str]:
         """The arguments that stand for a value; none where none do."""
@@ -77,7 +81,11 @@ class CommandLine:
         if isinstance(value, bool):
             yes, _, no = self.flag.partition("/")
             return [yes if value else no or yes]
-        return [text for item in value for text in (self.flag, item)] if self.many else [self.flag, str(value)]
+        return (
+            [text for item in value for text in (self.flag, item)]
+            if self.many
+            else [self.flag, str(value)]
+        )
 
     def _word(self, value: Any) -> str | None:
         """The word for a value, with its names; None where there is none."""
@@ -93,7 +101,9 @@ Rule = Callable[[NodeProto], str | None]
 
 
 def _option(default: Any, flag: str, text: str, words: Any = None, **more: Any) -> Any:
-    choices = words if isinstance(words, Mapping) or words is None else {word: word for word in words}
+    choices = (
+        words if isinstance(words, Mapping) or words is None else {word: word for word in words}
+    )
     return field(default=default, metadata={"cli": CommandLine(flag, text, choices, **more)})
 
 
@@ -115,64 +125,109 @@ class Options:
 
     level: Level = Level.O2
     dtype: str = _option("float16", "--dtype", "Low-precision type.", get_args(DtypeName))
-    lists: str | Preset = _option("default", "--lists", "Preset of op lists; 'onnxamp lists' shows them.", PRESETS)
+    lists: str | Preset = _option(
+        "default", "--lists", "Preset of op lists; 'onnxamp lists' shows them.", PRESETS
+    )
     white_list: tuple[str, ...] = _option(
-        (), "--white", "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.", many=True,
+        (),
+        "--white",
+        "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.",
+        many=True,
         metavar="OP",
-    )  # fmt: skip
+    )
     black_list: tuple[str, ...] = _option(
         (), "--black", "Keep this op type in float32. Repeatable.", many=True, metavar="OP"
     )
     keep_high: tuple[str, ...] = _option(
-        (), "--keep-fp32", "Keep nodes whose whole name matches in float32. Repeatable.", many=True, metavar="REGEX"
+        (),
+        "--keep-fp32",
+        "Keep nodes whose whole name matches in float32. Repeatable.",
+        many=True,
+        metavar="REGEX",
     )
     force_low: tuple[str, ...] = _option(
-        (), "--force-low", "Lower nodes whose whole name matches, whatever lists and hazards say. Repeatable.",
-        many=True, metavar="REGEX",
-    )  # fmt: skip
+        (),
+        "--force-low",
+        "Lower nodes whose whole name matches, whatever lists and hazards say. Repeatable.",
+        many=True,
+        metavar="REGEX",
+    )
     keep_nodes: tuple[str, ...] = _option(
-        (), "--keep-node", "Keep the node of this name in float32, or that of this output. Repeatable.", many=True,
+        (),
+        "--keep-node",
+        "Keep the node of this name in float32, or that of this output. Repeatable.",
+        many=True,
         metavar="NAME",
-    )  # fmt: skip
+    )
     low_weights: tuple[str, ...] = _option(
-        (), "--low-weight", "Store weights in low precision whose whole name matches, or that of a node that reads"
-        " them, even if it is float32. Repeatable.", many=True, metavar="REGEX",
-    )  # fmt: skip
+        (),
+        "--low-weight",
+        "Store weights in low precision whose whole name matches, or that of a node that reads"
+        " them, even if it is float32. Repeatable.",
+        many=True,
+        metavar="REGEX",
+    )
     init_max: float | None = _option(
-        None, "--init-max", "Keep nodes in float32 that read a constant with an element beyond X.", metavar="X",
+        None,
+        "--init-max",
+        "Keep nodes in float32 that read a constant with an element beyond X.",
+        metavar="X",
         kind=float,
-    )  # fmt: skip
+    )
     data_max: float | None = _option(
-        None, "--data-max", "Keep nodes in float32 that read or write a float beyond X on the inputs.", metavar="X",
+        None,
+        "--data-max",
+        "Keep nodes in float32 that read or write a float beyond X on the inputs.",
+        metavar="X",
         kind=float,
-    )  # fmt: skip
+    )
     keep_io_types: bool | frozenset[str] = _option(
-        True, "--io-types", "Types of the model's inputs and outputs; keep:NAME,... keeps those alone.",
-        {"keep": True, "low": False}, metavar="[keep|low|keep:NAME,...]", named="keep",
-    )  # fmt: skip
+        True,
+        "--io-types",
+        "Types of the model's inputs and outputs; keep:NAME,... keeps those alone.",
+        {"keep": True, "low": False},
+        metavar="[keep|low|keep:NAME,...]",
+        named="keep",
+    )
     target: str = _option(
-        "cuda", "--target", "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime"
-        " may follow (cuda@1.24); auto is the installed one.", metavar="|".join((*targets(), AUTO)), kind=str,
-    )  # fmt: skip
+        "cuda",
+        "--target",
+        "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime"
+        " may follow (cuda@1.24); auto is the installed one.",
+        metavar="|".join((*targets(), AUTO)),
+        kind=str,
+    )
     strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
     hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
     freeze_defaults: bool | None = _option(
-        None, "--freeze-defaults/--keep-overridable", "Whether initializers that are also inputs become plain weights"
+        None,
+        "--freeze-defaults/--keep-overridable",
+        "Whether initializers that are also inputs become plain weights"
         " [if every float one is an input].",
-    )  # fmt: skip
+    )
     from_dtype: str | None = _option(
-        None, "--from", "The model's type; what is low precision is raised to float32 first (auto: of any type).",
+        None,
+        "--from",
+        "The model's type; what is low precision is raised to float32 first (auto: of any type).",
         {"float32": None, **{name: name for name in (*get_args(DtypeName), "auto")}},
-    )  # fmt: skip
+    )
     custom_ops: tuple[CustomOp, ...] = _option(
-        (), "--custom-ops", "Declare the types of custom ops, in TOML, so that they can be low.", metavar="FILE",
+        (),
+        "--custom-ops",
+        "Declare the types of custom ops, in TOML, so that they can be low.",
+        metavar="FILE",
         kind=str,
-    )  # fmt: skip
-    keep_functions: bool = _option(False, "--keep-functions", "Do not inline model-local functions.")
+    )
+    keep_functions: bool = _option(
+        False, "--keep-functions", "Do not inline model-local functions."
+    )
     opset: int | OpsetWord = _option(
-        "auto", "--opset", "Opset to upgrade to first; with auto the one that saves Casts or that the type needs, if"
-        " any; with keep none.", metavar="auto|keep|N",
-    )  # fmt: skip
+        "auto",
+        "--opset",
+        "Opset to upgrade to first; with auto the one that saves Casts or that the type needs, if"
+        " any; with keep none.",
+        metavar="auto|keep|N",
+    )
     fold: bool | None = _option(
         None,
         "--fold/--no-fold",
@@ -181,18 +236,25 @@ class Options:
     )
     folded: tuple[str, ...] = ()
     rescale: bool | None = _option(
-        None, "--rescale/--no-rescale", "First multiply constants by powers of two, so that values fit the"
+        None,
+        "--rescale/--no-rescale",
+        "First multiply constants by powers of two, so that values fit the"
         " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
-    )  # fmt: skip
+    )
     rescaling: Rescaling | None = None
     split_k: bool = _option(
-        True, "--split-k/--no-split-k", "Split products that the target would sum up in float16 over too many terms"
+        True,
+        "--split-k/--no-split-k",
+        "Split products that the target would sum up in float16 over too many terms"
         " into sums of shorter ones.",
-    )  # fmt: skip
+    )
     rounding: str = _option(
-        "auto", "--rounding", "How weights are rounded: each to the nearest number, or so that their products on the"
-        " inputs stay near; auto is to nearest, and at level auto what pays.", get_args(Rounding),
-    )  # fmt: skip
+        "auto",
+        "--rounding",
+        "How weights are rounded: each to the nearest number, or so that their products on the"
+        " inputs stay near; auto is to nearest, and at level auto what pays.",
+        get_args(Rounding),
+    )
     unsound: tuple[str, ...] = ()
     rule: Rule | None = None
     strict_options: bool = field(default=False, compare=False)
@@ -212,7 +274,9 @@ class Options:
             "unsound": checked_names("unsound", self.unsound),
             "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
-            "from_dtype": self.from_dtype if self.from_dtype in (None, "auto") else low_type(self.from_dtype).name,
+            "from_dtype": self.from_dtype
+            if self.from_dtype in (None, "auto")
+            else low_type(self.from_dtype).name,
             "opset": check_opset(self.opset),
             "rounding": checked_word("rounding", self.rounding, get_args(Rounding)),
         }
@@ -224,11 +288,15 @@ class Options:
             if (limit := getattr(self, name)) is not None:
                 values[name] = check_magnitude(f"{name} ({COMMAND_LINE[name].flag})", limit)
         if self.rule is not None and not callable(self.rule):
-            raise ArgumentTypeError(f"rule must be a function of a NodeProto, not {type(self.rule).__name__}.")
+            raise ArgumentTypeError(
+                f"rule must be a function of a NodeProto, not {type(self.rule).__name__}."
+            )
         if isinstance(self.rescaling, Mapping):
             values["rescaling"] = Rescaling.from_json(self.rescaling)
         elif not isinstance(self.rescaling, Rescaling | None):
-            raise ArgumentTypeError(f"rescaling must come from a plan, not be a {type(self.rescaling).__name__}.")
+            raise ArgumentTypeError(
+                f"rescaling must come from a plan, not be a {type(self.rescaling).__name__}."
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if both := sorted(self.user_white & self.user_black):
@@ -240,7 +308,12 @@ class Options:
                 f"{self.target} computes in float16 alone, and dtype (--dtype) is {self.dtype}: take float16, or"
                 " another target."
             )
-        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns  # validates them
+        _ = (
+            self.preset,
+            self.keep_patterns,
+            self.low_patterns,
+            self.weight_patterns,
+        )  # validates them
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
@@ -289,7 +362,11 @@ class Options:
     @cached_property
     def trusted(self) -> frozenset[str]:
         """Op types that the preset lowers because the target's low-precision kernels accumulate them in float32."""
-        return float32_accumulators(self.target, self.dtype) if self.preset.trusts_kernels else frozenset()
+        return (
+            float32_accumulators(self.target, self.dtype)
+            if self.preset.trusts_kernels
+            else frozenset()
+        )
 
     @cached_property
     def listed_by_user(self) -> frozenset[str]:
@@ -304,7 +381,14 @@ class Options:
     @property
     def has_names(self) -> bool:
         """Whether names or patterns are given that a model may lack."""
-        listed = self.white_list, self.black_list, self.keep_high, self.force_low, self.keep_nodes, self.low_weights
+        listed = (
+            self.white_list,
+            self.black_list,
+            self.keep_high,
+            self.force_low,
+            self.keep_nodes,
+            self.low_weights,
+        )
         return any(listed) or not isinstance(self.keep_io_types, bool)
 
     @property
@@ -340,7 +424,9 @@ class Options:
 
     def highest_opset(self, current: int) -> int | None:
         """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
-        return None if self.opset == "auto" else current if self.opset == "keep" else int(self.opset)
+        return (
+            None if self.opset == "auto" else current if self.opset == "keep" else int(self.opset)
+        )
 
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -359,7 +445,11 @@ class Options:
 
     def keeps_io(self, name: str) -> bool:
         """Whether the graph input or output keeps its type."""
-        return self.keep_io_types if isinstance(self.keep_io_types, bool) else name in self.keep_io_types
+        return (
+            self.keep_io_types
+            if isinstance(self.keep_io_types, bool)
+            else name in self.keep_io_types
+        )
 
     def keywords(self) -> dict[str, Any]:
         """The options that differ from their defaults, as keyword arguments, without the level."""
@@ -371,14 +461,28 @@ class Options:
 
         That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
         """
-        said = {name: value for name, value in self.keywords().items() if name in COMMAND_LINE and name != "custom_ops"}
-        return tuple(argument for name, value in said.items() for argument in COMMAND_LINE[name].arguments(value))
+        said = {
+            name: value
+            for name, value in self.keywords().items()
+            if name in COMMAND_LINE and name != "custom_ops"
+        }
+        return tuple(
+            argument
+            for name, value in said.items()
+            for argument in COMMAND_LINE[name].arguments(value)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The options that decide anything, except ``rule``, as JSON values, for :meth:`from_json`."""
         left_out = "rule", "strict_options"
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
-        values |= {name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)}
+        values = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in left_out
+        }
+        values |= {
+            name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)
+        }
         values["rescaling"] = None if self.rescaling is None else self.rescaling.as_json()
         return values | {
             "level": str(self.level),
@@ -394,7 +498,9 @@ class Options:
             KeyError: the level is missing.
             ArgumentError, ArgumentTypeError: as the class.
         """
-        return cls.of(data["level"], {name: value for name, value in data.items() if name != "level"})
+        return cls.of(
+            data["level"], {name: value for name, value in data.items() if name != "level"}
+        )
 
 
 COMMAND_LINE: Final[Mapping[str, CommandLine]] = {

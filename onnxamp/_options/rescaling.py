@@ -52,5 +52,14 @@ class Rescaling(NamedTuple):
         Raises:
             KeyError, TypeError: it was not.
         """
-        scaled, unfit = (Scaled(*row) for row in data["scaled"]), (Unfit(*row) for row in data["unfit"])
-        return cls(tuple(scaled), tuple(unfit), bool(data["made_up"]), tuple(data.get("sums", ())), data.get("gap"))
+        scaled, unfit = (
+            (Scaled(*row) for row in data["scaled"]),
+            (Unfit(*row) for row in data["unfit"]),
+        )
+        return cls(
+            tuple(scaled),
+            tuple(unfit),
+            bool(data["made_up"]),
+            tuple(data.get("sums", ())),
+            data.get("gap"),
+        )

@@ -51,7 +51,9 @@ def made_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"Cannot make the folder {str(folder)!r}: {error.strerror}. Choose another.") from None
+        raise OutputError(
+            f"Cannot make the folder {str(folder)!r}: {error.strerror}. Choose another."
+        ) from None
     return folder
 
 

@@ -21,4 +21,6 @@ def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
     """
     is_missing = isinstance(error, FileNotFoundError)
     kind = MissingFileError if is_missing else ArgumentError
-    return kind(f"Cannot read {what}: {reason_of(error)}.{f' {remedy}' if remedy and not is_missing else ''}")
+    return kind(
+        f"Cannot read {what}: {reason_of(error)}.{f' {remedy}' if remedy and not is_missing else ''}"
+    )

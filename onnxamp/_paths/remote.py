@@ -40,10 +40,21 @@ _NUMBERS: Final = {FileNotFoundError: ENOENT, PermissionError: EACCES, IsADirect
 """Errors of file systems that come without a number."""
 
 _PACKAGES: Final = {
-    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
-    "http": "aiohttp", "https": "aiohttp", "hdfs": "pyarrow", "sftp": "paramiko", "ssh": "paramiko", "oci": "ocifs",
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "hdfs": "pyarrow",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+    "oci": "ocifs",
     "hf": "huggingface_hub",
-}  # fmt: skip
+}
 """Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
 
 T = TypeVar("T")
@@ -112,9 +123,13 @@ class RemotePath(_Base):
         except OSError as error:
             if error.strerror:
                 raise
-            number = next((number for kind, number in _NUMBERS.items() if isinstance(error, kind)), EIO)
+            number = next(
+                (number for kind, number in _NUMBERS.items() if isinstance(error, kind)), EIO
+            )
             said = " ".join(str(error).split())
-            text = said if " " in said or number == EIO else os.strerror(number)  # one word is the path again
+            text = (
+                said if " " in said or number == EIO else os.strerror(number)
+            )  # one word is the path again
             raise OSError(number, text) from error
         except Exception as error:
             raise OSError(EIO, " ".join(f"{type(error).__name__}: {error}".split())) from error
@@ -176,7 +191,13 @@ class RemotePath(_Base):
         """What is in a folder."""
         names = self._look(lambda: self.file_system.ls(self.key, detail=False))
         own = self.key.rstrip("/")
-        return iter([self / name.rstrip("/").rpartition("/")[2] for name in names if name.rstrip("/") != own])
+        return iter(
+            [
+                self / name.rstrip("/").rpartition("/")[2]
+                for name in names
+                if name.rstrip("/") != own
+            ]
+        )
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Make a folder; not in object storage, which has none: there it would be a bucket."""
@@ -199,9 +220,13 @@ class RemotePath(_Base):
         return type(self)(*target.parts)
 
     def open(  # type: ignore[override] # one signature for all modes
-        self, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None,
+        self,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
         newline: str | None = None,
-    ) -> IO[Any]:  # fmt: skip
+    ) -> IO[Any]:
         """Open for reading; what is written goes through :func:`writing`."""
         del buffering
         if not set(mode) <= set("rbt"):
@@ -214,7 +239,9 @@ class RemotePath(_Base):
         data: bytes = self._ask(lambda: self.file_system.cat_file(self.key))
         return data
 
-    def read_text(self, encoding: str | None = None, errors: str | None = None, newline: str | None = None) -> str:
+    def read_text(
+        self, encoding: str | None = None, errors: str | None = None, newline: str | None = None
+    ) -> str:
         """All text, in UTF-8 if nothing else is said."""
         del newline
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
@@ -228,7 +255,9 @@ class RemotePath(_Base):
         if not size:
             return b""
         try:
-            data: bytes = self._ask(lambda: self.file_system.cat_file(self.key, start=start, end=start + size))
+            data: bytes = self._ask(
+                lambda: self.file_system.cat_file(self.key, start=start, end=start + size)
+            )
         except OSError as error:
             raise ExternalDataError(
                 f"Cannot read {size} bytes at {start} of {str(self)!r}: {str(error.strerror).rstrip('.')}."
@@ -250,9 +279,15 @@ class RemotePath(_Base):
         """
         fs = self.file_system
         self.parent.mkdir(parents=True, exist_ok=True)
-        other = None if self._scheme in _COMMITS else self.with_name(f"{self.name}.{token_hex(4)}.tmp")
+        other = (
+            None if self._scheme in _COMMITS else self.with_name(f"{self.name}.{token_hex(4)}.tmp")
+        )
         file = self._ask(
-            lambda: fs.open(self.key, "wb", autocommit=False) if other is None else fs.open(other.key, "wb")
+            lambda: (
+                fs.open(self.key, "wb", autocommit=False)
+                if other is None
+                else fs.open(other.key, "wb")
+            )
         )
         try:
             yield cast(IO[bytes], _Upload(self, file))
@@ -272,8 +307,17 @@ class RemotePath(_Base):
 def _status(info: Mapping[str, Any]) -> os.stat_result:
     """What a file system knows of a file."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
-    when = next((info[name] for name in ("mtime", "LastModified", "updated", "created") if info.get(name)), 0)
-    seconds = when.timestamp() if isinstance(when, datetime) else float(when) if not isinstance(when, str) else 0.0
+    when = next(
+        (info[name] for name in ("mtime", "LastModified", "updated", "created") if info.get(name)),
+        0,
+    )
+    seconds = (
+        when.timestamp()
+        if isinstance(when, datetime)
+        else float(when)
+        if not isinstance(when, str)
+        else 0.0
+    )
     times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
     return os.stat_result((mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times))
 
@@ -308,12 +352,16 @@ def file_system(scheme: str) -> Any:
     except ImportError as error:
         needed, package = str(error).rstrip("."), _PACKAGES.get(scheme)
         how = f"install it with 'pip install {package}'" if package else "install it"
-        raise MissingPackageError(f"{scheme}://... needs a package that is not installed ({needed}): {how}.") from None
+        raise MissingPackageError(
+            f"{scheme}://... needs a package that is not installed ({needed}): {how}."
+        ) from None
     except ValueError as error:
         if scheme in fsspec.available_protocols():
             raise _unusable(scheme, error) from error
         known = ", ".join(sorted(fsspec.available_protocols()))
-        raise ArgumentError(f"No file system is known for {scheme}://...: choose one of {known}.") from None
+        raise ArgumentError(
+            f"No file system is known for {scheme}://...: choose one of {known}."
+        ) from None
     except Exception as error:  # each is a package of its own
         raise _unusable(scheme, error) from error
 

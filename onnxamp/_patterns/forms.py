@@ -48,7 +48,10 @@ class Choice:
     def of(cls, options: "tuple[Pattern, ...]") -> "Choice":
         """The choice of these expressions."""
         keys = frozenset().union(*map(heads, options))
-        return cls(options, {key: tuple(option for option in options if key in heads(option)) for key in keys})
+        return cls(
+            options,
+            {key: tuple(option for option in options if key in heads(option)) for key in keys},
+        )
 
 
 Pattern: TypeAlias = Var | Number | Op | Choice
@@ -89,13 +92,25 @@ class FormTable:
 def form_table() -> FormTable:
     """The forms, parsed at the first call."""
     data = read_table("folds")
-    rules = {name: (params, forms) for head, forms in data.pop("rules").items() for name, params in [_call(head)]}
+    rules = {
+        name: (params, forms)
+        for head, forms in data.pop("rules").items()
+        for name, params in [_call(head)]
+    }
     kinds = {
-        name: Kind(name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {}))
+        name: Kind(
+            name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {})
+        )
         for name, row in data.items()
     }
-    patterns = [(name, row["cores"], parse(text, rules)) for name, row in data.items() for text in row["forms"]]
-    forms = (Form(name, frozenset(cores), pattern, heads(pattern)) for name, cores, pattern in patterns)
+    patterns = [
+        (name, row["cores"], parse(text, rules))
+        for name, row in data.items()
+        for text in row["forms"]
+    ]
+    forms = (
+        Form(name, frozenset(cores), pattern, heads(pattern)) for name, cores, pattern in patterns
+    )
     return FormTable(kinds, tuple(forms))
 
 
@@ -124,11 +139,22 @@ def _pattern(expression: ast.expr, given: Mapping[str, Pattern], rules: Rules) -
         return given.get(expression.id, Var(expression.id))
     if not isinstance(expression, ast.Call):
         return Number(float(ast.literal_eval(expression)))
-    name, inputs = ast.unparse(expression.func), tuple(_pattern(item, given, rules) for item in expression.args)
+    name, inputs = (
+        ast.unparse(expression.func),
+        tuple(_pattern(item, given, rules) for item in expression.args),
+    )
     if name not in rules:
         kinds = Number, Op | Choice, Var
-        places = sorted(range(len(inputs)), key=lambda n: [isinstance(inputs[n], kind) for kind in kinds].index(True))
-        return Op(name, inputs, tuple(places), tuple((n, heads(inputs[n])) for n in places if heads(inputs[n])))
+        places = sorted(
+            range(len(inputs)),
+            key=lambda n: [isinstance(inputs[n], kind) for kind in kinds].index(True),
+        )
+        return Op(
+            name,
+            inputs,
+            tuple(places),
+            tuple((n, heads(inputs[n])) for n in places if heads(inputs[n])),
+        )
     params, alternatives = rules[name]
     bound = dict(zip(params, inputs, strict=True))
     options = tuple(_pattern(_expression(text), bound, rules) for text in alternatives)

@@ -28,10 +28,16 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     if not options.folds_batch_norm:
         return []
     pairs = constant_batch_norms(graph, graph.constants.is_constant)
-    return [(producer.index, node.index) for producer, node in pairs if _can_be_low(graph, node, options)]
+    return [
+        (producer.index, node.index)
+        for producer, node in pairs
+        if _can_be_low(graph, node, options)
+    ]
 
 
-def constant_batch_norms(graph: Graph, is_constant: Callable[[int], bool]) -> list[tuple[Node, Node]]:
+def constant_batch_norms(
+    graph: Graph, is_constant: Callable[[int], bool]
+) -> list[tuple[Node, Node]]:
     """(producer, BatchNormalization) pairs in inference mode that nothing else reads; all but the data is constant."""
     pairs = []
     for node in graph.nodes_of(op_facts().folded):
@@ -39,8 +45,15 @@ def constant_batch_norms(graph: Graph, is_constant: Callable[[int], bool]) -> li
         if producer is None or producer.key not in op_facts().folds_into:
             continue
         result = producer.outputs[0]
-        alone = len(graph.uses[result]) == 1 and not graph.results[result] and producer.scope == node.scope
-        parameters = (*node.inputs[1:], *(value for value in producer.inputs[1:] if value != ABSENT))
+        alone = (
+            len(graph.uses[result]) == 1
+            and not graph.results[result]
+            and producer.scope == node.scope
+        )
+        parameters = (
+            *node.inputs[1:],
+            *(value for value in producer.inputs[1:] if value != ABSENT),
+        )
         if alone and all(is_constant(value) for value in parameters) and _is_inference(node):
             pairs.append((producer, node))
     return pairs
@@ -54,9 +67,19 @@ def _is_inference(node: Node) -> bool:
 def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
     if node.signature is None:
         return False
-    bound = bind(node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs])
+    bound = bind(
+        node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs]
+    )
     params = [param for param, found in bound.items() if found == FLOAT]
-    return not freedom(options.target, node.key, node.signature, bound, params, options.low, node.proto).high
+    return not freedom(
+        target=options.target,
+        key=node.key,
+        signature=node.signature,
+        bound=bound,
+        params=params,
+        low=options.low,
+        proto=node.proto,
+    ).high
 
 
 def skip_sums(graph: Graph) -> dict[int, int]:
@@ -66,11 +89,17 @@ def skip_sums(graph: Graph) -> dict[int, int]:
     """
     heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
     for match in patterns_of(graph, "normalisation"):
-        heads |= {index: match.core for index in match.nodes if graph.nodes[index].key == "ReduceMean"}
+        heads |= {
+            index: match.core for index in match.nodes if graph.nodes[index].key == "ReduceMean"
+        }
     sums: dict[int, int] = {}
     for index, norm in heads.items():
         total = graph.producer(graph.nodes[index].input(0))
-        if total is None or total.key != "Add" or any(graph.constants.is_constant(value) for value in total.inputs):
+        if (
+            total is None
+            or total.key != "Add"
+            or any(graph.constants.is_constant(value) for value in total.inputs)
+        ):
             continue
         one, other = (graph.shapes[value] for value in total.inputs)
         if one is None or other is None or _may_be_equal(one, other):
@@ -103,7 +132,9 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
             absorbed[value] = first.label
-            while (before := graph.producer(value)) is not None and before.key in op_facts().eliminated:
+            while (
+                before := graph.producer(value)
+            ) is not None and before.key in op_facts().eliminated:
                 value = before.inputs[0]
                 absorbed[value] = first.label
     return absorbed
@@ -113,7 +144,9 @@ def _mixes(target: str, low: Format) -> bool:
     """Whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the CPU."""
     if not target_of(target).limits_types or device_of(target) == CPU:
         return True
-    rows = [row.types for row in kernel_table(target).get("LayerNormalization", ()) if row.covers(1)]
+    rows = [
+        row.types for row in kernel_table(target).get("LayerNormalization", ()) if row.covers(1)
+    ]
     both = ((types.get("T", {low.tensor}), types.get("V", {FLOAT})) for types in rows)
     return not rows or any(low.tensor in data and FLOAT in scale for data, scale in both)
 
@@ -123,7 +156,9 @@ def _centred_alone(graph: Graph, mean: Node) -> int:
     if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
         return ABSENT
     readers = [node for node, _ in graph.consumers(mean.outputs[0])]
-    centred = readers and all(node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers)
+    centred = readers and all(
+        node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers
+    )
     return mean.inputs[0] if centred else ABSENT
 
 

@@ -41,7 +41,9 @@ def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
 
     Depth and number of steps are bounded by the form, not by the graph.
     """
-    for state in _value(graph, form.pattern, core.outputs[0], _State(core.scope, frozenset(), {}, ())):
+    for state in _value(
+        graph, form.pattern, core.outputs[0], _State(core.scope, frozenset(), {}, ())
+    ):
         yield Match(form.kind, core.index, state.nodes, state.values, state.axes)
 
 
@@ -73,10 +75,20 @@ def _value(graph: Graph, pattern: Pattern, value: int, state: _State) -> Iterato
 def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_State]:
     node, scope = graph.producer(value), state.scope
     passing = []
-    while node is not None and node.key != pattern.key and node.scope == scope and node.index in graph.passing:
+    while (
+        node is not None
+        and node.key != pattern.key
+        and node.scope == scope
+        and node.index in graph.passing
+    ):
         passing.append(node.index)
         node = graph.producer(node.inputs[0])
-    if node is None or node.key != pattern.key or node.scope != scope or graph.types[node.outputs[0]] != FLOAT:
+    if (
+        node is None
+        or node.key != pattern.key
+        or node.scope != scope
+        or graph.types[node.outputs[0]] != FLOAT
+    ):
         return
     axes = state.axes
     if node.key in _REDUCTIONS:
@@ -88,13 +100,17 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
         return
     here = _State(scope, state.nodes.union(passing, (node.index,)), state.values, axes)
     inputs = node.inputs[: len(pattern.inputs)]
-    for order in (inputs, inputs[::-1]) if node.key in _COMMUTE and inputs[0] != inputs[1] else (inputs,):
+    for order in (
+        (inputs, inputs[::-1]) if node.key in _COMMUTE and inputs[0] != inputs[1] else (inputs,)
+    ):
         if any(_maker_key(graph, order[place]) not in keys for place, keys in pattern.heads):
             continue
         states = [here]
         for place in pattern.places:
             states = [
-                further for partial in states for further in _value(graph, pattern.inputs[place], order[place], partial)
+                further
+                for partial in states
+                for further in _value(graph, pattern.inputs[place], order[place], partial)
             ]
         yield from states
 
@@ -137,7 +153,9 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
     if attribute(node.proto, "keepdims") == 0:
         return None
     axes, shape = declared_axes(graph, node), graph.shapes[node.inputs[0]]
-    if axes is None or (not axes and (shape is None or attribute(node.proto, "noop_with_empty_axes"))):
+    if axes is None or (
+        not axes and (shape is None or attribute(node.proto, "noop_with_empty_axes"))
+    ):
         return None
     return _from_end(axes, None if shape is None else len(shape))
 
@@ -146,7 +164,11 @@ def declared_axes(graph: Graph, node: Node) -> Sequence[int] | None:
     """Axes of a reduction as they are written, empty for all of them; None where they are computed."""
     axes: Sequence[int] | None = attribute(node.proto, "axes")
     if axes is None:
-        axes = () if node.input(1) == ABSENT else graph.constants.integers(graph.passed_on(node.inputs[1]))
+        axes = (
+            ()
+            if node.input(1) == ABSENT
+            else graph.constants.integers(graph.passed_on(node.inputs[1]))
+        )
     return axes
 
 

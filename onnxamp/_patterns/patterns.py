@@ -55,7 +55,9 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
     if node.key == "Mul":
         values = set(map(graph.passed_on, node.inputs))
         return values if len({_minuend(graph, value) for value in values}) == 1 else set()
-    is_square = node.key == "ReduceSumSquare" or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
+    is_square = node.key == "ReduceSumSquare" or (
+        node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0
+    )
     return {graph.passed_on(node.inputs[0])} if is_square else set()
 
 
@@ -74,7 +76,11 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     stack = [root.input(0)]
     while stack and len(nodes) < _REACH:
         node = graph.producer(stack.pop())
-        if node is None or node.index in nodes or not (node.key in walk or node.key == "ReduceSumSquare"):
+        if (
+            node is None
+            or node.index in nodes
+            or not (node.key in walk or node.key == "ReduceSumSquare")
+        ):
             continue
         nodes.add(node.index)
         if node.key == "ReduceSumSquare":
@@ -126,17 +132,27 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
     while stack and len(nodes) < _REACH:
         value = stack.pop()
         for node, port in graph.consumers(value):
-            if node.index in nodes or node.outputs[0] == ABSENT or graph.types[node.outputs[0]] != FLOAT:
+            if (
+                node.index in nodes
+                or node.outputs[0] == ABSENT
+                or graph.types[node.outputs[0]] != FLOAT
+            ):
                 continue
             done = value in normalised
             if node.key in ("Mul", "Div", "Add", "Sub"):
                 other = node.input(1 - port)
-                if node.key in ("Mul", "Div") and not done and not graph.constants.is_constant(other):
+                if (
+                    node.key in ("Mul", "Div")
+                    and not done
+                    and not graph.constants.is_constant(other)
+                ):
                     nodes |= _numerator(graph, other, bases)
                     done = True
                 elif not (graph.constants.is_constant(other) or _is_vector(graph, other)):
                     continue
-            elif node.index not in graph.passing and (done or not (is_exact(node.proto) or node.key == "Reciprocal")):
+            elif node.index not in graph.passing and (
+                done or not (is_exact(node.proto) or node.key == "Reciprocal")
+            ):
                 continue
             if done:
                 normalised.add(node.outputs[0])
@@ -163,10 +179,16 @@ def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
     path, value = {total.index}, total.outputs[0]
     for _ in range(_REACH):
         readers = [node for node, _ in graph.consumers(value)]
-        ends = {node.index for node in readers if node.key == "Log" or _scales(graph, node, exp.outputs[0])}
+        ends = {
+            node.index
+            for node in readers
+            if node.key == "Log" or _scales(graph, node, exp.outputs[0])
+        }
         if ends:
             return path | ends
-        onward = next((node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None)
+        onward = next(
+            (node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None
+        )
         if onward is None or onward.outputs[0] == ABSENT:
             return set()
         path.add(onward.index)
@@ -193,9 +215,15 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         other, value = _other(graph, times, value), times.outputs[0]
         if not graph.constants.is_constant(other):
             half = graph.producer(other)
-            if half is not None and half.key == "Mul" and any(graph.constants.uniform(v) == 0.5 for v in half.inputs):
+            if (
+                half is not None
+                and half.key == "Mul"
+                and any(graph.constants.uniform(v) == 0.5 for v in half.inputs)
+            ):
                 group.add(half.index)
-                other = next(graph.passed_on(v) for v in half.inputs if graph.constants.uniform(v) != 0.5)
+                other = next(
+                    graph.passed_on(v) for v in half.inputs if graph.constants.uniform(v) != 0.5
+                )
             base = other
     if base == ABSENT:
         return set()
@@ -203,7 +231,12 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
     while stack:
         current = graph.passed_on(stack.pop())
         node = graph.producer(current)
-        if current == base or node is None or node.index in group or graph.constants.is_constant(current):
+        if (
+            current == base
+            or node is None
+            or node.index in group
+            or graph.constants.is_constant(current)
+        ):
             continue
         if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
             return set()
@@ -223,7 +256,11 @@ def _silu(graph: Graph, core: Node) -> set[int]:
         if other == source:
             return {core.index, node.index}
         is_scaled = scaled is not None and scaled.key == "Mul" and _scales(graph, scaled, other)
-        if scaled is not None and is_scaled and any(graph.constants.is_constant(value) for value in scaled.inputs):
+        if (
+            scaled is not None
+            and is_scaled
+            and any(graph.constants.is_constant(value) for value in scaled.inputs)
+        ):
             return {core.index, node.index, scaled.index}
     return set()
 
@@ -312,9 +349,15 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 
 def is_closed(graph: Graph, match: Match) -> bool:
     """Whether nobody outside reads what the nodes make, but for the output of the core."""
-    made = (value for index in match.nodes - {match.core} for value in graph.nodes[index].outputs if value != ABSENT)
+    made = (
+        value
+        for index in match.nodes - {match.core}
+        for value in graph.nodes[index].outputs
+        if value != ABSENT
+    )
     return not any(
-        graph.results[value] or any(reader not in match.nodes for reader, _ in graph.uses[value]) for value in made
+        graph.results[value] or any(reader not in match.nodes for reader, _ in graph.uses[value])
+        for value in made
     )
 
 
@@ -326,10 +369,19 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
     found = []
     for node in graph.nodes_of({"ReduceSum"}):
         product = graph.producer(node.input(0))
-        if product is None or product.key != "MatMul" or graph.only_reader(node.inputs[0]) is not node:
+        if (
+            product is None
+            or product.key != "MatMul"
+            or graph.only_reader(node.inputs[0]) is not node
+        ):
             continue
         shape, axes = graph.shapes[node.inputs[0]], declared_axes(graph, node)
-        if shape is not None and axes and {-3, len(shape) - 3} & {*axes} and _has_parts(graph, product):
+        if (
+            shape is not None
+            and axes
+            and {-3, len(shape) - 3} & {*axes}
+            and _has_parts(graph, product)
+        ):
             found.append((product.index, node.index))
     return found
 

@@ -85,14 +85,27 @@ class Clock:
     calls: Calls
     device: Device
 
-    def choice(self, analysis: Analysis, *, tolerance: float | None = None, error: float | None = None,
-               plan: Plan | None = None) -> Choice:  # fmt: skip
+    def choice(
+        self,
+        analysis: Analysis,
+        *,
+        tolerance: float | None = None,
+        error: float | None = None,
+        plan: Plan | None = None,
+    ) -> Choice:
         """An analysed conversion, with its plan and what it costs."""
         times, weights = 0.0, 0
         for estimate, count in self._estimates(analysis.graph, analysis.options.low):
             times += count * time_of(analysis, estimate)
             weights = estimate.weight_bytes(analysis.ports, analysis.decision)
-        return Choice(plan or make_plan(analysis), times, weights, len(low_nodes(analysis)), tolerance, error)
+        return Choice(
+            plan=plan or make_plan(analysis),
+            time=times,
+            weights=weights,
+            nodes=len(low_nodes(analysis)),
+            tolerance=tolerance,
+            own_error=error,
+        )
 
     def _estimates(self, graph: Graph, low: Format) -> Iterator[tuple[Estimate, float]]:
         for shapes, count in self.calls.kinds():
@@ -106,7 +119,13 @@ def recorded(calls: Calls, name: str) -> Samples:
 
 
 def choices_of(
-    member: Member, samples: Samples, clock: Clock, provider: Provider, proof: Proof, *, allow_slower: bool
+    member: Member,
+    samples: Samples,
+    clock: Clock,
+    provider: Provider,
+    proof: Proof,
+    *,
+    allow_slower: bool,
 ) -> tuple[Choice, list[Choice]]:
     """A model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
 
@@ -117,7 +136,12 @@ def choices_of(
     found: dict[tuple[object, ...], Choice] = {}
     for options in _asked(member, model, samples, provider):
         choice = clock.choice(analyse_safely(model, options, proof=proof)[1])
-        decided = (choice.plan.dtype, choice.plan.opset, choice.exponents, tuple(choice.plan.decisions().items()))
+        decided = (
+            choice.plan.dtype,
+            choice.plan.opset,
+            choice.exponents,
+            tuple(choice.plan.decisions().items()),
+        )
         if choice.nodes:
             found.setdefault(decided, choice)
     able = [one for one in found.values() if allow_slower or not is_slower(one, float32)]
@@ -137,6 +161,10 @@ def _asked(member: Member, model: Model, samples: Samples, provider: Provider) -
         rescaled = [level for level in levels if level != Level.O1]
         if not rescaled or low_type(dtype).max_finite > _MASKS:
             continue
-        ranged = with_ranges(model, member.asked(Level.O2, dtype, rescale=True), Run(inputs=samples, provider=provider))
+        ranged = with_ranges(
+            model,
+            member.asked(Level.O2, dtype, rescale=True),
+            Run(inputs=samples, provider=provider),
+        )
         if ranged.rescaling is not None and ranged.rescaling.scaled:
             yield from (replace(ranged, level=level) for level in rescaled)

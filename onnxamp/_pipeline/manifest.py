@@ -82,8 +82,13 @@ class Settings:
 
     def over(self, other: "Settings") -> "Settings":
         """These settings, and those of the other where they say nothing."""
-        pairs = {item.name: (getattr(self, item.name), getattr(other, item.name)) for item in fields(self)}
-        values = {name: mine if mine is not None else theirs for name, (mine, theirs) in pairs.items()}
+        pairs = {
+            item.name: (getattr(self, item.name), getattr(other, item.name))
+            for item in fields(self)
+        }
+        values = {
+            name: mine if mine is not None else theirs for name, (mine, theirs) in pairs.items()
+        }
         return Settings(**values | {"options": {**other.options, **self.options}})
 
 
@@ -132,8 +137,14 @@ def make_pipeline(source: Any, given: Settings) -> Pipeline:
     _check_files(members)
     tolerance = 1e-2 if settings.tolerance is None else settings.tolerance
     return Pipeline(
-        members, run, called, tolerance, settings.metric or "auto", settings.better or "lower", path
-    )  # fmt: skip
+        members=members,
+        run=run,
+        called=called,
+        tolerance=tolerance,
+        metric=settings.metric or "auto",
+        better=settings.better or "lower",
+        path=path,
+    )
 
 
 def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
@@ -149,7 +160,9 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
     if not isinstance(data.get("models"), dict):
         raise ArgumentError(f'{where} names no models: write NAME = "FILE.onnx" under [models].')
     if not isinstance(data.get("function"), str):
-        raise ArgumentError(f'{where} names no function that runs the models: write function = "FILE.py:NAME".')
+        raise ArgumentError(
+            f'{where} names no function that runs the models: write function = "FILE.py:NAME".'
+        )
     for name, (kinds, words) in _KINDS.items():
         if name in data and (isinstance(data[name], bool) or not isinstance(data[name], kinds)):
             raise ArgumentError(f"{where}: {name} must be {words}, not {data[name]!r}.")
@@ -157,9 +170,13 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
 
 
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "tolerance": ((int, float), "a number"), "metric": ((str,), "a text"), "better": ((str,), "a text"),
-    "dtypes": ((list,), "a list"), "levels": ((list,), "a list"), "options": ((dict,), "a table"),
-}  # fmt: skip
+    "tolerance": ((int, float), "a number"),
+    "metric": ((str,), "a text"),
+    "better": ((str,), "a text"),
+    "dtypes": ((list,), "a list"),
+    "levels": ((list,), "a list"),
+    "options": ((dict,), "a table"),
+}
 """What a manifest may hold besides its models and the function."""
 
 
@@ -176,13 +193,19 @@ def _function(given: str | Function | None, manifest: Path | None) -> tuple[Func
         raise ArgumentError("A pipeline needs a function that runs its models: pass function.")
     if not isinstance(given, str):
         if not callable(given):
-            raise ArgumentTypeError(f"function must be a function or its name, not {type(given).__name__}.")
+            raise ArgumentTypeError(
+                f"function must be a function or its name, not {type(given).__name__}."
+            )
         return given, str(getattr(given, "__qualname__", type(given).__name__))
     if ":" not in given:
-        raise ArgumentError(f"The function {given!r} is not of the form 'package:function' or 'file.py:function'.")
+        raise ArgumentError(
+            f"The function {given!r} is not of the form 'package:function' or 'file.py:function'."
+        )
     file, _, name = given.rpartition(":")
     is_beside = manifest is not None and file.endswith(".py")
-    return imported("function", f"{manifest.parent / file}:{name}" if is_beside and manifest else given), given
+    return imported(
+        "function", f"{manifest.parent / file}:{name}" if is_beside and manifest else given
+    ), given
 
 
 def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> Member:
@@ -191,7 +214,9 @@ def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> M
     _check_keys(where, own, ("path", "dtypes", "levels", "options"))
     options = {**settings.options, **_table(where, own.get("options", {}))}
     if decided := sorted(_DECIDED & options.keys()):
-        raise ArgumentError(f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries.")
+        raise ArgumentError(
+            f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries."
+        )
     Options.of("O2", options)  # names what is wrong in them
     dtypes = own.get("dtypes", settings.dtypes)
     levels = own.get("levels", settings.levels)
@@ -201,10 +226,18 @@ def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> M
             raise ArgumentError(f'{where} has no path: write path = "FILE.onnx".')
         source = folder / source if as_path(source) == Path(source) else as_path(source)
     return Member(
-        name, Model.of(source), _file(name, source, folder),
-        tuple(low_type(one).name for one in _list(where, "dtypes", get_args(DtypeName) if dtypes is None else dtypes)),
-        tuple(check_level(one) for one in _list(where, "levels", LEVELS if levels is None else levels)), options,
-    )  # fmt: skip
+        name=name,
+        model=Model.of(source),
+        file=_file(name, source, folder),
+        dtypes=tuple(
+            low_type(one).name
+            for one in _list(where, "dtypes", get_args(DtypeName) if dtypes is None else dtypes)
+        ),
+        levels=tuple(
+            check_level(one) for one in _list(where, "levels", LEVELS if levels is None else levels)
+        ),
+        options=options,
+    )
 
 
 def _table(where: str, options: Any) -> Mapping[str, Any]:
@@ -232,7 +265,11 @@ def _check_files(members: Iterable[Member]) -> None:
     seen: dict[str, str] = {}
     for member in members:
         if Path(member.file).is_absolute() or ".." in Path(member.file).parts:
-            raise ArgumentError(f"The model {member.name!r} cannot be a file in the folder for results: rename it.")
+            raise ArgumentError(
+                f"The model {member.name!r} cannot be a file in the folder for results: rename it."
+            )
         other = seen.setdefault(member.file, member.name)
         if other != member.name:
-            raise ArgumentError(f"The models {other!r} and {member.name!r} are the same file: name it once.")
+            raise ArgumentError(
+                f"The models {other!r} and {member.name!r} are the same file: name it once."
+            )

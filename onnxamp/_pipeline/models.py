@@ -45,7 +45,11 @@ class Calls:
 
     def note(self, feeds: Mapping[str, Feed]) -> None:
         """Note a call. Complexity: linear in the bytes of calls that are kept."""
-        arrays = ((name, feed.shape) for name, feed in sorted(feeds.items()) if isinstance(feed, np.ndarray))
+        arrays = (
+            (name, feed.shape)
+            for name, feed in sorted(feeds.items())
+            if isinstance(feed, np.ndarray)
+        )
         self.shapes[tuple(arrays)] += 1
         if self.count % self.stride == 0:
             self.samples.append({name: _copied(feed) for name, feed in feeds.items()})
@@ -58,7 +62,9 @@ class Calls:
         found = sorted(self.shapes.items())
         step = -(-len(found) // _KINDS) or 1
         groups = [found[start : start + step] for start in range(0, len(found), step)]
-        return [(group[len(group) // 2][0], float(sum(count for _, count in group))) for group in groups]
+        return [
+            (group[len(group) // 2][0], float(sum(count for _, count in group))) for group in groups
+        ]
 
 
 def _copied(feed: Feed) -> Any:
@@ -79,7 +85,10 @@ class PipelineModel:
     calls: Calls | None = None
 
     def run(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: Any = None,
     ) -> list[Any]:
         """The outputs of these names (None or empty: all), for arrays by input; run options are not obeyed.
 
@@ -90,11 +99,15 @@ class PipelineModel:
         known = [entry.name for entry in self.proto.graph.output]
         names = list(output_names or known)
         if unknown := [name for name in names if name not in known]:
-            raise ArgumentError(f"The model {self.name!r} has no output {unknown[0]!r}; it has {', '.join(known)}.")
+            raise ArgumentError(
+                f"The model {self.name!r} has no output {unknown[0]!r}; it has {', '.join(known)}."
+            )
         try:
             feeds = check_inputs(self.proto, input_feed)
         except ArgumentError as error:
-            raise ArgumentError(f"The model {self.name!r} is fed what it does not take. {error}") from None
+            raise ArgumentError(
+                f"The model {self.name!r} is fed what it does not take. {error}"
+            ) from None
         if self.calls is not None:
             self.calls.note(feeds)
         outputs = self.runs(feeds)

@@ -90,7 +90,9 @@ class PipelineRuns:
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
         """Run the pipeline with these models converted, and the others in float32."""
-        return self.judged(self._models({name: self._runs(name, choice) for name, choice in chosen.items()}))
+        return self.judged(
+            self._models({name: self._runs(name, choice) for name, choice in chosen.items()})
+        )
 
     def judged(self, models: Mapping[str, PipelineModel]) -> Measured:
         """Run the function on models, and compare what it returns with float32."""
@@ -99,7 +101,9 @@ class PipelineRuns:
         except RuntimeFailure as error:
             return Measured(None, inf, str(error)[:_LONGEST])
         if isinstance(result, Mapping) != isinstance(self.reference, Mapping):
-            raise ArgumentError(f"The function {self.pipeline.called!r} returns now a number, now outputs.")
+            raise ArgumentError(
+                f"The function {self.pipeline.called!r} returns now a number, now outputs."
+            )
         if isinstance(result, Mapping):
             if result.keys() != self.reference.keys():
                 return Measured(None, inf, "The function returned other outputs than in float32.")
@@ -120,9 +124,13 @@ class PipelineRuns:
 
     def written(self, paths: Mapping[str, Path]) -> Measured:
         """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
-        return self.judged(self._models({name: self.engine.load(path).run for name, path in paths.items()}))
+        return self.judged(
+            self._models({name: self.engine.load(path).run for name, path in paths.items()})
+        )
 
-    def _models(self, runs: Mapping[str, Runs], calls: Mapping[str, Calls] | None = None) -> dict[str, PipelineModel]:
+    def _models(
+        self, runs: Mapping[str, Runs], calls: Mapping[str, Calls] | None = None
+    ) -> dict[str, PipelineModel]:
         return {
             member.name: PipelineModel(
                 member.name,
@@ -143,7 +151,11 @@ class PipelineRuns:
             path = self.folder / str([one.name for one in self.pipeline.members].index(name))
             path.mkdir(exist_ok=True)
             made = carried_out(
-                model, plan.options, plan, None, lambda _, found: converted_model(found, size, path / "converted.onnx")
+                model,
+                plan.options,
+                plan,
+                None,
+                lambda _, found: converted_model(found, size, path / "converted.onnx"),
             )
             self._converted[name] = choice.key, made, self._executable(made, self.engines[name]).run
         return self._converted[name][2]
@@ -166,7 +178,9 @@ class PipelineRuns:
         if isinstance(result, Mapping) and result:
             return {str(key): np.asarray(output) for key, output in result.items()}
         if isinstance(result, (bool, np.bool_)):
-            raise ArgumentError(f"The function {name!r} returned {result}: it must return a number, or outputs.")
+            raise ArgumentError(
+                f"The function {name!r} returned {result}: it must return a number, or outputs."
+            )
         try:
             return float(result)
         except (TypeError, ValueError):

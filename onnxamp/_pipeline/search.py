@@ -151,7 +151,17 @@ class PipelineSearch:
         found = self.measure({**decided, name: choice})
         others = tuple(other for other, one in decided.items() if not one.is_float32)
         held = found.error <= self.tolerance
-        self.trials.append(Trial(name, choice.label, others, found.error, held, choice.time, found.failure))
+        self.trials.append(
+            Trial(
+                model=name,
+                choice=choice.label,
+                others=others,
+                error=found.error,
+                held=held,
+                time=choice.time,
+                failure=found.failure,
+            )
+        )
         return found.error
 
     def _refined(
@@ -169,7 +179,9 @@ class PipelineSearch:
             scaled = own * _AIM * self.tolerance / error if own is not None and is_known else _FIRST
             last = min(scaled, _STEP * last)
             choice = self.refine(name, nearest, last) if last > 0 else None
-            if choice is None or not (self.allow_slower or not is_slower(choice, self.float32[name])):
+            if choice is None or not (
+                self.allow_slower or not is_slower(choice, self.float32[name])
+            ):
                 return held
             if held is not None and rank(choice) >= rank(held[0]):
                 return held

@@ -91,10 +91,14 @@ def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
     """All that measurements depend on: the models, the function and its file, the metric, what computes."""
     members = pipeline.members
     return {
-        "a model": fingerprint(*(text for one in members for text in (one.name, model_print(one.model)))),
+        "a model": fingerprint(
+            *(text for one in members for text in (one.name, model_print(one.model)))
+        ),
         "the function": fingerprint(pipeline.called, source_print(pipeline.run)),
         "the metric": fingerprint(metric, pipeline.better),
-        "the options": fingerprint(backend, *(written(one.asked(Level.O2, "float16")) for one in members)),
+        "the options": fingerprint(
+            backend, *(written(one.asked(Level.O2, "float16")) for one in members)
+        ),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
 

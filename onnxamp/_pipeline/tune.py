@@ -68,7 +68,9 @@ def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
     anywhere = among((asked[name], rows) for name, rows in found.items())
     if any(options.strict_options for options in asked.values()):
         refuse(anywhere)
-    return UnmatchedNames({name: frozenset(one.text for one in rows) for name, rows in found.items()}, anywhere)
+    return UnmatchedNames(
+        {name: frozenset(one.text for one in rows) for name, rows in found.items()}, anywhere
+    )
 
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -160,9 +162,28 @@ def tune_pipeline(
         {'text_encoder': False, 'acoustic': False, 'vocoder': True}
         >>> encoder16 = onnxamp.apply_plan("models/speech/text_encoder.onnx", tuned["text_encoder"].plan)
     """
-    said = Settings(function, tolerance, metric, better, dtypes, levels, options)
-    arguments = PipelineArguments(device, provider, runs, seconds, state, progress, budget, allow_slower)
-    tuned = run_tuning(make_pipeline(pipeline, said), arguments, None if output is None else as_path(output))
+    said = Settings(
+        function=function,
+        tolerance=tolerance,
+        metric=metric,
+        better=better,
+        dtypes=dtypes,
+        levels=levels,
+        options=options,
+    )
+    arguments = PipelineArguments(
+        device=device,
+        provider=provider,
+        runs=runs,
+        seconds=seconds,
+        state=state,
+        progress=progress,
+        budget=budget,
+        allow_slower=allow_slower,
+    )
+    tuned = run_tuning(
+        make_pipeline(pipeline, said), arguments, None if output is None else as_path(output)
+    )
     if output is None:
         confirm_sources()
     warn(tuned.warnings)
@@ -170,7 +191,10 @@ def tune_pipeline(
 
 
 def run_tuning(
-    pipeline: Pipeline, asked: PipelineArguments, output: Path | None = None, sink: Callable[[Path], Sink] = Sink
+    pipeline: Pipeline,
+    asked: PipelineArguments,
+    output: Path | None = None,
+    sink: Callable[[Path], Sink] = Sink,
 ) -> TunedPipeline:
     """:func:`tune_pipeline` for arguments that are checked; ``sink`` says how to write a file.
 
@@ -179,8 +203,12 @@ def run_tuning(
     """
     if output is not None:
         check_targets(pipeline.members, output)
-    if asked.state is not None and not (":" in pipeline.called and isinstance(pipeline.metric, str)):
-        raise ArgumentError("A state file needs a function that has a name: write it as 'package:function'.")
+    if asked.state is not None and not (
+        ":" in pipeline.called and isinstance(pipeline.metric, str)
+    ):
+        raise ArgumentError(
+            "A state file needs a function that has a name: write it as 'package:function'."
+        )
     with ExitStack() as stack:
         for member in pipeline.members:
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
@@ -196,9 +224,14 @@ def run_tuning(
         chosen = search.decided
         job.progress("writing", 0, 0)
         made = write_pipeline(
-            pipeline.members, chosen, output, sink, job.runs.engine.provider,
-            lambda paths: ran.append(job.approved(paths, chosen)), folder / "source",
-        )  # fmt: skip
+            members=pipeline.members,
+            chosen=chosen,
+            folder=output,
+            sink=sink,
+            provider=job.runs.engine.provider,
+            approve=lambda paths: ran.append(job.approved(paths, chosen)),
+            scratch=folder / "source",
+        )
         return job.outcome(search, made, output, *ran[0])
 
 
@@ -214,7 +247,9 @@ class _Job:
     unmatched: UnmatchedNames = field(default_factory=lambda: UnmatchedNames({}, ()))
 
     @classmethod
-    def of(cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path, kept: State | None) -> "_Job":
+    def of(
+        cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path, kept: State | None
+    ) -> "_Job":
         """Run the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         engines = {
@@ -267,11 +302,18 @@ class _Job:
             return self._refined(name, like, tolerance, clocks[name])
 
         search = PipelineSearch(
-            float32, choices, frozenset(m.name for m in runs.pipeline.members if Level.AUTO in m.levels),
-            self.tolerance, lambda chosen: self.state.run(chosen, lambda: runs.measure(chosen)), refined,
-            lambda name, choice: runs.own_error(name, choice, make_metric("auto", 1.0)), self.progress, asked.runs,
-            asked.seconds, asked.allow_slower,
-        )  # fmt: skip
+            float32=float32,
+            choices=choices,
+            refined=frozenset(m.name for m in runs.pipeline.members if Level.AUTO in m.levels),
+            tolerance=self.tolerance,
+            measure=lambda chosen: self.state.run(chosen, lambda: runs.measure(chosen)),
+            refine=refined,
+            own_error=lambda name, choice: runs.own_error(name, choice, make_metric("auto", 1.0)),
+            progress=self.progress,
+            runs=asked.runs,
+            seconds=asked.seconds,
+            allow_slower=asked.allow_slower,
+        )
         self.order = tuple(search.search())
         _LOG.info("tuned a pipeline of %d models in %d runs", len(float32), len(search.trials))
         return search
@@ -280,23 +322,35 @@ class _Job:
         member = next(one for one in self.runs.pipeline.members if one.name == name)
         options = like.plan.options
         asked = member.asked(
-            Level.AUTO, options.dtype, **({"rescale": True, "rescaling": options.rescaling} if options.rescale else {})
+            Level.AUTO,
+            options.dtype,
+            **({"rescale": True, "rescaling": options.rescaling} if options.rescale else {}),
         )
         self.progress(f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs)
 
         def find() -> tuple[Plan, float]:
-            search = Search(tolerance=tolerance, device=self.asked.device, allow_slower=self.asked.allow_slower)
-            run = Run(inputs=self.runs.samples(name), provider=self.asked.provider, budget=self.asked.budget)
+            search = Search(
+                tolerance=tolerance, device=self.asked.device, allow_slower=self.asked.allow_slower
+            )
+            run = Run(
+                inputs=self.runs.samples(name),
+                provider=self.asked.provider,
+                budget=self.asked.budget,
+            )
             tuned = tune(member.model, asked, search, run)
             return tuned.plan, tuned.error
 
-        words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
+        words = (
+            f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
+        )
         plan, error = self.state.plan(words, find)
         _, analysis = analyse_safely(member.model, plan.options, plan)
         choice = clock.choice(analysis, tolerance=tolerance, error=error, plan=plan)
         return choice if choice.nodes else None
 
-    def approved(self, paths: Mapping[str, Path], chosen: Mapping[str, Choice]) -> tuple[float | None, str]:
+    def approved(
+        self, paths: Mapping[str, Path], chosen: Mapping[str, Choice]
+    ) -> tuple[float | None, str]:
         """The error of a run with the files that were written; else why there was none.
 
         Raises:
@@ -306,7 +360,9 @@ class _Job:
         found, name = self.runs.written(paths), self.runs.engine.provider
         if found.failure and self.runs.engine.emulates:
             return None, f"on {name.upper()}: {found.failure.rstrip('.')}"
-        if found.error > self.tolerance and any(not choice.is_float32 for choice in chosen.values()):
+        if found.error > self.tolerance and any(
+            not choice.is_float32 for choice in chosen.values()
+        ):
             raise RuntimeFailure(
                 f"As written, the pipeline is {found.error:.3g} worse than in float32, more than the tolerance of"
                 f" {self.tolerance:g}: {found.failure or 'sessions of ONNX Runtime compute something else'}. Nothing"
@@ -326,7 +382,14 @@ class _Job:
         runs, pipeline, state, chosen = self.runs, self.runs.pipeline, self.state, search.decided
         last = state.run(chosen, lambda: runs.measure(chosen))
         members = tuple(
-            _member(search, name, choice, runs.calls[name].count, made.get(name), member.model.label)
+            _member(
+                search=search,
+                name=name,
+                choice=choice,
+                calls=runs.calls[name].count,
+                made=made.get(name),
+                source=member.model.label,
+            )
             for member in pipeline.members
             for name, choice in [(member.name, chosen[member.name])]
         )
@@ -335,16 +398,36 @@ class _Job:
         said = (
             *(one.text for one in self.unmatched.anywhere),
             *(
-                f"{name}: {text}" for name, one in chosen.items() for text in one.plan.warnings
+                f"{name}: {text}"
+                for name, one in chosen.items()
+                for text in one.plan.warnings
                 if text not in self.unmatched.by_model[name]
             ),
-        )  # fmt: skip
+        )
         return TunedPipeline(
-            members, self.order, pipeline.path, output, pipeline.called, metric, pipeline.better,
-            self.tolerance, runs.value, last.value, last.error, last.error <= self.tolerance, self.noise,
-            _names(runs.engines, lowest), written, note, state.made, len(state.recalled),
-            search.stopped, self.asked.device, tuple(search.trials), tuple(dict.fromkeys(said)),
-        )  # fmt: skip
+            models=members,
+            order=self.order,
+            source=pipeline.path,
+            output=output,
+            function=pipeline.called,
+            metric=metric,
+            better=pipeline.better,
+            tolerance=self.tolerance,
+            reference=runs.value,
+            value=last.value,
+            error=last.error,
+            held=last.error <= self.tolerance,
+            noise=self.noise,
+            ran_on=_names(runs.engines, lowest),
+            written_error=written,
+            note=note,
+            runs=state.made,
+            recalled=len(state.recalled),
+            stopped=search.stopped,
+            device=self.asked.device,
+            trials=tuple(search.trials),
+            warnings=tuple(dict.fromkeys(said)),
+        )
 
 
 def _names(engines: Mapping[str, Engine], low: str) -> str:
@@ -353,14 +436,29 @@ def _names(engines: Mapping[str, Engine], low: str) -> str:
 
 
 def _member(
-    search: PipelineSearch, name: str, choice: Choice, calls: int, made: Conversion | None, source: str
+    search: PipelineSearch,
+    name: str,
+    choice: Choice,
+    calls: int,
+    made: Conversion | None,
+    source: str,
 ) -> TunedMember:
     """A model as it was decided."""
     before = search.float32[name]
     alone = search.alone.get(name)
     return TunedMember(
-        name, source, None if made is None else made.target, choice.plan, choice.label, choice.exponents, calls,
-        alone[1] if alone is not None and alone[0] is choice else None, search.errors[name], before.time, choice.time,
-        before.weights if made is None else made.bytes_before, choice.weights if made is None else made.bytes_after,
-        0 if choice.is_float32 else choice.nodes,
-    )  # fmt: skip
+        name=name,
+        source=source,
+        target=None if made is None else made.target,
+        plan=choice.plan,
+        choice=choice.label,
+        exponents=choice.exponents,
+        calls=calls,
+        alone=alone[1] if alone is not None and alone[0] is choice else None,
+        error=search.errors[name],
+        time_before=before.time,
+        time=choice.time,
+        weights_before=before.weights if made is None else made.bytes_before,
+        weights=choice.weights if made is None else made.bytes_after,
+        nodes=0 if choice.is_float32 else choice.nodes,
+    )

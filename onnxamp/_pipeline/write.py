@@ -48,9 +48,14 @@ def _files_of(model: Model) -> list[Path]:
 
 
 def write_pipeline(
-    members: Sequence[Member], chosen: Mapping[str, Choice], folder: Path, sink: Callable[[Path], Sink],
-    provider: Provider, approve: Approve, scratch: Path,
-) -> dict[str, Conversion]:  # fmt: skip
+    members: Sequence[Member],
+    chosen: Mapping[str, Choice],
+    folder: Path,
+    sink: Callable[[Path], Sink],
+    provider: Provider,
+    approve: Approve,
+    scratch: Path,
+) -> dict[str, Conversion]:
     """Write all models of a pipeline into a folder.
 
     Args:
@@ -83,7 +88,11 @@ def write_pipeline(
 
         how = replace(sink(target), approve=go_on)
         plan = None if choice.is_float32 else choice.plan
-        model = member.model if member.model.path is not None else _in_file(member.model, scratch / member.file)
+        model = (
+            member.model
+            if member.model.path is not None
+            else _in_file(member.model, scratch / member.file)
+        )
         request = Request(model=model, asked=choice.plan.options, plan=plan, warn=lambda _: None)
         made[member.name] = convert_to_file(request, how).conversion
 
@@ -95,7 +104,12 @@ def _in_file(model: Model, path: Path) -> Model:
     """The model, written to a file and read from there."""
     made_folder(path.parent)
     proto = copied(model.proto)
-    save_model(proto, path, WeightConverter(FLOAT16, model.folder), external=weight_bytes(proto) > INLINE_LIMIT)
+    save_model(
+        proto,
+        path,
+        WeightConverter(FLOAT16, model.folder),
+        external=weight_bytes(proto) > INLINE_LIMIT,
+    )
     return Model.read(path)
 
 

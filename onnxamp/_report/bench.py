@@ -18,7 +18,11 @@ def bench_report(report: BenchReport) -> parts.Report:
     where = "" if report.profiled is None else f" at batch {report.profiled}"
     waiting = ", each kernel waited for" if report.ran_on != "CPU" else ""
     told = any(row.seconds is not None for model in report.models for row in model.ops)
-    ops = f"Time per op type{where}, in ms (profiled{waiting})" if told else f"Ops that ran{where} (profiled)"
+    ops = (
+        f"Time per op type{where}, in ms (profiled{waiting})"
+        if told
+        else f"Ops that ran{where} (profiled)"
+    )
     causes = [_cause(cause, is_slower=cause.model in report.slower) for cause in report.causes]
     return parts.Report(
         "bench",
@@ -38,29 +42,40 @@ def bench_report(report: BenchReport) -> parts.Report:
 
 def _compared(report: BenchReport) -> Iterator[Timing]:
     """Timings of all models but the first; of a model alone, its own."""
-    return (timing for timing in report.timings if timing.speedup is not None or len(report.models) == 1)
+    return (
+        timing for timing in report.timings if timing.speedup is not None or len(report.models) == 1
+    )
 
 
 def _latency(timing: Timing) -> parts.Figure:
     """How long a run takes."""
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
     value = f"{1e3 * timing.latency.median:.3g} ms"
-    return parts.Figure(f"latency{batch}", value, f"median of {timing.latency.runs:,} runs", f"{value}{batch}")
+    return parts.Figure(
+        f"latency{batch}", value, f"median of {timing.latency.runs:,} runs", f"{value}{batch}"
+    )
 
 
 def _speedup(timing: Timing) -> parts.Figure:
     """How many times as fast as the first model."""
     assert timing.speedup is not None
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
-    value, sure = f"{timing.speedup.value:.2f}", f"95 % sure: {timing.speedup.low:.2f} to {timing.speedup.high:.2f}"
-    return parts.Figure(f"speed-up{batch}", value, f"{sure}; {timing.model}", f"speed-up {value}{batch}")
+    value, sure = (
+        f"{timing.speedup.value:.2f}",
+        f"95 % sure: {timing.speedup.low:.2f} to {timing.speedup.high:.2f}",
+    )
+    return parts.Figure(
+        f"speed-up{batch}", value, f"{sure}; {timing.model}", f"speed-up {value}{batch}"
+    )
 
 
 def _verdict(report: BenchReport) -> parts.Verdict:
     first = report.models[0].model
     if report.slower:
         verb = "is" if len(report.slower) == 1 else "are"
-        return parts.Verdict(parts.Status.INEXACT, f"{', '.join(report.slower)} {verb} slower than {first}.")
+        return parts.Verdict(
+            parts.Status.INEXACT, f"{', '.join(report.slower)} {verb} slower than {first}."
+        )
     if len(report.models) == 1:
         return parts.Verdict(parts.Status.PASSED, "The model was timed.")
     told = ", and ".join(_clause(models, how, first) for how, models in _standings(report).items())
@@ -76,7 +91,11 @@ def _standings(report: BenchReport) -> dict[str, list[str]]:
     """How models compare with the first -> the models; of several batch sizes the least favourable counts."""
     found: dict[str, list[str]] = {}
     for model in report.models[1:]:
-        ratios = [timing.speedup for timing in report.timings if timing.model == model.model and timing.speedup]
+        ratios = [
+            timing.speedup
+            for timing in report.timings
+            if timing.model == model.model and timing.speedup
+        ]
         is_faster = bool(ratios) and all(ratio.is_faster for ratio in ratios)
         found.setdefault("faster than" if is_faster else _ALIKE, []).append(model.model)
     return found
@@ -92,9 +111,13 @@ def _models(models: Sequence[Bench]) -> parts.Table:
         (
             model.model,
             f"{model.load:.2f}",
-            ", ".join(f"{count} {name}" for name, count in sorted(model.assigned.items(), key=lambda x: -x[1])),
+            ", ".join(
+                f"{count} {name}"
+                for name, count in sorted(model.assigned.items(), key=lambda x: -x[1])
+            ),
             "–" if model.memory is None else size(model.memory),
-            ", ".join(f"{name}={value}" for name, value in model.options.items() if value != "0") or "–",
+            ", ".join(f"{name}={value}" for name, value in model.options.items() if value != "0")
+            or "–",
         )
         for model in models
     )
@@ -108,14 +131,27 @@ def _models(models: Sequence[Bench]) -> parts.Table:
 
 
 def _timings(timings: Sequence[Timing]) -> parts.Table:
-    columns = ("model", "batch", "first ms", "median ms", "p90 ms", "p99 ms", "per second", "runs", "speed-up [95 %]")
+    columns = (
+        "model",
+        "batch",
+        "first ms",
+        "median ms",
+        "p90 ms",
+        "p99 ms",
+        "per second",
+        "runs",
+        "speed-up [95 %]",
+    )
     rows = map(_timing, sorted(timings, key=lambda timing: timing.batch or 0))
     return parts.table(columns, rows, right=range(1, 9), drop=(7, 5, 2, 4, 6))
 
 
 def _timing(timing: Timing) -> tuple[str, ...]:
     latency, ratio = timing.latency, timing.speedup
-    times = (f"{seconds * 1e3:.3f}" for seconds in (latency.first, latency.median, latency.p90, latency.p99))
+    times = (
+        f"{seconds * 1e3:.3f}"
+        for seconds in (latency.first, latency.median, latency.p90, latency.p99)
+    )
     speedup = "" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     batch = "–" if timing.batch is None else str(timing.batch)
     return timing.model, batch, *times, f"{timing.throughput:.1f}", str(latency.runs), speedup

@@ -19,7 +19,11 @@ from onnxamp._report.text import count, magnitude, number, opset_text, size, tal
 
 _ROWS: Final = 12
 """Values, and kinds of nodes, that the terminal shows without -v."""
-LEVELS: Final = {"error": parts.Level.ERROR, "warning": parts.Level.WARNING, "note": parts.Level.NOTE}
+LEVELS: Final = {
+    "error": parts.Level.ERROR,
+    "warning": parts.Level.WARNING,
+    "note": parts.Level.NOTE,
+}
 """Severities of findings."""
 
 
@@ -35,10 +39,14 @@ def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = 
         (
             parts.section("Findings", findings),
             parts.section(
-                "Device placement", [_placement(audit)] if audit and _is_placed(audit) else [], on_page=False
+                "Device placement",
+                [_placement(audit)] if audit and _is_placed(audit) else [],
+                on_page=False,
             ),
             parts.section("Beyond float16", _out_of_range(run)),
-            parts.section("Values", _values(run) if run else [], is_detail=not _bad_values(run), on_page=False),
+            parts.section(
+                "Values", _values(run) if run else [], is_detail=not _bad_values(run), on_page=False
+            ),
             parts.section("Nodes and weights", _sizes(audit) if audit else [], is_detail=True),
         ),
         (*_exponents_step(run), *steps_of(run.cure if run else None, is_options=True)),
@@ -68,11 +76,15 @@ def check_status(audit: Audit | None, run: RunCheck | None) -> parts.Status:
 def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
     status = check_status(audit, run)
     counts = Counter(finding.severity for finding in audit.findings) if audit else Counter[str]()
-    told = " and ".join(count(counts[severity], severity) for severity in ("error", "warning") if counts[severity])
+    told = " and ".join(
+        count(counts[severity], severity) for severity in ("error", "warning") if counts[severity]
+    )
     found = (f"The check found {told}.",) if told else ()
     if run is not None and run.first_bad is not None:
         return parts.Verdict(
-            status, "A value goes wrong when the model runs.", (first_bad_sentence(run.first_bad), *found, *_fits(run))
+            status,
+            "A value goes wrong when the model runs.",
+            (first_bad_sentence(run.first_bad), *found, *_fits(run)),
         )
     if status is parts.Status.FAILED and audit is not None:
         worst = next(finding for finding in audit.findings if finding.severity == "error")
@@ -81,7 +93,9 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> parts.Verdict:
         return parts.Verdict(status, "The model fails to load or is known to break.", found)
     if run is None or run.skipped:
         skipped = run.skipped if run is not None and run.skipped else "The model was not run."
-        return parts.Verdict(status, "Nothing is known to break, but nothing was run.", (skipped, *found))
+        return parts.Verdict(
+            status, "Nothing is known to break, but nothing was run.", (skipped, *found)
+        )
     seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
     found = (*found, *_fits(run))
     if status is parts.Status.INEXACT:
@@ -99,7 +113,9 @@ def finding_items(audit: Audit) -> list[parts.Item]:
     """Findings, worst first: one item for those that differ only by their node, and an action behind all it is for."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = {}
     for finding in audit.findings:
-        groups.setdefault((finding.severity, finding.kind, finding.text, finding.action), []).append(finding)
+        groups.setdefault(
+            (finding.severity, finding.kind, finding.text, finding.action), []
+        ).append(finding)
     items = []
     for (severity, kind, text, action), members in groups.items():
         ops = tally(finding.op for finding in members if finding.op)
@@ -116,7 +132,9 @@ def finding_items(audit: Audit) -> list[parts.Item]:
 def _figures(audit: Audit) -> tuple[parts.Figure, ...]:
     counted = Counter(node.precision for node in audit.nodes if node.op not in op_facts().uncounted)
     dtype = next((name for name in LOWEST_FIRST if counted[name]), FLOAT16.name)
-    weights = ", ".join(f"{size(bytes_)} {name}" for name, bytes_ in audit.weight_bytes.items() if bytes_)
+    weights = ", ".join(
+        f"{size(bytes_)} {name}" for name, bytes_ in audit.weight_bytes.items() if bytes_
+    )
     return (
         *node_figure(dtype, counted),
         *(traffic_figures(audit) if audit.nodes else ()),
@@ -135,7 +153,11 @@ def _opset(opsets: Mapping[str, int]) -> parts.Figure:
 
 
 def _engine(engine: Engine) -> parts.Figure:
-    return parts.Figure("engine", size(engine.bytes) if engine.built else "not built", f"strongly typed, {engine.by}")
+    return parts.Figure(
+        "engine",
+        size(engine.bytes) if engine.built else "not built",
+        f"strongly typed, {engine.by}",
+    )
 
 
 def _since(found: LoadsFrom) -> parts.Figure:
@@ -162,11 +184,15 @@ def _providers(audit: Audit) -> Iterator[parts.Figure]:
 
 def _placement(audit: Audit) -> parts.Table:
     """Where op types run, and in which precision; those that the target does not run come first."""
-    rows = Counter((node.op, node.provider, node.precision) for node in audit.nodes if node.provider)
+    rows = Counter(
+        (node.op, node.provider, node.precision) for node in audit.nodes if node.provider
+    )
     home = device_of(audit.target).upper()
     ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
     cells = ((op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked)
-    return parts.table(("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=())
+    return parts.table(
+        ("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=()
+    )
 
 
 def _sizes(audit: Audit) -> list[parts.Part]:
@@ -188,11 +214,20 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
     text = f"{count(len(values), 'value')} {'does' if one else 'do'} not fit float16: {largest.value!r} reaches"
     text = f"{text} {number(largest.largest)}."
     if not fitting:
-        return (text, "No exponent brings it into range." if one else "No exponents bring them into range.")
+        return (
+            text,
+            "No exponent brings it into range." if one else "No exponents bring them into range.",
+        )
     inputs = " on these made-up inputs" if run.fit.made_up else ""
     if len(fitting) == len(values):
-        return (text, f"{'It fits' if one else 'All fit'} with exponents{inputs}: onnxamp convert --rescale.")
-    return (text, f"{len(fitting):,} of them fit with exponents{inputs}: onnxamp convert --rescale.")
+        return (
+            text,
+            f"{'It fits' if one else 'All fit'} with exponents{inputs}: onnxamp convert --rescale.",
+        )
+    return (
+        text,
+        f"{len(fitting):,} of them fit with exponents{inputs}: onnxamp convert --rescale.",
+    )
 
 
 def _out_of_range(run: RunCheck | None) -> list[parts.Part]:
@@ -200,11 +235,16 @@ def _out_of_range(run: RunCheck | None) -> list[parts.Part]:
     if run is None or run.fit is None:
         return []
     rows = (
-        (row.value, row.op or "input", number(row.largest),
-         f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}" if row.exponent else
-         f"does not fit: {row.why}")
+        (
+            row.value,
+            row.op or "input",
+            number(row.largest),
+            f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}"
+            if row.exponent
+            else f"does not fit: {row.why}",
+        )
         for row in run.fit.values
-    )  # fmt: skip
+    )
     columns = ("value", "op", "reaches", "with exponents")
     return [parts.table(columns, rows, right=(2,), shown=_ROWS, drop=(1,))]
 
@@ -222,12 +262,26 @@ def _exponents_step(run: RunCheck | None) -> tuple[parts.Step, ...]:
 
 def _values(run: RunCheck) -> list[parts.Part]:
     """The values that go wrong, or pass on what did, and then all others."""
-    columns = ("value", "op", "type", "max |x|", "exact max |x|", "NaN", "Inf", "flushed", "problem")
+    columns = (
+        "value",
+        "op",
+        "type",
+        "max |x|",
+        "exact max |x|",
+        "NaN",
+        "Inf",
+        "flushed",
+        "problem",
+    )
     bad = _bad_values(run)
     good = [row for row in run.values if not row.fault and not row.inherited]
     shown = min(len(bad), _ROWS)
     rows = map(_value, (*bad, *good))
-    return [parts.table(columns, rows, right=range(3, 8), shown=shown, drop=(2, 7, 4, 6, 5))] if run.values else []
+    return (
+        [parts.table(columns, rows, right=range(3, 8), shown=shown, drop=(2, 7, 4, 6, 5))]
+        if run.values
+        else []
+    )
 
 
 def _bad_values(run: RunCheck | None) -> list[ValueCheck]:
@@ -240,7 +294,8 @@ def _value(row: ValueCheck) -> parts.Row:
     counts = (str(n or "") for n in (m.found_nan, m.found_inf, m.flushed))
     problem = row.fault or ("inherited" if row.inherited else "")
     return parts.Row(
-        (row.value, row.op, row.dtype, *peaks, *counts, problem), parts.Status.FAILED if row.fault else None
+        (row.value, row.op, row.dtype, *peaks, *counts, problem),
+        parts.Status.FAILED if row.fault else None,
     )
 
 

@@ -16,13 +16,26 @@ _ROWS: Final = 12
 _LAYERS: Final = 15
 """Layers that the terminal shows without -v."""
 _OUTPUT_COLUMNS: Final = (
-    "output", "shape", "type", "relative L2", "max abs", "max relative", "SNR dB", "cosine", "top-1", "NaN", "Inf",
+    "output",
+    "shape",
+    "type",
+    "relative L2",
+    "max abs",
+    "max relative",
+    "SNR dB",
+    "cosine",
+    "top-1",
+    "NaN",
+    "Inf",
     "zero",
-)  # fmt: skip
+)
 
 
 _LEAST_FIRST: Final = tuple(
-    map(_OUTPUT_COLUMNS.index, ("max relative", "type", "top-1", "zero", "cosine", "shape", "Inf", "NaN", "max abs"))
+    map(
+        _OUTPUT_COLUMNS.index,
+        ("max relative", "type", "top-1", "zero", "cosine", "shape", "Inf", "NaN", "max abs"),
+    )
 )
 """The columns that a narrow terminal leaves out, in this order."""
 
@@ -30,7 +43,9 @@ _LEAST_FIRST: Final = tuple(
 def diff_report(diff: DiffReport | None) -> parts.Report:
     """A comparison; None where the models were not compared at all."""
     if diff is None:
-        return parts.Report("diff", parts.Verdict(parts.Status.UNKNOWN, "The models were not compared."))
+        return parts.Report(
+            "diff", parts.Verdict(parts.Status.UNKNOWN, "The models were not compared.")
+        )
     return parts.Report(
         f"diff, {diff.lowest}",
         diff_verdict(diff),
@@ -91,7 +106,11 @@ def outputs_match(diff: DiffReport) -> str:
         those = "the one" if told == 1 else f"the {told:,}"
         verbs = ("holds", "matches") if told == 1 else ("hold", "match")
         return f"{those} of {len(diff.outputs):,} outputs that {verbs[0]} numbers {verbs[1]}"
-    several = "both outputs match" if len(diff.outputs) == 2 else f"all {len(diff.outputs):,} outputs match"
+    several = (
+        "both outputs match"
+        if len(diff.outputs) == 2
+        else f"all {len(diff.outputs):,} outputs match"
+    )
     return "the output matches" if len(diff.outputs) == 1 else several
 
 
@@ -122,10 +141,19 @@ def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
         error = number(found.error)
-        return (parts.Figure("largest error of a detection", error, f"output {found.outputs[0]}", f"error {error}"),)
+        return (
+            parts.Figure(
+                "largest error of a detection",
+                error,
+                f"output {found.outputs[0]}",
+                f"error {error}",
+            ),
+        )
     worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
     error = number(worst.rel_l2)
-    return (parts.Figure("largest relative L2 error", error, f"output {worst.name}", f"error {error}"),)
+    return (
+        parts.Figure("largest relative L2 error", error, f"output {worst.name}", f"error {error}"),
+    )
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[parts.Section, ...]:
@@ -135,7 +163,9 @@ def comparison_sections(diff: DiffReport | None) -> tuple[parts.Section, ...]:
     return (
         parts.section("Outputs", [_outputs(diff)] if diff.outputs else []),
         parts.section("Detections", _detections(diff)),
-        parts.section("More metrics", [_more_metrics(diff)] if diff.outputs else [], is_detail=True),
+        parts.section(
+            "More metrics", [_more_metrics(diff)] if diff.outputs else [], is_detail=True
+        ),
         parts.section("Limits", [_limits(diff)] if diff.judgements else [], is_detail=True),
     )
 
@@ -148,7 +178,9 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     yield from (_tokens(found) for found in diff.tokens if found.parted)
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]
-        differs = f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
+        differs = (
+            f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
+        )
         yield f"Noise floor: in float32, {differs}."
     low = FORMATS.get(diff.lowest)
     if low is not None and not diff.skipped and "emulated" in diff.ran_on:
@@ -160,9 +192,13 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
 
 def _tokens(found: Parting) -> str:
     """Where sequences of tokens part."""
-    where = f"position {found.position}" + (f" of sequence {found.sequence}" if found.sequences > 1 else "")
+    where = f"position {found.position}" + (
+        f" of sequence {found.sequence}" if found.sequences > 1 else ""
+    )
     where += f" of sample {found.sample}" if found.sample else ""
-    gap = "" if found.gap is None else f", where the reference's logits are {number(found.gap)} apart"
+    gap = (
+        "" if found.gap is None else f", where the reference's logits are {number(found.gap)} apart"
+    )
     parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
     change = f"{found.result} instead of {found.reference}{gap}"
     return f"Output {found.output!r}: {parted} part, the first at {where}: {change}."
@@ -173,7 +209,9 @@ def _outputs(diff: DiffReport) -> parts.Table:
     rows = [_output(output, is_missed=output.name in missed) for output in diff.outputs]
     if len(rows) > _ROWS:  # what is wrong must be among those that are shown
         rows.sort(key=lambda row: row.status is parts.Status.PASSED)
-    return parts.table(_OUTPUT_COLUMNS, rows, right=range(3, 12), shown=_ROWS, key="output", drop=_LEAST_FIRST)
+    return parts.table(
+        _OUTPUT_COLUMNS, rows, right=range(3, 12), shown=_ROWS, key="output", drop=_LEAST_FIRST
+    )
 
 
 def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
@@ -182,11 +220,19 @@ def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
     status = parts.Status.FAILED if d.alarm else parts.Status.INEXACT if is_missed else blank
     shapes, types = (d.reference_shape, d.result_shape), (d.reference_dtype, d.result_dtype)
     cells = (
-        d.name, " → ".join(dict.fromkeys(map(shape, shapes))), " → ".join(dict.fromkeys(types)), number(d.rel_l2),
-        number(d.max_abs), number(d.max_rel), number(d.snr_db, 4), number(d.cosine, 7), _share(d.argmax_agreement),
-        change(d.reference_nan, d.result_nan), change(d.reference_inf, d.result_inf),
+        d.name,
+        " → ".join(dict.fromkeys(map(shape, shapes))),
+        " → ".join(dict.fromkeys(types)),
+        number(d.rel_l2),
+        number(d.max_abs),
+        number(d.max_rel),
+        number(d.snr_db, 4),
+        number(d.cosine, 7),
+        _share(d.argmax_agreement),
+        change(d.reference_nan, d.result_nan),
+        change(d.reference_inf, d.result_inf),
         change(d.reference_zero, d.result_zero),
-    )  # fmt: skip
+    )
     return parts.Row(cells, status, d.alarm or _worst(d))
 
 
@@ -210,19 +256,37 @@ def _detections(diff: DiffReport) -> list[parts.Part]:
     """What became of the rows of outputs that list detections."""
     if not diff.detections:
         return []
-    columns = ("outputs", "detections", "matched", "lost", "new", "worst overlap", "worst score", "error")
+    columns = (
+        "outputs",
+        "detections",
+        "matched",
+        "lost",
+        "new",
+        "worst overlap",
+        "worst score",
+        "error",
+    )
     rows = (
         (
-            ", ".join(d.outputs), f"{d.rows:,}", f"{d.matched:,}", f"{d.lost:,}", f"{d.new:,}",
-            number(d.worst_overlap), number(d.worst_score), number(d.error),
+            ", ".join(d.outputs),
+            f"{d.rows:,}",
+            f"{d.matched:,}",
+            f"{d.lost:,}",
+            f"{d.new:,}",
+            number(d.worst_overlap),
+            number(d.worst_score),
+            number(d.error),
         )
         for d in diff.detections
-    )  # fmt: skip
+    )
     told = (
         "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
         " near-equal ones may change places (--metric elements compares them in place)."
     )
-    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 8), drop=(5, 6))]
+    return [
+        parts.Item(told, parts.Level.NONE),
+        parts.table(columns, rows, right=range(1, 8), drop=(5, 6)),
+    ]
 
 
 def _more_metrics(diff: DiffReport) -> parts.Table:
@@ -230,11 +294,15 @@ def _more_metrics(diff: DiffReport) -> parts.Table:
     columns = ("output", "mean abs", "RMS", "required tolerance", "top-5", "differing")
     rows = (
         (
-            d.name, number(d.mean_abs), number(d.rmse), number(d.required_tolerance), _share(d.top5_agreement),
+            d.name,
+            number(d.mean_abs),
+            number(d.rmse),
+            number(d.required_tolerance),
+            _share(d.top5_agreement),
             f"{_share(d.differing)} of {d.size:,}",
         )
         for d in diff.outputs
-    )  # fmt: skip
+    )
     return parts.table(columns, rows, right=range(1, 6))
 
 
@@ -242,7 +310,12 @@ def _limits(diff: DiffReport) -> parts.Table:
     """The limits, broken ones first."""
     rows = (
         parts.Row(
-            (j.output, metric_name(j.metric), number(j.found, 7 if j.metric == "cosine" else 3), number(j.limit, 7)),
+            (
+                j.output,
+                metric_name(j.metric),
+                number(j.found, 7 if j.metric == "cosine" else 3),
+                number(j.limit, 7),
+            ),
             parts.Status.PASSED if j.passed else parts.Status.FAILED,
         )
         for j in sorted(diff.judgements, key=lambda judgement: judgement.passed)
@@ -272,4 +345,7 @@ def _layer(row: LayerDiff) -> tuple[str, ...]:
 
 
 def _badness(row: LayerDiff) -> tuple[float, float]:
-    return row.local.rel_l2 if row.local else -1.0, row.accumulated.rel_l2 if row.accumulated else -1.0
+    return (
+        row.local.rel_l2 if row.local else -1.0,
+        row.accumulated.rel_l2 if row.accumulated else -1.0,
+    )

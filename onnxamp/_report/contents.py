@@ -19,12 +19,20 @@ def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[parts.Figure, ..
     floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
     kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
     share = percent(low, floats)
-    return (parts.Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),) if floats else ()
+    return (
+        (parts.Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),)
+        if floats
+        else ()
+    )
 
 
 def node_bar(label: str, counts: Mapping[str, int]) -> parts.Bar:
     """Nodes by precision."""
-    shares = (parts.Share(kind, counts[kind], f"{counts[kind]:,}") for kind in PRECISIONS if counts.get(kind))
+    shares = (
+        parts.Share(kind, counts[kind], f"{counts[kind]:,}")
+        for kind in PRECISIONS
+        if counts.get(kind)
+    )
     return parts.Bar(label, f"{sum(counts.values()):,}", tuple(shares))
 
 

@@ -56,7 +56,9 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> parts.Rep
             parts.section("Weights that lost elements", _losses(made)),
             parts.section("Nodes and weights", _sizes(made, audit), is_detail=True),
             parts.section("Decisions", [decision_table(made.plan)], is_detail=True, on_page=False),
-            parts.section("Notes", parts.notes([*conversion_notes(made), *comparison_notes(validation)])),
+            parts.section(
+                "Notes", parts.notes([*conversion_notes(made), *comparison_notes(validation)])
+            ),
         ),
         steps_of(validation.cure if validation else None),
     )
@@ -65,15 +67,25 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> parts.Rep
 def preview_report(made: Conversion, audit: Audit, command: str) -> parts.Report:
     """What a conversion would do; ``command`` makes it, and ``audit`` is of the model that it would write."""
     plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
-    low, floats = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0), sum(nodes.values()) - nodes.get("no floats", 0)
+    low, floats = (
+        nodes.get(plan.dtype, 0) + nodes.get("mixed", 0),
+        sum(nodes.values()) - nodes.get("no floats", 0),
+    )
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
     why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
     return replace(
         conversion_report(made, audit),
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
-        verdict=parts.Verdict(parts.Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")),
+        verdict=parts.Verdict(
+            parts.Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")
+        ),
         models=(str(made.source),),
-        steps=(parts.Step("This command converts the model, and compares the result with the original.", command),),
+        steps=(
+            parts.Step(
+                "This command converts the model, and compares the result with the original.",
+                command,
+            ),
+        ),
     )
 
 
@@ -82,7 +94,9 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
-        subject = "1 node has" if len(found.fallbacks) == 1 else f"{len(found.fallbacks):,} nodes have"
+        subject = (
+            "1 node has" if len(found.fallbacks) == 1 else f"{len(found.fallbacks):,} nodes have"
+        )
         verb = "runs" if len(found.fallbacks) == 1 else "run"
         ops = tally((op for _, op in found.fallbacks), _ROWS)
         yield f"{subject} no kernel on {target}, in float32 either, and {verb} on the CPU: {ops}."
@@ -134,11 +148,20 @@ def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
     return (
-        parts.Figure("Casts", f"{summary.casts_after:,}", casts, count(summary.casts_after, "Cast")),
+        parts.Figure(
+            "Casts", f"{summary.casts_after:,}", casts, count(summary.casts_after, "Cast")
+        ),
         *node_figure(dtype, _by_precision(summary.nodes, dtype)),
-        *([parts.Figure("weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}")]
-          if made.bytes_before else []),
-    )  # fmt: skip
+        *(
+            [
+                parts.Figure(
+                    "weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}"
+                )
+            ]
+            if made.bytes_before
+            else []
+        ),
+    )
 
 
 def _speed_up(made: Conversion) -> Iterator[parts.Figure]:
@@ -146,10 +169,15 @@ def _speed_up(made: Conversion) -> Iterator[parts.Figure]:
     expected = made.speed_up
     if expected is None:
         return
-    sizes = ", ".join(f"{name} {'×'.join(map(str, shape)) or 'a scalar'}" for name, shape in expected.shapes.items())
+    sizes = ", ".join(
+        f"{name} {'×'.join(map(str, shape)) or 'a scalar'}"
+        for name, shape in expected.shapes.items()
+    )
     shown = sizes if len(sizes) <= _SIZES else "the inputs' sizes"
     remark = f"estimate for {expected.device} at {shown}, not measured: onnxamp bench measures it"
-    yield parts.Figure("speed-up", f"{expected.factor:.2f}×", remark, f"estimated speed-up {expected.factor:.2f}×")
+    yield parts.Figure(
+        "speed-up", f"{expected.factor:.2f}×", remark, f"estimated speed-up {expected.factor:.2f}×"
+    )
 
 
 def _causes(made: Conversion) -> Iterator[parts.Item]:
@@ -179,7 +207,9 @@ def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
     if validation.inputs.startswith("made-up"):
         text = "The inputs are made up. Real ones (--inputs) may pass without it."
         yield parts.Item(text, parts.Level.NOTE)
-    yield parts.Item("--no-cure writes the conversion as it was asked for, under another name.", parts.Level.NONE)
+    yield parts.Item(
+        "--no-cure writes the conversion as it was asked for, under another name.", parts.Level.NONE
+    )
 
 
 def _price(cure: Cure) -> str:
@@ -196,7 +226,9 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
     cure = validation.cure if validation is not None else None
     if validation is not None and cure is not None and cure.applied and not cure.confirmed:
         told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
-        return parts.Verdict(status, "The model stays float32: no conversion passed validation.", told)
+        return parts.Verdict(
+            status, "The model stays float32: no conversion passed validation.", told
+        )
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = f"at level {cure.level}" if cure.level else f"with {kept} in float32"
@@ -206,7 +238,9 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
         head, why = f"Nothing{more} was converted", (_why_nothing(made),)
     if validation is None:
         return parts.Verdict(
-            status, f"{head}; not validated.", (*why, "The result was not compared with the original.")
+            status,
+            f"{head}; not validated.",
+            (*why, "The result was not compared with the original."),
         )
     sentence = {
         parts.Status.UNKNOWN: f"{head}; not validated.",
@@ -228,10 +262,14 @@ def _why_nothing(made: Conversion) -> str:
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
     reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
     if not reasons:
-        return "Only constants are float32." if plan.rows else "The model does not compute in float32."
+        return (
+            "Only constants are float32." if plan.rows else "The model does not compute in float32."
+        )
     reason = reasons.most_common(1)[0][0]
     if reason == "cut":
-        return "Most nodes stay float32 because the Casts around them would cost more than they gain."
+        return (
+            "Most nodes stay float32 because the Casts around them would cost more than they gain."
+        )
     return f"Most nodes stay float32 for this reason: {title_of(reason)}."
 
 
@@ -253,7 +291,12 @@ def _hazards(plan: Plan) -> Iterator[parts.Part]:
         mine = [row for row in hazards if row.reason == reason]
         level = parts.Level.WARNING if any(row.low for row in mine) else parts.Level.NOTE
         members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
-        yield parts.Item(as_sentence(title_of(reason)), level, count(len({row.node for row in mine}), "node"), members)
+        yield parts.Item(
+            as_sentence(title_of(reason)),
+            level,
+            count(len({row.node for row in mine}), "node"),
+            members,
+        )
     if hazards and plan.options.hazards:
         text = "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
         yield parts.Item(text, parts.Level.NONE)
@@ -273,10 +316,16 @@ def _losses(made: Conversion) -> list[parts.Part]:
     if not lost:
         return []
     lost.sort(key=lambda item: (-item[1].overflowed, -item[1].flushed, item[0]))
-    rows = ((name, *(f"{n:,}" for n in (c.elements, c.overflowed, c.flushed, c.subnormal))) for name, c in lost)
+    rows = (
+        (name, *(f"{n:,}" for n in (c.elements, c.overflowed, c.flushed, c.subnormal)))
+        for name, c in lost
+    )
     columns = ("weight", "elements", "saturated", "became zero", "became subnormal")
     told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
-    return [parts.Item(told, parts.Level.NONE), parts.table(columns, rows, right=range(1, 5), shown=_ROWS, drop=(4,))]
+    return [
+        parts.Item(told, parts.Level.NONE),
+        parts.table(columns, rows, right=range(1, 5), shown=_ROWS, drop=(4,)),
+    ]
 
 
 def _kept(made: Conversion) -> list[parts.Part]:
@@ -292,7 +341,11 @@ def _kept(made: Conversion) -> list[parts.Part]:
         for weight in kept
     ]
     return (
-        [parts.table(("weight", "size", "readers", "reason"), rows, right=(1,), prose=(3,), shown=_ROWS)]
+        [
+            parts.table(
+                ("weight", "size", "readers", "reason"), rows, right=(1,), prose=(3,), shown=_ROWS
+            )
+        ]
         if rows
         else []
     )
@@ -306,13 +359,20 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
 def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
     """Nodes and weights before and after."""
     summary, dtype = made.summary, made.plan.dtype
-    before, after = (_by_precision(counts, dtype) for counts in (summary.nodes_before, summary.nodes))
+    before, after = (
+        _by_precision(counts, dtype) for counts in (summary.nodes_before, summary.nodes)
+    )
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
     bars = (
         parts.Bars("nodes", (node_bar("before", before), node_bar("after", after))),
-        parts.Bars("weights", (weight_bar("before", {"weights": made.bytes_before}), weight_bar("after", sizes))),
+        parts.Bars(
+            "weights",
+            (weight_bar("before", {"weights": made.bytes_before}), weight_bar("after", sizes)),
+        ),
     )
-    return [group for group in bars if any(bar.shares for bar in group.bars)] + list(traffic_figures(audit))
+    return [group for group in bars if any(bar.shares for bar in group.bars)] + list(
+        traffic_figures(audit)
+    )
 
 
 def conversion_json(made: Conversion) -> str:
@@ -323,7 +383,9 @@ def conversion_json(made: Conversion) -> str:
 
 def conversion_data(made: Conversion) -> dict[str, Any]:
     """Return a conversion in JSON's types, without its decisions and its validation."""
-    facts: dict[str, Any] = as_data(replace(made, plan=replace(made.plan, rows=()), validation=None))
+    facts: dict[str, Any] = as_data(
+        replace(made, plan=replace(made.plan, rows=()), validation=None)
+    )
     del facts["validation"]
     del facts["plan"]["rows"]
     return facts

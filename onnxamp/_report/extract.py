@@ -43,19 +43,34 @@ def value_facts(name: str, array: Array) -> ValueFacts:
     """Measure an array; of strings only the shape is known."""
     shape = tuple(array.shape)
     if array.dtype.kind in "OUS":
-        return ValueFacts(name, "string", shape, None, None, 0, 0, 0)
+        return ValueFacts(
+            name=name, dtype="string", shape=shape, least=None, largest=None, nan=0, inf=0, zero=0
+        )
     numbers: Array = (
-        array if array.dtype.kind in "iu" else array.astype(np.int64 if array.dtype == bool else np.float64)
+        array
+        if array.dtype.kind in "iu"
+        else array.astype(np.int64 if array.dtype == bool else np.float64)
     )
     finite, nan = numbers, 0
     if numbers.dtype.kind == "f":
         finite, nan = numbers[np.isfinite(numbers)], int(np.isnan(numbers).sum())
     least, largest = (finite.min().item(), finite.max().item()) if finite.size else (None, None)
     zero = int((numbers == 0).sum())
-    return ValueFacts(name, array.dtype.name, shape, least, largest, nan, numbers.size - finite.size - nan, zero)
+    return ValueFacts(
+        name=name,
+        dtype=array.dtype.name,
+        shape=shape,
+        least=least,
+        largest=largest,
+        nan=nan,
+        inf=numbers.size - finite.size - nan,
+        zero=zero,
+    )
 
 
-def region_report(region: Region, files: Sequence[Path], arguments: Sequence[str] = ()) -> parts.Report:
+def region_report(
+    region: Region, files: Sequence[Path], arguments: Sequence[str] = ()
+) -> parts.Report:
     """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next.
 
     ``arguments`` are those that every command about it needs.
@@ -68,14 +83,20 @@ def region_report(region: Region, files: Sequence[Path], arguments: Sequence[str
         _verdict(region),
         (region.source,),
         figures=(
-            parts.Figure("nodes", f"{len(region.nodes):,}", remark, count(len(region.nodes), "node")),
+            parts.Figure(
+                "nodes", f"{len(region.nodes):,}", remark, count(len(region.nodes), "node")
+            ),
             parts.Figure("weights", size(weight_bytes(region.model))),
         ),
         sections=(
             parts.section("Notes", parts.notes(region.notes)),
             parts.section("Nodes", [_nodes(region)]),
-            parts.section(f"Inputs: {region.sample}", _values(region.inputs, "None: it only reads constants.")),
-            parts.section(f"Outputs: {region.ran_on}", _values(region.expected, "None that can be saved.")),
+            parts.section(
+                f"Inputs: {region.sample}", _values(region.inputs, "None: it only reads constants.")
+            ),
+            parts.section(
+                f"Outputs: {region.ran_on}", _values(region.expected, "None that can be saved.")
+            ),
             parts.section("Files", [_files(files)]),
         ),
         steps=_steps(region, files, arguments),
@@ -88,14 +109,25 @@ def _verdict(region: Region) -> parts.Verdict:
     sentence += f" and {len(region.around) - 3:,} more" if len(region.around) > 3 else ""
     if not region.differing:
         return parts.Verdict(
-            parts.Status.PASSED, f"{sentence}.", ("Run alone on its inputs, it computes the same bit for bit.",)
+            parts.Status.PASSED,
+            f"{sentence}.",
+            ("Run alone on its inputs, it computes the same bit for bit.",),
         )
-    details = tuple(f"Run alone, it computes another {name!r}: {_error(x)}." for name, x in region.differing.items())
-    return parts.Verdict(parts.Status.INEXACT, f"{sentence}, but alone it computes something else.", details)
+    details = tuple(
+        f"Run alone, it computes another {name!r}: {_error(x)}."
+        for name, x in region.differing.items()
+    )
+    return parts.Verdict(
+        parts.Status.INEXACT, f"{sentence}, but alone it computes something else.", details
+    )
 
 
 def _error(error: float) -> str:
-    known = f"off by {error:.1e} of its largest element" if np.isfinite(error) else "the two cannot be compared"
+    known = (
+        f"off by {error:.1e} of its largest element"
+        if np.isfinite(error)
+        else "the two cannot be compared"
+    )
     return f"{known} (expected for random ops)"
 
 
@@ -105,14 +137,21 @@ def _nodes(region: Region) -> parts.Table:
     types, asked = infer_types(view), set(region.around)
     rows = []
     for name, node in zip(region.nodes, view.nodes, strict=False):
-        kinds = dict.fromkeys(readable_types(types[value]) for value in node.outputs if value != ABSENT)
+        kinds = dict.fromkeys(
+            readable_types(types[value]) for value in node.outputs if value != ABSENT
+        )
         if node.key != "Constant":
             rows.append(
-                parts.Row(("→" if name in asked else "", name, node.key, ", ".join(kinds)), is_strong=name in asked)
+                parts.Row(
+                    ("→" if name in asked else "", name, node.key, ", ".join(kinds)),
+                    is_strong=name in asked,
+                )
             )
     first = next((place for place, row in enumerate(rows) if row.is_strong), 0)
     first = max(0, min(first - _ROWS // 2, len(rows) - _ROWS))
-    return parts.table(("", "node", "op", "output type"), rows[first:] + rows[:first], shown=_ROWS, drop=(3,))
+    return parts.table(
+        ("", "node", "op", "output type"), rows[first:] + rows[:first], shown=_ROWS, drop=(3,)
+    )
 
 
 def _values(arrays: Mapping[str, Array], nothing: str) -> list[parts.Part]:
@@ -127,7 +166,14 @@ def _values(arrays: Mapping[str, Array], nothing: str) -> list[parts.Part]:
 
 def _value(facts: ValueFacts) -> parts.Row:
     counts = (str(n) for n in (facts.nan, facts.inf, facts.zero))
-    cells = (facts.name, facts.dtype, shape(facts.shape), _number(facts.least), _number(facts.largest), *counts)
+    cells = (
+        facts.name,
+        facts.dtype,
+        shape(facts.shape),
+        _number(facts.least),
+        _number(facts.largest),
+        *counts,
+    )
     return parts.Row(cells, is_strong=bool(facts.nan or facts.inf))
 
 
@@ -137,15 +183,22 @@ def _number(x: float | None) -> str:
 
 def _files(files: Sequence[Path]) -> parts.Table:
     contents = ("the region as a model", "its inputs", "its outputs (read it with numpy.load)")
-    rows = ((str(file), size(file.stat().st_size), text) for file, text in zip(files, contents, strict=True))
+    rows = (
+        (str(file), size(file.stat().st_size), text)
+        for file, text in zip(files, contents, strict=True)
+    )
     return parts.table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
 
 
-def _steps(region: Region, files: Sequence[Path], arguments: Sequence[str]) -> tuple[parts.Step, ...]:
+def _steps(
+    region: Region, files: Sequence[Path], arguments: Sequence[str]
+) -> tuple[parts.Step, ...]:
     model, inputs = (shlex.quote(str(file)) for file in files[:2])
     more = "".join(f" {shlex.quote(text)}" for text in arguments)
     given = (f" --inputs {inputs}" if region.inputs else "") + more
-    is_low = "emulated" in region.ran_on or any("float16" in str(array.dtype) for array in region.expected.values())
+    is_low = "emulated" in region.ran_on or any(
+        "float16" in str(array.dtype) for array in region.expected.values()
+    )
     look = parts.Step("See what is in it:", f"onnxamp inspect {model}{more}")
     convert = parts.Step("See what a conversion does to it:", f"onnxamp convert {model}{given}")
     check = parts.Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")

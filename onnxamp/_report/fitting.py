@@ -53,8 +53,16 @@ def _broken(word: str, width: int) -> list[str]:
     pieces = []
     while cell_len(word) > width:
         most = _fitting(word, width)
-        inside = {at for number in _NUMBER.finditer(word) for at in range(number.start() + 1, number.end())}
-        joints = [found.start() for found in _BREAKS.finditer(word, 0, most + 1) if 0 < found.start() <= most]
+        inside = {
+            at
+            for number in _NUMBER.finditer(word)
+            for at in range(number.start() + 1, number.end())
+        }
+        joints = [
+            found.start()
+            for found in _BREAKS.finditer(word, 0, most + 1)
+            if 0 < found.start() <= most
+        ]
         free = [at for at in joints if at not in inside]
         whole = [at for at in range(1, most + 1) if at not in inside]
         end = max(free or whole or [most])
@@ -140,7 +148,10 @@ class Column:
         """The cells, each as lines."""
         if self.kind == "prose":
             return [folded(cell, width) for cell in self.cells]
-        return [[cell] for cell in (self.cells if self.kind == "number" else elided_alike(self.cells, width))]
+        return [
+            [cell]
+            for cell in (self.cells if self.kind == "number" else elided_alike(self.cells, width))
+        ]
 
 
 def fit(columns: Sequence[Column], room: int | None, drop: Iterable[int] = ()) -> dict[int, int]:

@@ -42,18 +42,26 @@ def inspection_report(
         with_decisions: show each decision without -v, too.
     """
     decisions = (
-        parts.section(f"Decisions at level {level}", [decision_table(plan)], is_detail=not with_decisions)
+        parts.section(
+            f"Decisions at level {level}", [decision_table(plan)], is_detail=not with_decisions
+        )
         for level, (plan, _) in plans.items()
     )
     levels = (
-        [_levels(plans)] if plans else [parts.Item("No level applies: the opset is too old. Upgrade it with --opset.")]
+        [_levels(plans)]
+        if plans
+        else [parts.Item("No level applies: the opset is too old. Upgrade it with --opset.")]
     )
     weights, opsets = size(weight_bytes(model)), opset_text(opset_imports(model).items())
     return parts.Report(
         "inspect",
         models=(str(path),),
         figures=(
-            parts.Figure("nodes", f"{sum(operators.values()):,}", brief=count(sum(operators.values()), "node")),
+            parts.Figure(
+                "nodes",
+                f"{sum(operators.values()):,}",
+                brief=count(sum(operators.values()), "node"),
+            ),
             parts.Figure("weights", weights, brief=f"weights {weights}"),
             parts.Figure("opset", opsets, brief=f"opset {opsets}"),
             parts.Figure("IR version", str(model.ir_version)),
@@ -70,19 +78,30 @@ def inspection_report(
 def plan_report(plan: Plan) -> parts.Report:
     """A plan: what is decided, why nodes stay float32, and each decision."""
     rows = tuple(row for row in plan.rows if row.op not in CONSTANTS)
-    low, high = {row.node for row in rows if row.low}, {row.node: row.reason for row in rows if not row.low}
+    low, high = (
+        {row.node for row in rows if row.low},
+        {row.node: row.reason for row in rows if not row.low},
+    )
     reasons = Counter(high.values()).most_common()
     return parts.Report(
         f"plan, {plan.level} {plan.dtype} for {plan.target}",
         models=(f"Plan: {plan.level} {plan.dtype} for {plan.target}",),
         figures=(
-            parts.Figure(f"nodes in {plan.dtype}", f"{len(low):,}", f"of {len(low | high.keys()):,} that could be"),
+            parts.Figure(
+                f"nodes in {plan.dtype}",
+                f"{len(low):,}",
+                f"of {len(low | high.keys()):,} that could be",
+            ),
             parts.Figure("new Casts", f"{plan.casts:,}"),
         ),
         sections=(
-            parts.section("Warnings", (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)),
+            parts.section(
+                "Warnings", (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)
+            ),
             parts.section("Why nodes stay float32", _reasons(reasons)),
-            parts.section("Decisions", [replace(decision_table(replace(plan, rows=rows)), shown=_ROWS)]),
+            parts.section(
+                "Decisions", [replace(decision_table(replace(plan, rows=rows)), shown=_ROWS)]
+            ),
         ),
     )
 
@@ -124,7 +143,10 @@ def _names(preset: Preset) -> Iterator[tuple[str, str]]:
 
 def _operators(counts: Mapping[tuple[str, str], int]) -> parts.Table:
     """Op types by the precisions that their nodes touch, as paddle.amp.debugging.collect_operator_stats has them."""
-    ops = sorted({op for op, _ in counts}, key=lambda op: (-sum(counts.get((op, d), 0) for d in PRECISIONS), op))
+    ops = sorted(
+        {op for op, _ in counts},
+        key=lambda op: (-sum(counts.get((op, d), 0) for d in PRECISIONS), op),
+    )
     rows = ((op, *(str(counts.get((op, dtype)) or "") for dtype in PRECISIONS)) for op in ops)
     return parts.table(("op type", *PRECISIONS), rows, right=range(1, len(PRECISIONS) + 1), drop=())
 
@@ -141,7 +163,10 @@ def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> parts.Table:
         for level, (plan, nodes) in plans.items()
     )
     return parts.table(
-        ("level", "nodes low", "nodes float32", "new Casts", "kept for hazards"), rows, right=range(1, 5), drop=()
+        ("level", "nodes low", "nodes float32", "new Casts", "kept for hazards"),
+        rows,
+        right=range(1, 5),
+        drop=(),
     )
 
 

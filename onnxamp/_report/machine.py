@@ -18,7 +18,9 @@ _FORMAT: Final = 1
 
 def diff_json(report: DiffReport) -> str:
     """A comparison, for :func:`load_diff`."""
-    return document("diff", {"passed": report.passed, "verdict": status_of(report), **as_data(report)})
+    return document(
+        "diff", {"passed": report.passed, "verdict": status_of(report), **as_data(report)}
+    )
 
 
 def load_diff(path: Path) -> DiffReport:
@@ -40,7 +42,9 @@ def load_diff(path: Path) -> DiffReport:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(f"{str(path)!r} is no comparison; save one with onnxamp diff --save.") from None
+        raise ArgumentError(
+            f"{str(path)!r} is no comparison; save one with onnxamp diff --save."
+        ) from None
     return found
 
 
@@ -51,10 +55,14 @@ def _check(found: DiffReport) -> None:
         ValueError: the numbers cannot come from a comparison.
     """
     measured = (m for row in found.layers for m in (row.local, row.accumulated) if m is not None)
-    if found.lowest not in LOWNESS or any(m.error_energy < 0 or m.reference_energy < 0 for m in measured):
+    if found.lowest not in LOWNESS or any(
+        m.error_energy < 0 or m.reference_energy < 0 for m in measured
+    ):
         raise ValueError(found.lowest)
 
 
 def document(kind: str, facts: Mapping[str, Any]) -> str:
     """One JSON object: ``kind`` is the command that made it, and stands in it before the facts, with the version."""
-    return json.dumps({"onnxamp": kind, "format": _FORMAT, **as_data(facts)}, indent=1, allow_nan=False)
+    return json.dumps(
+        {"onnxamp": kind, "format": _FORMAT, **as_data(facts)}, indent=1, allow_nan=False
+    )

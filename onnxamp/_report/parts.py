@@ -168,16 +168,32 @@ class Report:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Row | Sequence[str]], *, right: Sequence[int] = (), shown: int | None = None,
-    key: str = "", prose: Sequence[int] = (), drop: Sequence[int] | None = None,
-) -> Table:  # fmt: skip
+    columns: Sequence[str],
+    rows: Iterable[Row | Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    shown: int | None = None,
+    key: str = "",
+    prose: Sequence[int] = (),
+    drop: Sequence[int] | None = None,
+) -> Table:
     """A table of rows, or of cells alone."""
     made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
     left_out = None if drop is None else tuple(drop)
-    return Table(tuple(columns), tuple(right), made, shown, key, tuple(prose), left_out)
+    return Table(
+        columns=tuple(columns),
+        right=tuple(right),
+        rows=made,
+        shown=shown,
+        key=key,
+        prose=tuple(prose),
+        drop=left_out,
+    )
 
 
-def section(title: str, parts: Iterable[Part], *, is_detail: bool = False, on_page: bool = True) -> Section:
+def section(
+    title: str, parts: Iterable[Part], *, is_detail: bool = False, on_page: bool = True
+) -> Section:
     """A section; without parts it is left out wherever the report is shown."""
     return Section(title, tuple(parts), is_detail, on_page)
 

@@ -19,9 +19,17 @@ _UP: Final = 1.06
 def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> parts.Report:
     """All that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
     models = tuple(str(path) for path in (tuned.source, tuned.output) if path is not None)
-    steps = [] if state or not tuned.stopped else [parts.Step("--state FILE keeps what was measured, to go on later.")]
+    steps = (
+        []
+        if state or not tuned.stopped
+        else [parts.Step("--state FILE keeps what was measured, to go on later.")]
+    )
     return parts.Report(
-        "tune pipeline", _verdict(tuned), models, (tuned.ran_on, tuned.function), _figures(tuned),
+        "tune pipeline",
+        _verdict(tuned),
+        models,
+        (tuned.ran_on, tuned.function),
+        _figures(tuned),
         (
             parts.section("Models", [_models(tuned), parts.Item(_times(tuned), parts.Level.NONE)]),
             parts.section("Kept float32", _kept(tuned)),
@@ -29,7 +37,7 @@ def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> parts
             parts.section("Effort", parts.notes(_effort(tuned))),
         ),
         tuple(steps),
-    )  # fmt: skip
+    )
 
 
 def pipeline_json(tuned: TunedPipeline) -> str:
@@ -47,9 +55,7 @@ def _status(tuned: TunedPipeline) -> parts.Status:
 def _compared(tuned: TunedPipeline) -> str:
     """What was measured at last, and what was allowed."""
     if tuned.metric:
-        return (
-            f"{tuned.metric} is {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
-        )
+        return f"{tuned.metric} is {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
     value = "nothing" if tuned.value is None else f"{tuned.value:.6g}"
     return (
         f"{tuned.function} returns {value}, in float32 {tuned.reference:.6g} ({tuned.better} is better): worse by"
@@ -73,10 +79,14 @@ def _verdict(tuned: TunedPipeline) -> parts.Verdict:
         elif tuned.trials:
             why = "Every choice broke the pipeline; Tried says how."
         return parts.Verdict(
-            status, "Nothing was converted: no model can be in low precision within the tolerance.", (why, text)
+            status,
+            "Nothing was converted: no model can be in low precision within the tolerance.",
+            (why, text),
         )
     kept = (
-        f", {count(len(tuned.models) - len(low), 'model')} stays float32" if len(tuned.models) - len(low) == 1 else ""
+        f", {count(len(tuned.models) - len(low), 'model')} stays float32"
+        if len(tuned.models) - len(low) == 1
+        else ""
     )
     sentence = f"The tolerance is met with {len(low)} of {count(len(tuned.models), 'model')} in low precision{kept}."
     return parts.Verdict(status, sentence, (text,))
@@ -95,29 +105,61 @@ def _speedup(before: float, after: float) -> str:
 def _figures(tuned: TunedPipeline) -> tuple[parts.Figure, ...]:
     label = tuned.metric or "worse by"
     faster = _speedup(tuned.time_before, tuned.time)
-    before, after = (sum(getattr(model, name) for model in tuned.models) for name in ("weights_before", "weights"))
+    before, after = (
+        sum(getattr(model, name) for model in tuned.models)
+        for name in ("weights_before", "weights")
+    )
     return (
-        parts.Figure(label, number(tuned.error), f"tolerance {tuned.tolerance:.3g}", f"{label} {number(tuned.error)}"),
+        parts.Figure(
+            label,
+            number(tuned.error),
+            f"tolerance {tuned.tolerance:.3g}",
+            f"{label} {number(tuned.error)}",
+        ),
         parts.Figure("speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"),
-        parts.Figure("weights", f"{size(before)} → {size(after)}", "", f"weights {size(before)} → {size(after)}"),
+        parts.Figure(
+            "weights",
+            f"{size(before)} → {size(after)}",
+            "",
+            f"weights {size(before)} → {size(after)}",
+        ),
     )
 
 
 def _models(tuned: TunedPipeline) -> parts.Table:
     columns = (
-        "order", "model", "choice", "alone", "together", "time", "speed-up", "calls", "nodes low", "exponents",
+        "order",
+        "model",
+        "choice",
+        "alone",
+        "together",
+        "time",
+        "speed-up",
+        "calls",
+        "nodes low",
+        "exponents",
         "weights",
-    )  # fmt: skip
+    )
     rows = (_model(place, tuned[name]) for place, name in enumerate(tuned.order, 1))
-    return parts.table(columns, rows, right=(0, *range(3, 11)), key="model", drop=(9, 8, 7, 10, 5, 0))
+    return parts.table(
+        columns, rows, right=(0, *range(3, 11)), key="model", drop=(9, 8, 7, 10, 5, 0)
+    )
 
 
 def _model(place: int, model: TunedMember) -> parts.Row:
     cells = (
-        str(place), model.name, model.choice, "" if model.alone is None else number(model.alone), number(model.error),
-        time_text(model.time), _speedup(model.time_before, model.time), f"{model.calls:,}", f"{model.nodes:,}",
-        f"{model.exponents:,}" if model.exponents else "", f"{size(model.weights_before)} → {size(model.weights)}",
-    )  # fmt: skip
+        str(place),
+        model.name,
+        model.choice,
+        "" if model.alone is None else number(model.alone),
+        number(model.error),
+        time_text(model.time),
+        _speedup(model.time_before, model.time),
+        f"{model.calls:,}",
+        f"{model.nodes:,}",
+        f"{model.exponents:,}" if model.exponents else "",
+        f"{size(model.weights_before)} → {size(model.weights)}",
+    )
     return parts.Row(cells, is_strong=not model.is_float32)
 
 
@@ -132,9 +174,15 @@ def _kept(tuned: TunedPipeline) -> Iterator[parts.Item]:
     """Why models stay float32."""
     for model in (model for model in tuned.models if model.is_float32):
         mine = [trial for trial in tuned.trials if trial.model == model.name]
-        nearest = min((one for one in mine if not one.held), key=lambda one: one.error, default=None)
+        nearest = min(
+            (one for one in mine if not one.held), key=lambda one: one.error, default=None
+        )
         if nearest is None:
-            text = "nothing was tried: the search was over" if tuned.stopped else "nothing is faster or smaller"
+            text = (
+                "nothing was tried: the search was over"
+                if tuned.stopped
+                else "nothing is faster or smaller"
+            )
         elif nearest.error == inf:
             text = f"every choice breaks the pipeline, {nearest.choice} as well"
             text += f": {nearest.failure}" if nearest.failure else ""
@@ -148,12 +196,18 @@ def _trials(tuned: TunedPipeline) -> parts.Table:
     rows = (
         parts.Row(
             (one.model, one.choice, ", ".join(one.others), number(one.error), time_text(one.time)),
-            parts.Status.PASSED if one.held else parts.Status.FAILED, one.failure,
+            parts.Status.PASSED if one.held else parts.Status.FAILED,
+            one.failure,
         )
         for one in tuned.trials
-    )  # fmt: skip
+    )
     return parts.table(
-        ("model", "choice", "beside", "error", "time"), rows, right=(3, 4), shown=12, key="trial", drop=(2, 4)
+        ("model", "choice", "beside", "error", "time"),
+        rows,
+        right=(3, 4),
+        shown=12,
+        key="trial",
+        drop=(2, 4),
     )
 
 

@@ -106,7 +106,12 @@ def _terminal() -> Iterator[_Bar]:
 
     from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task, current = bar.add_task("starting", total=None), ""
 

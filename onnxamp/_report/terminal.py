@@ -43,12 +43,17 @@ _MEMBERS: Final = 3
 """Members of an item that are shown without -v."""
 _INDENT: Final = "  "
 _MARKS: Final = {
-    Status.PASSED: ("✔", "green"), Status.INEXACT: ("≈", "yellow"),
-    Status.FAILED: ("✘", "red"), Status.UNKNOWN: ("?", "yellow"),
-}  # fmt: skip
+    Status.PASSED: ("✔", "green"),
+    Status.INEXACT: ("≈", "yellow"),
+    Status.FAILED: ("✘", "red"),
+    Status.UNKNOWN: ("?", "yellow"),
+}
 _SIGNS: Final = {
-    Level.NONE: (" ", ""), Level.NOTE: ("•", ""), Level.WARNING: ("!", "yellow"), Level.ERROR: ("✘", "red"),
-}  # fmt: skip
+    Level.NONE: (" ", ""),
+    Level.NOTE: ("•", ""),
+    Level.WARNING: ("!", "yellow"),
+    Level.ERROR: ("✘", "red"),
+}
 
 
 def print_report(report: Report, *, verbose: bool = False, brief: bool = False) -> None:
@@ -97,7 +102,9 @@ class _Shown:
         if self.brief:
             yield from _brief(self.report, _ENDLESS if self.whole else options.max_width)
         else:
-            yield from _View(options.max_width, self.verbose, self.whole, self.more).report(self.report)
+            yield from _View(options.max_width, self.verbose, self.whole, self.more).report(
+                self.report
+            )
 
 
 def as_text(report: Report, *, verbose: bool = False, more: str = " (-v shows all)") -> _Shown:
@@ -169,11 +176,19 @@ class _View:
         """A statement behind its sign, and what it is about."""
         label = printable(f"{item.label}: " if item.label else "")
         below = "" if item.level is Level.NONE else " "
-        yield from _hanging(_SIGNS[item.level], label + printable(item.text), self.width, bold=len(label), indent=below)
+        yield from _hanging(
+            _SIGNS[item.level],
+            label + printable(item.text),
+            self.width,
+            bold=len(label),
+            indent=below,
+        )
         for member in item.members if self.verbose else item.members[:_MEMBERS]:
             yield from _plain(printable(member), self.width, "dim", below)
         if len(item.members) > _MEMBERS and not self.verbose:
-            yield from _plain(f"… and {len(item.members) - _MEMBERS:,} more{self.more}", self.width, "dim", below)
+            yield from _plain(
+                f"… and {len(item.members) - _MEMBERS:,} more{self.more}", self.width, "dim", below
+            )
         if item.action:
             yield from _plain(f"→ {printable(item.action)}", self.width, "", below)
 
@@ -183,16 +198,25 @@ class _View:
         has_status = any(row.status for row in table.rows)
         columns = [
             Column(
-                printable(title), [printable(row.cells[at]) for row in rows],
-                "number" if at in (*table.right, *fixed) else "prose" if at in table.prose else "name",
+                printable(title),
+                [printable(row.cells[at]) for row in rows],
+                "number"
+                if at in (*table.right, *fixed)
+                else "prose"
+                if at in table.prose
+                else "name",
             )
             for at, title in enumerate(table.columns)
-        ]  # fmt: skip
+        ]
         room = self.width - len(_INDENT) - (3 if has_status else 0)
         widths = fit(columns, None if self.whole and not table.prose else room, self.order(table))
-        if self.whole and table.prose:  # beside whole names, prose stays readable, however wide the lines are
+        if (
+            self.whole and table.prose
+        ):  # beside whole names, prose stays readable, however wide the lines are
             kept = [_uncut(column) for column in columns]
-            widths = {at: max(width, kept[at].least(0, PROSE)) for at, width in fit(kept, room).items()}
+            widths = {
+                at: max(width, kept[at].least(0, PROSE)) for at, width in fit(kept, room).items()
+            }
         lead = Text(_INDENT + ("   " if has_status else ""))
         if any(table.columns):
             titles = {at: columns[at].heading(width) for at, width in widths.items()}
@@ -201,12 +225,23 @@ class _View:
         for number, row in enumerate(rows):
             mark = Text.assemble(_INDENT, _MARKS[row.status], "  ") if row.status else lead
             own = {at: lines[number] for at, lines in cells.items()}
-            yield from _lines(own, widths, table, mark, "bold" if row.is_strong else "", lead)
+            yield from _lines(
+                cells=own,
+                widths=widths,
+                table=table,
+                first=mark,
+                style="bold" if row.is_strong else "",
+                rest=lead,
+            )
         for row in rows if self.verbose else ():
             yield from _plain(printable(row.remark), self.width, "dim") if row.remark else ()
         if len(rows) < len(table.rows):
-            yield from _plain(f"… and {len(table.rows) - len(rows):,} more{self.more}", self.width, "dim")
-        if left := [printable(title) for at, title in enumerate(table.columns) if at not in widths and title]:
+            yield from _plain(
+                f"… and {len(table.rows) - len(rows):,} more{self.more}", self.width, "dim"
+            )
+        if left := [
+            printable(title) for at, title in enumerate(table.columns) if at not in widths and title
+        ]:
             yield from _plain(f"Left out for want of room: {', '.join(left)}.", self.width, "dim")
 
     def order(self, table: Table) -> tuple[int, ...]:
@@ -220,7 +255,12 @@ def _uncut(column: Column) -> Column:
 
 
 def _lines(
-    cells: dict[int, list[str]], widths: dict[int, int], table: Table, first: Text, style: str, rest: Text | None = None
+    cells: dict[int, list[str]],
+    widths: dict[int, int],
+    table: Table,
+    first: Text,
+    style: str,
+    rest: Text | None = None,
 ) -> Iterator[Text]:
     """A row as lines; cells of several lines begin in the first of them."""
     for number in range(max(map(len, cells.values()), default=0)):
@@ -236,7 +276,13 @@ def _lines(
 
 
 def _hanging(
-    sign: tuple[str, str], text: str, width: int, *, bold: int = 0, style: str = "", indent: str = " "
+    sign: tuple[str, str],
+    text: str,
+    width: int,
+    *,
+    bold: int = 0,
+    style: str = "",
+    indent: str = " ",
 ) -> Iterator[Text]:
     """Text behind a sign; what is folded stays behind it. ``bold`` is the length of its label."""
     behind = f"{indent}  "
@@ -244,7 +290,9 @@ def _hanging(
         shown = Text(line, style=style)
         shown.stylize("bold", 0, min(bold, len(line)))
         bold -= min(bold, len(line) + 1)
-        yield Text.assemble(indent, sign, " ", shown) if number == 0 else Text.assemble(behind, shown)
+        yield (
+            Text.assemble(indent, sign, " ", shown) if number == 0 else Text.assemble(behind, shown)
+        )
 
 
 def _plain(text: str, width: int, style: str = "", indent: str = "") -> Iterator[Text]:
@@ -257,10 +305,16 @@ def _head(report: Report, width: int) -> Iterator[Text]:
     models = " → ".join(map(printable, report.models))
     if report.verdict is None:
         yield from (Text(line) for line in folded(models, width) if models)
-        yield from (Text(line, style="dim") for text in report.ran for line in folded(printable(text), width))
+        yield from (
+            Text(line, style="dim")
+            for text in report.ran
+            for line in folded(printable(text), width)
+        )
         return
     verdict, room = report.verdict, width - len(_INDENT)
-    yield from _hanging(_MARKS[verdict.status], printable(verdict.sentence), width, style="bold", indent="")
+    yield from _hanging(
+        _MARKS[verdict.status], printable(verdict.sentence), width, style="bold", indent=""
+    )
     if models and cell_len(f"{models}   {report.task}") <= room:
         yield Text.assemble(_INDENT, models, (f"   {report.task}", "dim"))
     elif models:
@@ -268,7 +322,11 @@ def _head(report: Report, width: int) -> Iterator[Text]:
         yield from (Text(_INDENT + line, style="dim") for line in folded(report.task, room))
     ran = printable(", ".join(report.ran))
     yield from (Text(_INDENT + line, style="dim") for line in folded(ran, room) if ran)
-    yield from (Text(_INDENT + line) for detail in verdict.details for line in folded(printable(detail), room))
+    yield from (
+        Text(_INDENT + line)
+        for detail in verdict.details
+        for line in folded(printable(detail), room)
+    )
 
 
 def _summary(report: Report, verdict: Verdict, width: int) -> Iterator[Text]:
@@ -279,7 +337,9 @@ def _summary(report: Report, verdict: Verdict, width: int) -> Iterator[Text]:
     room = width - 2
     while len(facts) > 1 and cell_len(", ".join([sentence, *facts])) + cell_len(named) + 2 > room:
         facts.pop()
-    while facts and cell_len(", ".join([sentence, *facts])) + min(cell_len(named), _NAME) + 2 > room:
+    while (
+        facts and cell_len(", ".join([sentence, *facts])) + min(cell_len(named), _NAME) + 2 > room
+    ):
         facts.pop()
     told = ", ".join([sentence, *facts])
     name = elided(named, max(_NAME, room - cell_len(told) - 2)) if named else ""
@@ -315,7 +375,11 @@ def _bars(bars: Bars) -> Table:
     """Bars as columns."""
     kinds = dict.fromkeys(share.kind for bar in bars.bars for share in bar.shares)
     rows = [
-        (kind, *({share.kind: share.text for share in bar.shares}.get(kind, "") for bar in bars.bars)) for kind in kinds
+        (
+            kind,
+            *({share.kind: share.text for share in bar.shares}.get(kind, "") for bar in bars.bars),
+        )
+        for kind in kinds
     ]
     titles = (bars.title, *(bar.label for bar in bars.bars))
     total = ("in all", *(bar.total for bar in bars.bars))

@@ -35,7 +35,15 @@ _EXPECTED: Final = (
     " model with all samples."
 )
 _UNMEASURED: Final = frozenset(
-    {"no kernel", "constant range", "mask", "index path", "float16 accumulator", "quantized unit", "runtime fusion"}
+    {
+        "no kernel",
+        "constant range",
+        "mask",
+        "index path",
+        "float16 accumulator",
+        "quantized unit",
+        "runtime fusion",
+    }
 )
 """Reasons that do not depend on measurements."""
 
@@ -67,9 +75,12 @@ def outcome_report(tuned: Tuned) -> parts.Report:
     """All that a tuning has to say of itself, without the model that was written."""
     task = f"tune, {tuned.plan.level} {tuned.plan.dtype} for {tuned.plan.target}"
     return parts.Report(
-        task, _verdict(tuned), ran=(tuned.ran_on, tuned.inputs), figures=_figures(tuned),
+        task,
+        _verdict(tuned),
+        ran=(tuned.ran_on, tuned.inputs),
+        figures=_figures(tuned),
         sections=_sections(tuned, None),
-    )  # fmt: skip
+    )
 
 
 def tuning_status(tuned: Tuned) -> parts.Status:
@@ -193,7 +204,9 @@ def _verdict(tuned: Tuned) -> parts.Verdict:
     share = percent(written.bytes, 1.0)
     details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
     return parts.Verdict(
-        status, f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.", details
+        status,
+        f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.",
+        details,
     )
 
 
@@ -217,20 +230,30 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
 def _unconverted(tuned: Tuned, status: parts.Status, text: str) -> parts.Verdict:
     """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
     written, timed = tuned.candidates[tuned.chosen], dict(tuned.timed)
-    held = [one for one in tuned.candidates if one.nodes and one.best_known_error <= tuned.tolerance]
+    held = [
+        one for one in tuned.candidates if one.nodes and one.best_known_error <= tuned.tolerance
+    ]
     if any(one.time <= written.time for one in held) or (held and not tuned.smaller):
         return parts.Verdict(
-            status, f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.", (text,)
+            status,
+            f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.",
+            (text,),
         )
     if timed.get("result"):
-        lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
+        lead = (
+            f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
+        )
         return parts.Verdict(
-            status, "Nothing was gained: the model stays as it is.", (f"Timed whole, the candidate takes {lead}.", text)
+            status,
+            "Nothing was gained: the model stays as it is.",
+            (f"Timed whole, the candidate takes {lead}.", text),
         )
     lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
     if lost is not None:
         return parts.Verdict(
-            status, "Nothing was gained by the estimate: the model stays as it is.", (_slower(tuned, lost), text)
+            status,
+            "Nothing was gained by the estimate: the model stays as it is.",
+            (_slower(tuned, lost), text),
         )
     why = "no node can be in low precision within the tolerance"
     return parts.Verdict(status, f"Nothing was converted: {why}.", (text,))
@@ -240,9 +263,7 @@ def _smaller(tuned: Tuned) -> str:
     """That a candidate is smaller than the one that was written, and slower than float32."""
     number = min(tuned.smaller, key=lambda number: tuned.candidates[number].weights)
     share = 1 - tuned.candidates[number].weights / tuned.candidates[tuned.chosen].weights
-    return (
-        f"Candidate {number} is slower than float32, and its weights are {percent(share, 1)} smaller: --pick {number}."
-    )
+    return f"Candidate {number} is slower than float32, and its weights are {percent(share, 1)} smaller: --pick {number}."
 
 
 def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
@@ -278,10 +299,25 @@ def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
 
 def _candidates(tuned: Tuned) -> parts.Table:
     columns = (
-        "#", "time", "speed-up", "measured", "predicted", "nodes low", "Casts", "arithmetic", "traffic", "weights", "",
-    )  # fmt: skip
-    rows = (_candidate(tuned, position, candidate) for position, candidate in enumerate(tuned.candidates))
-    return parts.table(columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6))
+        "#",
+        "time",
+        "speed-up",
+        "measured",
+        "predicted",
+        "nodes low",
+        "Casts",
+        "arithmetic",
+        "traffic",
+        "weights",
+        "",
+    )
+    rows = (
+        _candidate(tuned, position, candidate)
+        for position, candidate in enumerate(tuned.candidates)
+    )
+    return parts.table(
+        columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6)
+    )
 
 
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
@@ -289,14 +325,22 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
     known = candidate.predicted if measured is None else measured
     about = "≈ " if is_expected(tuned, position) else ""
     cells = (
-        str(position), time_text(candidate.time), speedup_text(tuned, candidate),
-        "" if measured is None else about + error_text(tuned, measured), error_text(tuned, candidate.predicted),
-        f"{candidate.nodes:,}", f"{candidate.casts:,}", percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0),
+        str(position),
+        time_text(candidate.time),
+        speedup_text(tuned, candidate),
+        "" if measured is None else about + error_text(tuned, measured),
+        error_text(tuned, candidate.predicted),
+        f"{candidate.nodes:,}",
+        f"{candidate.casts:,}",
+        percent(candidate.flops, 1.0),
+        percent(candidate.bytes, 1.0),
         size(candidate.weights),
         "← written" if is_chosen else "",
-    )  # fmt: skip
+    )
     return parts.Row(
-        cells, parts.Status.PASSED if known <= tuned.tolerance else parts.Status.FAILED, is_strong=is_chosen
+        cells,
+        parts.Status.PASSED if known <= tuned.tolerance else parts.Status.FAILED,
+        is_strong=is_chosen,
     )
 
 
@@ -310,7 +354,9 @@ def _kept(tuned: Tuned) -> Iterator[parts.Part]:
     nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS}
     for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
         if reason in _UNMEASURED:
-            yield parts.Item(as_sentence(f"{title_of(reason)}, as at other levels"), label=count(times, "node"))
+            yield parts.Item(
+                as_sentence(f"{title_of(reason)}, as at other levels"), label=count(times, "node")
+            )
 
 
 def tuning_json(made: Conversion, tuned: Tuned) -> str:
@@ -319,4 +365,6 @@ def tuning_json(made: Conversion, tuned: Tuned) -> str:
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
-    return document("tune", conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts})
+    return document(
+        "tune", conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts}
+    )

@@ -32,14 +32,18 @@ class _View:
     tables: Sequence[str]
 
     def report(self, result: Any) -> Report:
-        made: Report = getattr(import_module(f"onnxamp._report.{self.module}"), self.function)(result)
+        made: Report = getattr(import_module(f"onnxamp._report.{self.module}"), self.function)(
+            result
+        )
         return made
 
 
 _VIEWS: Final[Mapping[str, _View]] = {
     "Plan": _View("inspect", "plan_report", ("rows", "hazards")),
     "Conversion": _View("conversion", "conversion_report", ("weights",)),
-    "DiffReport": _View("comparison", "diff_report", ("outputs", "layers", "judgements", "detections")),
+    "DiffReport": _View(
+        "comparison", "diff_report", ("outputs", "layers", "judgements", "detections")
+    ),
     "RunCheck": _View("check", "run_report", ("values",)),
     "Audit": _View("check", "check_report", ("nodes", "findings")),
     "TunedPipeline": _View("pipeline", "pipeline_report", ("models", "trials")),
@@ -55,7 +59,9 @@ def _view(result: Any) -> _View:
 
 def as_screen(result: Any) -> str:
     """The report in plain text, as much of it as a screen takes."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, force_jupyter=False)
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, force_jupyter=False
+    )
     with console.capture() as capture:
         console.print(as_text(_view(result).report(result), more=""))
     lines = [line.rstrip() for line in capture.get().splitlines()]
@@ -66,7 +72,9 @@ def as_html(result: Any) -> str:
     """The report as HTML for a notebook: the parts of the page, without a script, with styles of its own."""
     from onnxamp._report.html.render import render_part  # noqa: PLC0415 - only notebooks need jinja2
 
-    return render_part(_view(result).report(result), result if type(result).__name__ == "Tuned" else None)
+    return render_part(
+        _view(result).report(result), result if type(result).__name__ == "Tuned" else None
+    )
 
 
 def as_frame(result: Any, table: str) -> "pd.DataFrame":
@@ -78,7 +86,9 @@ def as_frame(result: Any, table: str) -> "pd.DataFrame":
     try:
         import pandas as pd  # noqa: PLC0415 - it is optional, and large
     except ImportError:
-        raise MissingPackageError("to_pandas needs pandas: install it with 'pip install pandas'.") from None
+        raise MissingPackageError(
+            "to_pandas needs pandas: install it with 'pip install pandas'."
+        ) from None
     names = _view(result).tables
     name = table or names[0]
     if name not in names:

@@ -33,7 +33,9 @@ def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter)
     """
     local = _by_scope(view, edits)
     graphs = scope_graphs(view, model)
-    for index in sorted(local, reverse=True):  # bodies first, because rebuilding a node list copies its nodes
+    for index in sorted(
+        local, reverse=True
+    ):  # bodies first, because rebuilding a node list copies its nodes
         _apply_scope(view, edits, local[index], graphs[index], convert)
     if edits.casts and not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         model.opset_import.add(domain="", version=view.book.opsets[""])
@@ -81,11 +83,17 @@ def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
 
 def _repeats(view: View, scope: Scope, edits: Edits) -> bool:
     """Whether a body declares the type of an outer value that changes, as some exporters write it."""
-    outer = (view.visible(entry.name, scope.index) for entry in scope.proto.value_info if entry.name not in scope.names)
+    outer = (
+        view.visible(entry.name, scope.index)
+        for entry in scope.proto.value_info
+        if entry.name not in scope.names
+    )
     return any(value in edits.types or value in edits.renamed for value in outer)
 
 
-def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
+def _apply_scope(
+    view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter
+) -> None:
     scope = local.scope
     _initializers(view, edits, local, graph, convert)
     for entry in (*graph.input, *graph.value_info):
@@ -102,13 +110,19 @@ def _apply_scope(view: View, edits: Edits, local: _Local, graph: GraphProto, con
             lower_type(entry.type, edits.low)
         proto = type_proto(kind) if kind is not None and entry.name in stored else None
         if proto is not None and not entry.type.WhichOneof("value"):
-            entry.type.CopyFrom(proto)  # which onnx infers of what nodes make, but not of initializers
+            entry.type.CopyFrom(
+                proto
+            )  # which onnx infers of what nodes make, but not of initializers
     drop_declared(graph, {name for node in local.removed for name in view.nodes[node].proto.output})
     _nodes(view, edits, local, graph, convert)
 
 
-def _initializers(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
-    copies = {copy.value: copy for copy in local.copies if view.values[copy.value].producer == ABSENT}
+def _initializers(
+    view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter
+) -> None:
+    copies = {
+        copy.value: copy for copy in local.copies if view.values[copy.value].producer == ABSENT
+    }
     values, weights, added = list[int](), list[Weight](), list[TensorProto]()
     for tensor in graph.initializer[:]:
         value = local.scope.names[tensor.name]
@@ -155,7 +169,9 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
     for cast in local.casts:
         output = cast.shield or cast.target
         place = behind.setdefault(cast.after, [])
-        place.append(helper.make_node("Cast", [cast.source], [output], name=cast.name, to=cast.elem))
+        place.append(
+            helper.make_node("Cast", [cast.source], [output], name=cast.name, to=cast.elem)
+        )
         if cast.shield:
             place.append(helper.make_node("Max", [output], [cast.target], name=cast.shield))
     dropped = {*local.removed, *local.moved}
@@ -170,7 +186,9 @@ def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: 
     graph.node.extend(order)
 
 
-def _constant_copy(proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter) -> NodeProto:
+def _constant_copy(
+    proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
+) -> NodeProto:
     """A second Constant node, in the other precision than the first."""
     second = NodeProto()
     second.CopyFrom(proto)
@@ -192,7 +210,9 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
         return
     given = next((item for item in proto.attribute if item.name == rule.attribute), None)
     if rule.attribute == "value":  # ConstantOfShape: float32 zeros without the attribute
-        tensor = given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+        tensor = (
+            given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+        )
         (low,) = convert([_weight(edits, node.outputs[0], tensor, proto.output[0])])
         set_attribute(proto, helper.make_attribute("value", low))
     else:
@@ -205,7 +225,11 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
     if item.name == "value":
         tensor = item.t
     else:
-        numbers, dims = ([item.f], []) if item.name == "value_float" else (list(item.floats), [len(item.floats)])
+        numbers, dims = (
+            ([item.f], [])
+            if item.name == "value_float"
+            else (list(item.floats), [len(item.floats)])
+        )
         tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
     (low,) = convert([_weight(edits, value, tensor, proto.output[0])])
     kept = [a for a in proto.attribute if a.name != item.name]
@@ -226,6 +250,10 @@ def lower_type(proto: TypeProto, low: Format) -> None:
     """Replace float32 by the low-precision type in a declaration, also inside sequences and optionals."""
     declared = declared_type(proto)
     while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
-        proto = proto.sequence_type.elem_type if kind == "sequence_type" else proto.optional_type.elem_type
+        proto = (
+            proto.sequence_type.elem_type
+            if kind == "sequence_type"
+            else proto.optional_type.elem_type
+        )
     if declared is not None and retyped(declared, low) != declared:
         proto.tensor_type.elem_type = low.elem

@@ -98,7 +98,9 @@ def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> 
 def redundant_casts(graph: Graph) -> frozenset[int]:
     """The Casts that :func:`remove_redundant_casts` removes, by node index."""
     pairs = graph.ask(find_pairs)
-    return frozenset(_find_removal(graph, graph.types, lossy=False).removed | pairs.ends | pairs.starts)
+    return frozenset(
+        _find_removal(graph, graph.types, lossy=False).removed | pairs.ends | pairs.starts
+    )
 
 
 def _find_removal(
@@ -113,7 +115,9 @@ def _find_removal(
 class _Removal:
     """What each Cast reads from now on, and what replaces the output of each removed Cast."""
 
-    def __init__(self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]) -> None:
+    def __init__(
+        self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]
+    ) -> None:
         self.view, self.types, self.lossy, self.chains, self.kept = view, types, lossy, chains, kept
         self.source: dict[int, int] = {}
         """Cast node -> the value that it reads from now on."""
@@ -138,7 +142,12 @@ class _Removal:
                 continue
             key = (source, target, node.scope)
             is_returned = self.is_returned(node)
-            if is_returned and not self.chains and self.types[source] == target and self.view.uses[node.outputs[0]]:
+            if (
+                is_returned
+                and not self.chains
+                and self.types[source] == target
+                and self.view.uses[node.outputs[0]]
+            ):
                 self.bypass(node, source)
             elif not is_returned:
                 if self.types[source] == target:
@@ -153,8 +162,14 @@ class _Removal:
     def orphans(self) -> None:
         """Remove Casts that lost all their readers when chains collapsed; where these stay, those without any, too."""
         casts = [self.view.nodes[index] for index in reversed(self.source)]
-        read = ((reader, cast.outputs[0]) for cast in casts for reader, _ in self.view.consumers(cast.outputs[0]))
-        reads = Counter(self.reads(reader, value) for reader, value in read if reader.index not in self.removed)
+        read = (
+            (reader, cast.outputs[0])
+            for cast in casts
+            for reader, _ in self.view.consumers(cast.outputs[0])
+        )
+        reads = Counter(
+            self.reads(reader, value) for reader, value in read if reader.index not in self.removed
+        )
         for node in casts:
             index = node.index
             if index in self.removed or self.is_returned(node):
@@ -171,7 +186,11 @@ class _Removal:
     def through(self, node: Node) -> int:
         """The earliest value that the Cast may read instead of its input."""
         source = self.alias.get(node.inputs[0], node.inputs[0])
-        while self.chains and (producer := self.view.producer(source)) is not None and producer.key == "Cast":
+        while (
+            self.chains
+            and (producer := self.view.producer(source)) is not None
+            and producer.key == "Cast"
+        ):
             before = self.source.get(producer.index, ABSENT)
             if before == ABSENT or before in self.hidden:
                 break
@@ -182,7 +201,10 @@ class _Removal:
 
     def may_skip(self, first: int, second: int, third: int) -> bool:
         """Whether first -> second -> third may become first -> third."""
-        a, b, c = (str(self.types[value]).removeprefix("tensor(").removesuffix(")") for value in (first, second, third))
+        a, b, c = (
+            str(self.types[value]).removeprefix("tensor(").removesuffix(")")
+            for value in (first, second, third)
+        )
         if is_lossless(a, b):
             return c != "string"  # the type determines which digits are written
         return self.lossy and f"tensor({a})" == FLOAT and b in FORMATS and c == a

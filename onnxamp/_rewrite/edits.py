@@ -69,9 +69,19 @@ class Edits:
 
     def __bool__(self) -> bool:
         return bool(
-            self.casts or self.copies or self.moved or self.removed or self.inputs or self.outputs or self.results
-            or self.types or self.result_types or self.attributes or self.weights or self.renamed
-        )  # fmt: skip
+            self.casts
+            or self.copies
+            or self.moved
+            or self.removed
+            or self.inputs
+            or self.outputs
+            or self.results
+            or self.types
+            or self.result_types
+            or self.attributes
+            or self.weights
+            or self.renamed
+        )
 
 
 WEIGHTS_ALONE: Final = 4
@@ -95,7 +105,12 @@ def place_nodes(view: View, model: ModelProto, nodes: Mapping[int, Sequence[Node
         del proto.node[:]
         proto.node.extend(rebuilt.node)
         made = {name for node in proto.node for name in node.output}
-        gone = {name for index in view.scopes[scope].nodes if index in nodes for name in view.nodes[index].proto.output}
+        gone = {
+            name
+            for index in view.scopes[scope].nodes
+            if index in nodes
+            for name in view.nodes[index].proto.output
+        }
         drop_declared(proto, gone - made)
 
 

@@ -36,7 +36,9 @@ class Unpaired:
     casts: int = 0
 
 
-def remove_pairs(graph: Graph, target: str = "any", kept: Callable[[Graph], Container[int]] | None = None) -> Unpaired:
+def remove_pairs(
+    graph: Graph, target: str = "any", kept: Callable[[Graph], Container[int]] | None = None
+) -> Unpaired:
     """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
 
     Args:
@@ -51,11 +53,15 @@ def remove_pairs(graph: Graph, target: str = "any", kept: Callable[[Graph], Cont
         result = copied(done.graph.model)
         found.apply(result)
         after = Graph.of(result, graph.folder)
-        done = Unpaired(after, done.pairs + len(found.ends), done.casts + len(found.ends) + len(found.starts))
+        done = Unpaired(
+            after, done.pairs + len(found.ends), done.casts + len(found.ends) + len(found.starts)
+        )
     return done
 
 
-def _next_pairs(graph: Graph, target: str, kept: Callable[[Graph], Container[int]] | None) -> "Pairs | None":
+def _next_pairs(
+    graph: Graph, target: str, kept: Callable[[Graph], Container[int]] | None
+) -> "Pairs | None":
     """Pairs of a graph, those around others first; None if there are none."""
     for chains in (True, False):
         found = find_pairs(graph, target, chains=chains)
@@ -66,7 +72,9 @@ def _next_pairs(graph: Graph, target: str, kept: Callable[[Graph], Container[int
     return None
 
 
-def find_pairs(graph: Graph, target: str = "any", kept: Container[int] = (), *, chains: bool = True) -> "Pairs":
+def find_pairs(
+    graph: Graph, target: str = "any", kept: Container[int] = (), *, chains: bool = True
+) -> "Pairs":
     """The redundant pairs of a graph. Complexity: linear in nodes.
 
     Args:
@@ -140,7 +148,9 @@ class Pairs:
             read = self.origin[read]
         before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
         is_float = before in _FLOATS and after in _FLOATS and before != after
-        return read if is_float and is_lossless(element_name(before), element_name(after)) else ABSENT
+        return (
+            read if is_float and is_lossless(element_name(before), element_name(after)) else ABSENT
+        )
 
     def moved(self, node: Node) -> str | None:
         """The narrow type of all that the node moves, if its kernel takes that; None if it does more than that."""
@@ -157,14 +167,22 @@ class Pairs:
         kind = kinds.pop() if len(kinds) == 1 else None
         if kind is None:
             return None
-        params = {port: formal.type for port in ports if (formal := signature.input(port)) is not None}
+        params = {
+            port: formal.type for port in ports if (formal := signature.input(port)) is not None
+        }
         lowered = {param for port, param in params.items() if port in positions}
         if any(param in lowered and port not in positions for port, param in params.items()):
             return None
-        bound = bind(signature, [None if value == ABSENT else types[value] for value in node.inputs])
+        bound = bind(
+            signature, [None if value == ABSENT else types[value] for value in node.inputs]
+        )
         bound |= dict.fromkeys(lowered, kind)
         is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
-        return kind if is_legal and runs_on(self.target, node.key, signature, bound, node.proto) else None
+        return (
+            kind
+            if is_legal and runs_on(self.target, node.key, signature, bound, node.proto)
+            else None
+        )
 
     def prune(self) -> None:
         """Drop nodes whose values others read or return, and all data movement that is connected with them."""
@@ -176,8 +194,12 @@ class Pairs:
             self.moves.discard(index)
             node = self.graph.nodes[index]
             makers = (self.graph.producer(value) for value in node.inputs)
-            waiting += [maker.index for maker in makers if maker is not None and maker.index in self.moves]
-            waiting += [reader.index for reader, _ in self.graph.readers(node) if reader.index in self.moves]
+            waiting += [
+                maker.index for maker in makers if maker is not None and maker.index in self.moves
+            ]
+            waiting += [
+                reader.index for reader, _ in self.graph.readers(node) if reader.index in self.moves
+            ]
 
     def is_open(self, node: Node) -> bool:
         """Whether something other than data movement and Casts back takes a value of the node."""
@@ -192,7 +214,11 @@ class Pairs:
 
     def ends_pair(self, node: Node) -> bool:
         """Whether the node casts a value back to the type that its numbers fit."""
-        if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
+        if (
+            node.key != "Cast"
+            or ABSENT in (node.input(0), node.outputs[0])
+            or not self.allows(node)
+        ):
             return False
         return self.narrow.get(node.inputs[0]) == self.graph.types[node.outputs[0]]
 
@@ -204,7 +230,9 @@ class Pairs:
             node = self.graph.nodes[index]
             if index in self.wide:
                 origin = self.origin[node.outputs[0]]
-                self.source[node.outputs[0]] = origin if origin in self.narrow else self.source.get(origin, origin)
+                self.source[node.outputs[0]] = (
+                    origin if origin in self.narrow else self.source.get(origin, origin)
+                )
             elif self.ends_pair(node):
                 self.end(node, node.inputs[0])
         for index in reversed(self.graph.order):
@@ -247,21 +275,27 @@ class Pairs:
         """Edit a copy of the graph's model."""
         graphs = scope_graphs(self.graph, model)
         for scope, graph in reversed(list(zip(self.graph.scopes, graphs, strict=True))):
-            for node, proto in zip((self.graph.nodes[n] for n in scope.nodes), graph.node, strict=True):
+            for node, proto in zip(
+                (self.graph.nodes[n] for n in scope.nodes), graph.node, strict=True
+            ):
                 for port, value in enumerate(node.inputs):
                     if value != ABSENT:
                         proto.input[port] = self.name(self.read(node, value))
                 for port, value in enumerate(node.outputs):
                     if value in self.names:
                         proto.output[port] = self.names[value]
-                if node.index in self.identities or (node.index in self.moves and node.key == "Cast"):
+                if node.index in self.identities or (
+                    node.index in self.moves and node.key == "Cast"
+                ):
                     proto.op_type = "Identity"
                     del proto.attribute[:]
             for entry in graph.value_info:
                 value = self.graph.visible(entry.name, scope.index)
                 maker = self.graph.producer(value)
                 if maker is not None and maker.index in self.moves:
-                    entry.type.tensor_type.elem_type = ELEM_NUMBERS[element_name(self.narrow[value])]
+                    entry.type.tensor_type.elem_type = ELEM_NUMBERS[
+                        element_name(self.narrow[value])
+                    ]
             gone = (self.ends | self.starts) - self.identities
             renamed = {self.graph.values[value].name for value in self.names}
             drop_nodes(graph, {n - scope.nodes.start for n in scope.nodes if n in gone}, renamed)
@@ -276,15 +310,24 @@ class Pairs:
         return self.names.get(value, self.graph.values[value].name)
 
 
-def drop_nodes(graph: GraphProto, positions: Container[int], undeclared: Container[str] = ()) -> None:
+def drop_nodes(
+    graph: GraphProto, positions: Container[int], undeclared: Container[str] = ()
+) -> None:
     """Remove nodes of a graph, with the declared types of their outputs and of other values."""
     kept = [node for position, node in enumerate(graph.node) if position not in positions]
     if len(kept) == len(graph.node):
         return
-    gone = {name for position, node in enumerate(graph.node) if position in positions for name in node.output}
+    gone = {
+        name
+        for position, node in enumerate(graph.node)
+        if position in positions
+        for name in node.output
+    }
     rebuilt = GraphProto()
     rebuilt.node.extend(kept)
-    rebuilt.value_info.extend(e for e in graph.value_info if e.name not in gone and e.name not in undeclared)
+    rebuilt.value_info.extend(
+        e for e in graph.value_info if e.name not in gone and e.name not in undeclared
+    )
     del graph.node[:], graph.value_info[:]
     graph.node.extend(rebuilt.node)
     graph.value_info.extend(rebuilt.value_info)

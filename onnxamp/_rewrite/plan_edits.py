@@ -44,7 +44,12 @@ class OriginalCasts:
     def public_name(self, value: Value) -> str:
         """The name of the graph output of a Cast that the value, now low itself, replaces."""
         casts = self.down_casts.get(value.index)
-        if not casts or value.origin is not Origin.NODE or value.scope != 0 or self.graph.results[value.index]:
+        if (
+            not casts
+            or value.origin is not Origin.NODE
+            or value.scope != 0
+            or self.graph.results[value.index]
+        ):
             return value.name
         for node in casts:
             result = self.graph.values[node.outputs[0]]
@@ -76,7 +81,9 @@ class OriginalCasts:
         scope = self.graph.values[value].scope
         for node in self.down_casts.get(value, ()):
             result = node.outputs[0]
-            returned = any(home == 0 or node.scope != scope for home, _ in self.graph.results[result])
+            returned = any(
+                home == 0 or node.scope != scope for home, _ in self.graph.results[result]
+            )
             if not returned and (node.scope != scope or not nested):
                 self.edits.removed.add(node.index)
                 self.aliases[result] = value
@@ -102,19 +109,28 @@ class OriginalCasts:
             returned = self.graph.results[value]
             if any(self.edits.results.get(key, name) == name for key in returned):
                 continue
-            if (returned or self.graph.uses[value]) and all(self.edits.inputs.get(key, name) != name for key in reads):
+            if (returned or self.graph.uses[value]) and all(
+                self.edits.inputs.get(key, name) != name for key in reads
+            ):
                 self.edits.removed.add(producer.index)
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
-        for index in self.graph.order:  # producers first: a Cast of a removed Cast reads what that one read
+        for (
+            index
+        ) in self.graph.order:  # producers first: a Cast of a removed Cast reads what that one read
             node = self.graph.nodes[index]
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue
             source, result = node.inputs[0], node.outputs[0]
             low, names = self.names[source].low, self.names[result]
-            if self.graph.results[result] or names.high is not None or low is None or source in self.graph.hidden:
+            if (
+                self.graph.results[result]
+                or names.high is not None
+                or low is None
+                or source in self.graph.hidden
+            ):
                 continue
             self.edits.removed.add(node.index)
             names.low = low
@@ -129,7 +145,17 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
     edits, new = Edits(problem.options.low), NewNames(graph.all_names())
     low = [*decision.low, False, True, False]
     originals = OriginalCasts(graph, ports, low, edits)
-    maker = _Maker(graph, ports, low, edits, new, problem.absorbed, originals, originals.names, graph.ask(shadowing))
+    maker = _Maker(
+        graph=graph,
+        ports=ports,
+        low=low,
+        edits=edits,
+        new=new,
+        absorbed=problem.absorbed,
+        originals=originals,
+        names=originals.names,
+        shadowed=graph.ask(shadowing),
+    )
     for value, variable in enumerate(ports.produced):
         if variable != NONE:
             maker.value(graph.values[value])
@@ -162,7 +188,9 @@ class _Maker:
         """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
         constants = self.graph.constants
         for index in {node for path in paths for node in path}:
-            for value, variable in zip(self.graph.nodes[index].inputs, self.ports.consumed[index], strict=True):
+            for value, variable in zip(
+                self.graph.nodes[index].inputs, self.ports.consumed[index], strict=True
+            ):
                 stats = constants.stats(value) if self.low[variable] else None
                 if stats is not None and stats.has_sentinel(self.edits.low):
                     self.edits.halved.add(constants.source(value))
@@ -176,7 +204,9 @@ class _Maker:
         shielded = elem == TensorProto.FLOAT and value.index in self.absorbed
         shield = self.new.fresh(f"{target}_cast") if shielded else ""
         name = self.new.fresh(f"{target}/Cast")
-        self.edits.casts.append(NewCast(value.scope, value.producer, source, target, elem, name, shield))
+        self.edits.casts.append(
+            NewCast(value.scope, value.producer, source, target, elem, name, shield)
+        )
 
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
@@ -192,7 +222,9 @@ class _Maker:
 
     def public(self, value: int) -> bool | None:
         """Whether the main graph returns the value in low precision; None if it does not return it."""
-        keys = [key for key in self.graph.results[value] if key[0] == 0 and key in self.ports.returned]
+        keys = [
+            key for key in self.graph.results[value] if key[0] == 0 and key in self.ports.returned
+        ]
         return self.low[self.ports.returned[keys[0]]] if keys else None
 
     def value(self, value: Value) -> None:
@@ -246,7 +278,9 @@ class _Maker:
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
         if self.public(value.index) is not None and own != value.name and value.origin in _STORED:
             self.edits.renamed[value.index] = own
-        elif self.public(value.index) is not None and own != value.name:  # the Cast's output takes the public name
+        elif (
+            self.public(value.index) is not None and own != value.name
+        ):  # the Cast's output takes the public name
             self.edits.outputs[value.producer, value.port] = own
             self.edits.types.pop(value.index, None)
             if not is_low:
@@ -271,7 +305,9 @@ class _Maker:
         name = self.fresh(value.name, low=is_low)
         if value.origin is Origin.NODE:
             self.edits.outputs[value.producer, value.port] = name
-        self.edits.renamed[value.index] = name  # where it is declared, too, or the outer value would be
+        self.edits.renamed[value.index] = (
+            name  # where it is declared, too, or the outer value would be
+        )
         return name
 
     def is_constant(self, value: int) -> bool:
@@ -303,7 +339,8 @@ class _Maker:
         node = self.graph.nodes[value.producer]
         rule = op_facts().dtype_attribute.get(node.key)
         written = rule is not None and (
-            rule.default not in ("input", "scale") or any(a.name == rule.attribute for a in node.proto.attribute)
+            rule.default not in ("input", "scale")
+            or any(a.name == rule.attribute for a in node.proto.attribute)
         )
         if node.key == "Constant" or written or (node.key == "Optional" and not node.inputs):
             self.edits.attributes.add(node.index)
@@ -314,7 +351,9 @@ class _Maker:
         for value, source in self.ports.lowered.items():
             origin = self.originals.low_source(source)
             raised = None if self.graph.results[value] or origin.raised in hidden else origin.raised
-            self.names[value] = Versions(high=raised or self.graph.values[value].name, low=origin.name)
+            self.names[value] = Versions(
+                high=raised or self.graph.values[value].name, low=origin.name
+            )
             if self.public(value) or self.leaves_body(value, origin.scope):
                 producer = self.graph.producer(value)
                 assert producer is not None
@@ -333,11 +372,18 @@ class _Maker:
     def leaves_body(self, value: int, home: int) -> bool:
         """Whether a body returns the value in low precision, which is a value of another scope."""
         returned = (self.ports.returned.get(key, NONE) for key in self.graph.results[value])
-        return home != self.graph.values[value].scope and any(self.low[variable] for variable in returned)
+        return home != self.graph.values[value].scope and any(
+            self.low[variable] for variable in returned
+        )
 
     def readers(self) -> None:
         """Point each input to the version of the value that it reads."""
-        values, names, low, aliases = self.graph.values, self.names, self.low, self.originals.aliases
+        values, names, low, aliases = (
+            self.graph.values,
+            self.names,
+            self.low,
+            self.originals.aliases,
+        )
         for node in self.graph.nodes:
             consumed = self.ports.consumed[node.index]
             for port, value in enumerate(node.inputs):
@@ -346,7 +392,9 @@ class _Maker:
                     continue
                 if value in aliases:
                     name: str | None = self.originals.low_source(value).name
-                elif variable == LOW and node.key == "Cast":  # an original Cast reads what the producer delivers
+                elif (
+                    variable == LOW and node.key == "Cast"
+                ):  # an original Cast reads what the producer delivers
                     is_low = value not in self.ports.lowered and low[self.ports.produced[value]]
                     name = names[value].low if is_low else names[value].high
                 else:

@@ -81,7 +81,13 @@ def prepare(model: Model, options: Options) -> Prepared:
     freed = remove_pairs(ready.graph, options.target, kept)
     bare = remove_idle_casts(freed.graph, kept)
     casts = freed.casts + bare.casts
-    return replace(ready, graph=bare.graph, requested=ready.requested or casts > 0, pairs=freed.pairs, casts=casts)
+    return replace(
+        ready,
+        graph=bare.graph,
+        requested=ready.requested or casts > 0,
+        pairs=freed.pairs,
+        casts=casts,
+    )
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
@@ -89,7 +95,11 @@ def _kept(graph: Graph, options: Options) -> set[int]:
     large = () if options.init_max is None else beyond_init_max(graph, options)
     listed = (node.index for node in graph.nodes if node.key in options.black)
     profile = profile_of(options.target)
-    casts = [*casts_of_constants(graph, profile), *own_casts(graph, profile)] if profile is not None else []
+    casts = (
+        [*casts_of_constants(graph, profile), *own_casts(graph, profile)]
+        if profile is not None
+        else []
+    )
     named = find_overrides(graph, options).of_node
     return {*named, *listed, *(hazard.node for hazard in large), *(cast.index for _, cast in casts)}
 
@@ -176,11 +186,15 @@ def _frozen(model: ModelProto, asked: bool | None, notes: list[str]) -> ModelPro
     """
     inputs = {entry.name for entry in model.graph.input}
     listed = [tensor for tensor in model.graph.initializer if tensor.name in inputs]
-    if asked is False or not listed or model.ir_version < 4:  # before, all are listed, and none can be overridden
+    if (
+        asked is False or not listed or model.ir_version < 4
+    ):  # before, all are listed, and none can be overridden
         return model
     if asked is None:
         floats = [tensor for tensor in model.graph.initializer if tensor.data_type in _FLOATS]
-        if not all(tensor.name in inputs for tensor in floats) or all(prod(tensor.dims) <= 1 for tensor in floats):
+        if not all(tensor.name in inputs for tensor in floats) or all(
+            prod(tensor.dims) <= 1 for tensor in floats
+        ):
             return model
     frozen = {tensor.name for tensor in listed}
     result = copy_without(model, "input")
@@ -189,5 +203,7 @@ def _frozen(model: ModelProto, asked: bool | None, notes: list[str]) -> ModelPro
     if len(listed) == 1:
         notes.append(f"1 initializer was a graph input as well, and is only a weight now.{advice}")
     else:
-        notes.append(f"{len(listed):,} initializers were graph inputs as well, and are only weights now.{advice}")
+        notes.append(
+            f"{len(listed):,} initializers were graph inputs as well, and are only weights now.{advice}"
+        )
     return result

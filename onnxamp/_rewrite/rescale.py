@@ -59,12 +59,16 @@ def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
 class _Editor:
     """One rescaling of a copy of the graph's model."""
 
-    def __init__(self, graph: Graph, equations: Equations, exponents: Sequence[int], model: ModelProto) -> None:
+    def __init__(
+        self, graph: Graph, equations: Equations, exponents: Sequence[int], model: ModelProto
+    ) -> None:
         self.graph, self.equations, self.exponents, self.model = graph, equations, exponents, model
         self.graphs = scope_graphs(graph, model)
         self.names = NewNames(graph.all_names())
         self.initializers = {
-            (scope, item.name): item for scope, held in enumerate(self.graphs) for item in held.initializer
+            (scope, item.name): item
+            for scope, held in enumerate(self.graphs)
+            for item in held.initializer
         }
         self.added: dict[int, list[tuple[int, NodeProto]]] = {}
         """Scope -> new nodes, and the position of the node before which each goes."""
@@ -140,7 +144,10 @@ class _Editor:
             self.graphs[held.scope].initializer.append(self.scaled(value, exponent, name))
         else:
             second = copied(self.proto(held.producer))
-            second.name, second.output[0] = self.names.fresh(f"{second.name or held.name}_scaled"), name
+            second.name, second.output[0] = (
+                self.names.fresh(f"{second.name or held.name}_scaled"),
+                name,
+            )
             _set_value(second, self.scaled(value, exponent, ""))
             self.add(held.scope, held.producer, second)
         for node, port in uses:
@@ -179,10 +186,16 @@ class _Editor:
             if not is_input:
                 outputs = self.proto(graph.values[value].producer).output
                 outputs[graph.values[value].port] = inner
-            tensor = numpy_helper.from_array(np.array(2.0 ** (-exponent if is_input else exponent), np.float32))
+            tensor = numpy_helper.from_array(
+                np.array(2.0 ** (-exponent if is_input else exponent), np.float32)
+            )
             place = main.nodes.start if is_input else main.nodes.stop
-            self.add(0, place, helper.make_node("Constant", [], [factor], name=factor, value=tensor))
-            self.add(0, place, helper.make_node("Mul", [ends[0], factor], [ends[1]], name=f"{inner}_by"))
+            self.add(
+                0, place, helper.make_node("Constant", [], [factor], name=factor, value=tensor)
+            )
+            self.add(
+                0, place, helper.make_node("Mul", [ends[0], factor], [ends[1]], name=f"{inner}_by")
+            )
             self.muls += 1
 
     def logarithms(self) -> None:
@@ -194,9 +207,19 @@ class _Editor:
             name = proto.output[0]
             inner, offset = self.names.fresh(f"{name}_scaled"), self.names.fresh(f"{name}_offset")
             proto.output[0] = inner
-            tensor = numpy_helper.from_array(np.array(self.exponents[variable] * log(2), np.float32))
-            self.add(scope, node + 1, helper.make_node("Constant", [], [offset], name=offset, value=tensor))
-            self.add(scope, node + 1, helper.make_node("Add", [inner, offset], [name], name=f"{inner}_add"))
+            tensor = numpy_helper.from_array(
+                np.array(self.exponents[variable] * log(2), np.float32)
+            )
+            self.add(
+                scope,
+                node + 1,
+                helper.make_node("Constant", [], [offset], name=offset, value=tensor),
+            )
+            self.add(
+                scope,
+                node + 1,
+                helper.make_node("Add", [inner, offset], [name], name=f"{inner}_add"),
+            )
             self.adds += 1
 
     def add(self, scope: int, before: int, node: NodeProto) -> None:
@@ -225,9 +248,18 @@ class _Editor:
         if largest.largest:
             now = largest.largest * 2.0**-largest.exponent
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
-        done = [_count(self.touched, "constant"), _count(self.moved, "attribute") if self.moved else ""]
+        done = [
+            _count(self.touched, "constant"),
+            _count(self.moved, "attribute") if self.moved else "",
+        ]
         extra = f", of which {self.split} in a second copy" if self.split else ""
-        least = "" if rescaling.gap is None else f"; at most {rescaling.gap:,} fewer could do" if rescaling.gap else ""
+        least = (
+            ""
+            if rescaling.gap is None
+            else f"; at most {rescaling.gap:,} fewer could do"
+            if rescaling.gap
+            else ""
+        )
         least = "; no exponents do with fewer" if rescaling.gap == 0 else least
         muls = f" {_count(self.muls, 'Mul')} at the model's interface." if self.muls else ""
         yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
@@ -268,7 +300,9 @@ def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
     data = ("float_data", "raw_data", "external_data", "data_location")
     for name in data:
         tensor.ClearField(name)
-    copy_fields(new, tensor, but=[field.name for field, _ in new.ListFields() if field.name not in data])
+    copy_fields(
+        new, tensor, but=[field.name for field, _ in new.ListFields() if field.name not in data]
+    )
 
 
 def _set_value(proto: NodeProto, tensor: TensorProto) -> None:

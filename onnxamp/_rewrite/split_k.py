@@ -86,7 +86,8 @@ class _Splitter:
         if held.origin is not Origin.INITIALIZER or value in listed or graph.results[value]:
             return ()
         wanted = {
-            self.dims(graph.nodes[node]) if node in self.found and port == 1 else () for node, port in graph.uses[value]
+            self.dims(graph.nodes[node]) if node in self.found and port == 1 else ()
+            for node, port in graph.uses[value]
         }
         return wanted.pop() if len(wanted) == 1 else ()
 
@@ -106,8 +107,11 @@ class _Splitter:
         graphs = scope_graphs(self.graph, model)
         scopes = {self.graph.values[value].scope for value in self.turned}
         for scope in scopes:
-            names = {self.graph.values[value].name: dims for value, dims in self.turned.items()
-                     if self.graph.values[value].scope == scope}  # fmt: skip
+            names = {
+                self.graph.values[value].name: dims
+                for value, dims in self.turned.items()
+                if self.graph.values[value].scope == scope
+            }
             for tensor in graphs[scope].initializer:
                 if tensor.name in names:
                     tensor.dims[:] = names[tensor.name]
@@ -126,7 +130,11 @@ class _Splitter:
         total = site.fresh("product") if has_bias else proto.output[0]
         made += [product, self.total(site, product.output[0], total)]
         if has_bias:
-            made.append(helper.make_node("Add", [total, proto.input[2]], [proto.output[0]], name=site.fresh("bias")))
+            made.append(
+                helper.make_node(
+                    "Add", [total, proto.input[2]], [proto.output[0]], name=site.fresh("bias")
+                )
+            )
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
@@ -137,7 +145,9 @@ class _Splitter:
         assert terms is not None
         before, size = [0] * (len(shape) - 1), terms // parts
         if len(shape) == 1 or shape[-2] == 1:  # there is nothing to transpose
-            return _reshaped(site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows")
+            return _reshaped(
+                site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows"
+            )
         name = _reshaped(site, made, node.proto.input[0], [*before, parts, size], "terms")
         last = len(shape)
         perm = [*range(last - 2), last - 1, last - 2, last]
@@ -149,7 +159,11 @@ class _Splitter:
         name = node.proto.input[1]
         if node.inputs[1] not in self.turned:
             name = _reshaped(site, made, name, self.dims(node), "weight")
-        return _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0]) if _is_turned(node) else name
+        return (
+            _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0])
+            if _is_turned(node)
+            else name
+        )
 
     def total(self, site: Site, partial: str, name: str) -> NodeProto:
         """What adds up the results, and drops the dimensions of one that vectors brought along."""
@@ -173,7 +187,9 @@ def _reshaped(site: Site, made: list[NodeProto], name: str, dims: Iterable[int],
     return _added(site, made, "Reshape", [name, shape], what)
 
 
-def _added(site: Site, made: list[NodeProto], op: str, inputs: list[str], what: str, **attributes: Any) -> str:
+def _added(
+    site: Site, made: list[NodeProto], op: str, inputs: list[str], what: str, **attributes: Any
+) -> str:
     """Add a node, and return the name of what it makes."""
     name = site.fresh(what)
     made.append(helper.make_node(op, inputs, [name], name=name, **attributes))

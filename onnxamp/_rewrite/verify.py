@@ -56,7 +56,9 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
         return None
     if key in facts.control_flow or key in facts.kernel_free or key in facts.uninferable:
         return None
-    if None in inputs and any(node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None):
+    if None in inputs and any(
+        node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None
+    ):
         return None
     rule = facts.dtype_attribute.get(key) or facts.output_parameter.get(key)
     given = attribute(node.proto, rule.attribute) if rule is not None else None
@@ -67,7 +69,9 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
 @lru_cache(maxsize=1 << 12)
 def inference_fault(typing: Typing) -> str:
     """What onnx infers in place of a node's types, in words; "" if it agrees."""
-    given = {f"in{port}": type_proto(kind) for port, kind in enumerate(typing.inputs) if kind is not None}
+    given = {
+        f"in{port}": type_proto(kind) for port, kind in enumerate(typing.inputs) if kind is not None
+    }
     types = {name: kind for name, kind in given.items() if kind is not None}
     if len(types) < len(given):
         return ""
@@ -84,7 +88,9 @@ def inference_fault(typing: Typing) -> str:
 def _inferred(typing: Typing, types: dict[str, TypeProto]) -> dict[str, TypeProto] | str:
     """Output -> its type, as far as onnx infers any; what it says where it refuses the types."""
     proto, signature = copied(typing.example), typing.signature
-    proto.input[:] = ["" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)]
+    proto.input[:] = [
+        "" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)
+    ]
     proto.output[:] = [name and f"out{port}" for port, name in enumerate(typing.example.output)]
     schema = onnx.defs.get_schema(signature.op_type, signature.since, signature.domain)
     opsets = [helper.make_opsetid(signature.domain, signature.opset)]
@@ -92,7 +98,11 @@ def _inferred(typing: Typing, types: dict[str, TypeProto]) -> dict[str, TypeProt
         return onnx.shape_inference.infer_node_outputs(schema, proto, types, opset_imports=opsets)
     except Exception as error:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
         text = str(error)
-        return f"is refused by onnx: {text.strip().splitlines()[0]}" if _WRONG_TYPE.search(text) else {}
+        return (
+            f"is refused by onnx: {text.strip().splitlines()[0]}"
+            if _WRONG_TYPE.search(text)
+            else {}
+        )
 
 
 _WRONG_TYPE: Final = re.compile(r"\[TypeInferenceError\]|has (inconsistent|unsupported) type")
@@ -127,14 +137,18 @@ def nodes_around(
     found, stack, seen = set[int](), sorted(waiting), set(waiting)
     while stack:
         node = result.nodes[stack.pop()]
-        known = {origins[key] for name in node.proto.output if (key := (node.scope, name)) in origins}
+        known = {
+            origins[key] for name in node.proto.output if (key := (node.scope, name)) in origins
+        }
         new = {index for index in known if suspected.isdisjoint(original.nodes[index].proto.output)}
         found |= new
         for index in () if new else _neighbours(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
-    return tuple(next(filter(None, original.nodes[index].proto.output), "") for index in sorted(found))
+    return tuple(
+        next(filter(None, original.nodes[index].proto.output), "") for index in sorted(found)
+    )
 
 
 def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
@@ -176,20 +190,36 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
     known = {fault.where for fault in _all_conflicts(original)} if faults else set()
     new = [fault for fault in faults if fault.where not in known]
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
-    inputs = (original.values[original.scopes[0].names[entry.name]] for entry in original.model.graph.input)
+    inputs = (
+        original.values[original.scopes[0].names[entry.name]]
+        for entry in original.model.graph.input
+    )
     weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
     for kind, free in (("input", weights), ("output", set[str]())):
         before, after = (getattr(model.graph, kind) for model in (original.model, result))
-        new += _changed(graph, kind, before, after, options, free)
+        new += _changed(
+            graph=graph, kind=kind, before=before, after=after, options=options, free=free
+        )
     if new and (fault := next(_all_conflicts(original), None)):
-        raise ModelError(f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}.")
+        raise ModelError(
+            f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}."
+        )
     if new:
         first = f"{new[0].where} {new[0].text}"
-        text = f"The converted model would be wrong: {first}. This is a bug: please report the model."
+        text = (
+            f"The converted model would be wrong: {first}. This is a bug: please report the model."
+        )
         named = {fault.node for fault in new} | {fault.branches for fault in new}
         values = {fault.output for fault in new} | {fault.value for fault in new}
         suspected = frozenset(options.unsound)
-        around = nodes_around(original, edits, graph, named - {ABSENT}, values - {ABSENT}, suspected)
+        around = nodes_around(
+            original=original,
+            edits=edits,
+            result=graph,
+            nodes=named - {ABSENT},
+            values=values - {ABSENT},
+            suspected=suspected,
+        )
         raise InternalError(text, around)
 
 
@@ -199,9 +229,13 @@ def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
 
 
 def _changed(
-    graph: Graph, kind: str, before: Sequence[ValueInfoProto], after: Sequence[ValueInfoProto], options: Options,
+    graph: Graph,
+    kind: str,
+    before: Sequence[ValueInfoProto],
+    after: Sequence[ValueInfoProto],
+    options: Options,
     free: set[str],
-) -> Iterator["Conflict"]:  # fmt: skip
+) -> Iterator["Conflict"]:
     """Inputs or outputs of the result that are not what those of the original were."""
     if [entry.name for entry in before] != [entry.name for entry in after]:
         yield Conflict(f"the graph's {kind}s", "changed their names or order")
@@ -279,14 +313,20 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
         yield from _outputs(graph, body, suffix)
         if node.key == "SequenceMap":
             continue
-        for entry, source in zip(scope.proto.input, body_sources(node, len(scope.inputs)), strict=True):
+        for entry, source in zip(
+            scope.proto.input, body_sources(node, len(scope.inputs)), strict=True
+        ):
             outer = node.input(source) if source >= 0 else ABSENT
             if outer != ABSENT and (text := _mismatch(entry, graph.types[outer])):
                 yield Conflict(f"input {entry.name!r}{suffix}", text, value=outer)
     if node.key == "If":
-        branches = [[graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies]
+        branches = [
+            [graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies
+        ]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
-            yield Conflict(f"the branches of {node.label!r}", "return different types", branches=node.index)
+            yield Conflict(
+                f"the branches of {node.label!r}", "return different types", branches=node.index
+            )
 
 
 def _declarations(graph: Graph) -> Iterator[Conflict]:
@@ -302,7 +342,9 @@ def _declarations(graph: Graph) -> Iterator[Conflict]:
 
 def _outputs(graph: Graph, scope: int, suffix: str) -> Iterator[Conflict]:
     """Conflicts of a graph's outputs with their declarations."""
-    for value, entry in zip(graph.scopes[scope].outputs, graph.scopes[scope].proto.output, strict=True):
+    for value, entry in zip(
+        graph.scopes[scope].outputs, graph.scopes[scope].proto.output, strict=True
+    ):
         if text := _mismatch(entry, graph.types[value]):
             yield Conflict(f"output {entry.name!r}{suffix}", text, output=value)
 

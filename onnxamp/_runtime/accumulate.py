@@ -99,7 +99,9 @@ class Accumulator:
         product, total = self.profile.products.get(key), self.profile.sums.get(key)
         if product is not None:
             return product.accumulator == "float16" and len(node.input) > 1
-        return key in self.profile.roundings or (total is not None and total.accumulator == "float16")
+        return key in self.profile.roundings or (
+            total is not None and total.accumulator == "float16"
+        )
 
     def add(self, graph: GraphProto, node: Node, written: NodeProto, raw: str) -> str:
         """Append what becomes of the float32 result ``raw`` of a node; returns its name.
@@ -128,7 +130,9 @@ class Accumulator:
             graph.node[-1].metadata_props.add(key=EXACT, value=raw)
         return result
 
-    def _product(self, made: "_Writer", node: Node, written: NodeProto, raw: str, terms: int) -> str:
+    def _product(
+        self, made: "_Writer", node: Node, written: NodeProto, raw: str, terms: int
+    ) -> str:
         fact = self.profile.product(written, terms)
         size = terms * (fact.growth / _GROWTH) ** 2
         inside = _INSIDE if fact is self.profile.dots.get(node.key) else 0
@@ -142,11 +146,18 @@ class Accumulator:
             grown = made.number(sqrt(before + inside + (size / 2 if terms > 1 else 0)))
         else:
             ratio = made("Div", _of_squares(made, written), made.square(alone))
-            grown = made("Sqrt", made("Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3 + inside)))
+            grown = made(
+                "Sqrt",
+                made(
+                    "Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3 + inside)
+                ),
+            )
         if terms > _LONG:
             left = made("Mul", ratio, made.number(2.0**_DIGITS))
             lost = made("Div", made.number(-1 / 7), made("Mul", left, left))
-            share = made("Min", made("Max", made("Add", lost, made.number(1)), made.number(0.75)), left)
+            share = made(
+                "Min", made("Max", made("Add", lost, made.number(1)), made.number(0.75)), left
+            )
             kept = made("Mul", alone, share)
         found = made.off(alone, kept, grown, alone, little=terms <= _SHORT)
         return found if bias is None else made("Add", found, bias)
@@ -159,7 +170,9 @@ class Accumulator:
             beta = attribute(written, "beta")
             return made("Mul", written.input[2], made.number(1 if beta is None else beta))
         shape = np.array([1, -1] + [1] * (len(self.shapes[node.inputs[1]] or ()) - 2))
-        return made("Reshape", written.input[2], made("Constant", value=numpy_helper.from_array(shape)))
+        return made(
+            "Reshape", written.input[2], made("Constant", value=numpy_helper.from_array(shape))
+        )
 
     def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> str:
         fact, terms = self.profile.sums[node.key], summed_terms(node, self.shapes)
@@ -188,7 +201,10 @@ class Accumulator:
         if key == "AveragePool":
             count = made.number(prod(attribute(node, "kernel_shape")))
         else:
-            sizes = (made("Cast", made("Size", name), to=TensorProto.FLOAT) for name in (node.input[0], raw))
+            sizes = (
+                made("Cast", made("Size", name), to=TensorProto.FLOAT)
+                for name in (node.input[0], raw)
+            )
             count = made("Div", *sizes)
         return made("Div", made.rounded(made("Mul", raw, count)), count)
 
@@ -239,7 +255,10 @@ class _Writer:
 
     def step(self, kind: str, operands: Sequence[str | float]) -> str:
         """A rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
-        first, *others = (self.number(float(np.float16(one))) if isinstance(one, float) else one for one in operands)
+        first, *others = (
+            self.number(float(np.float16(one))) if isinstance(one, float) else one
+            for one in operands
+        )
         if kind == "exp":
             power = self.rounded(self("Mul", first, self.number(float(np.float16(log2(e))))))
             return self.rounded(self("Exp", self("Mul", power, self.number(log(2)))))

@@ -10,7 +10,9 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.sizes import listed
 
 
-def input_failure(text: str, error: RuntimeFailure, samples: Samples, number: int, model: Model) -> str:
+def input_failure(
+    text: str, error: RuntimeFailure, samples: Samples, number: int, model: Model
+) -> str:
     """A sentence about a model that fails on a sample: ``text``, the sample's number, the error, and advice.
 
     Random inputs may be the cause if a node fails, but not if the model does not even load. If other sizes were not
@@ -34,9 +36,15 @@ def _advice(draw: Draw, model: Model) -> str:
     found = draw
     if not draw.tried:
         session = engine_on("cpu").load(model.path or model.proto)
-        found = other_sizes(draw, lambda other: session.run(check_inputs(model.proto, other.make(0))))
-    options = " ".join(f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items())
+        found = other_sizes(
+            draw, lambda other: session.run(check_inputs(model.proto, other.make(0)))
+        )
+    options = " ".join(
+        f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items()
+    )
     if options and found.sizes != draw.sizes:
         return f"The inputs are made up, and their sizes do not suit the model; these do: {options}"
-    tried = f" (tried without success: {'; '.join(map(listed, found.tried))})" if found.tried else ""
+    tried = (
+        f" (tried without success: {'; '.join(map(listed, found.tried))})" if found.tried else ""
+    )
     return f"Real inputs (--inputs data.npz) or sizes (--dim name=N) may help{tried}."

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
-def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int | None = None) -> Callable[[], None]:
+def bind(
+    session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int | None = None
+) -> Callable[[], None]:
     """A function that runs the session on these inputs and returns when the device is done.
 
     Inputs are copied to the device once, here. Outputs go into buffers that a first run, also here, allocates. On CPU
@@ -32,7 +34,11 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
 
     device = "cuda" if short_provider(session.get_providers()[0]) == "CUDA" else "cpu"
     kinds = {item.name: item.type for item in session.get_inputs()}
-    held = {name: to_value(as_typed(feed, kinds[name]), kinds[name]) for name, feed in feeds.items() if name in kinds}
+    held = {
+        name: to_value(as_typed(feed, kinds[name]), kinds[name])
+        for name, feed in feeds.items()
+        if name in kinds
+    }
     made = {item.name: item.type for item in session.get_outputs()}
     with session_failures("run the model with its inputs and outputs bound"):
         binding = session.io_binding()
@@ -42,7 +48,9 @@ def bind(session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int 
             binding.bind_output(name, device if stays_on_device(kind) else "cpu")
         session.run_with_iobinding(binding, None if graph is None else _options(ort, -1))
         buffers = {}
-        if not any(kind.startswith("optional(") for kind in made.values()):  # to ask for an empty one would crash
+        if not any(
+            kind.startswith("optional(") for kind in made.values()
+        ):  # to ask for an empty one would crash
             buffers = dict(zip(made, binding.get_outputs(), strict=True))
         if buffers and all(value.is_tensor() for value in buffers.values()):
             binding.clear_binding_outputs()

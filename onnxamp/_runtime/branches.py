@@ -49,7 +49,9 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
     result = copy_without(model)
     while True:
         graph = Graph.of(result)
-        ifs = [graph.nodes[index] for index in graph.scopes[0].nodes if graph.nodes[index].key == "If"]
+        ifs = [
+            graph.nodes[index] for index in graph.scopes[0].nodes if graph.nodes[index].key == "If"
+        ]
         if not ifs:
             return result
         known = _known_conditions(graph, ifs)
@@ -60,7 +62,10 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         if missing:
             raise ArgumentError(f"The run did not return the condition {missing[0]!r}.")
         known |= {graph.scopes[0].names[name]: bool(conditions[name]) for name in wanted}
-        _replace(_Move(graph, {node.index: _branch(node, known[node.input(0)]) for node in ifs}), result.graph)
+        _replace(
+            _Move(graph, {node.index: _branch(node, known[node.input(0)]) for node in ifs}),
+            result.graph,
+        )
 
 
 def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
@@ -69,7 +74,11 @@ def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
     known = {}
     for value in {node.input(0) for node in ifs}:
         tensor = tensors.get(value)
-        if tensor is not None and tensor.data_location != TensorProto.EXTERNAL and prod(tensor.dims) == 1:
+        if (
+            tensor is not None
+            and tensor.data_location != TensorProto.EXTERNAL
+            and prod(tensor.dims) == 1
+        ):
             known[value] = bool(numpy_helper.to_array(tensor).reshape(-1)[0])
     return known
 
@@ -122,7 +131,9 @@ def _name_values(move: _Move) -> NewNames:
     """
     view, moved = move.view, set(move.branches.values())
     gone = _dropped(view, move.branches)
-    staying = [scope for scope in view.scopes if scope.index not in moved and scope.index not in gone]
+    staying = [
+        scope for scope in view.scopes if scope.index not in moved and scope.index not in gone
+    ]
     inner = {name for scope in staying if scope.index != 0 for name in scope.names}
     used = inner | view.scopes[0].names.keys()
     for index, branch in move.branches.items():
@@ -133,7 +144,9 @@ def _name_values(move: _Move) -> NewNames:
             if value not in move.names:
                 move.names[value] = names.fresh(name) if name in used else name
                 used.add(move.names[value])
-    return NewNames({view.nodes[index].proto.name for scope in staying for index in scope.nodes} | {""})
+    return NewNames(
+        {view.nodes[index].proto.name for scope in staying for index in scope.nodes} | {""}
+    )
 
 
 def _dropped(view: View, branches: Mapping[int, int]) -> set[int]:
@@ -183,7 +196,9 @@ def _moved_nodes(move: _Move, branch: Scope, labels: NewNames) -> Iterator[NodeP
     for index in branch.nodes:
         node = move.view.nodes[index]
         copy = copied(node.proto)
-        copy.output[:] = [name and move.name(value) for value, name in zip(node.outputs, copy.output, strict=True)]
+        copy.output[:] = [
+            name and move.name(value) for value, name in zip(node.outputs, copy.output, strict=True)
+        ]
         if copy.name:
             copy.name = labels.fresh(copy.name)
         _rename_reads(move, node, copy)
@@ -208,4 +223,6 @@ def _rename_reads(move: _Move, node: Node, copy: NodeProto) -> None:
 def _identities(move: _Move, index: int, labels: NewNames) -> Iterator[NodeProto]:
     for source, output in move.copies.get(index, ()):
         name = move.name(output)
-        yield helper.make_node("Identity", [move.name(source)], [name], labels.fresh(f"{name}/taken"))
+        yield helper.make_node(
+            "Identity", [move.name(source)], [name], labels.fresh(f"{name}/taken")
+        )

@@ -28,7 +28,9 @@ def _building() -> Callable[..., dict[str, Any]]:
 
     log = Log()  # TensorRT keeps the first one for as long as the process lives
 
-    def build(path: str, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Sequence[int]]) -> Any:
+    def build(
+        path: str, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Sequence[int]]
+    ) -> Any:
         log.errors.clear()
         answer = {"by": f"TensorRT-RTX {trt.__version__}"}
         return answer | _build(trt, log, path, shapes, values)

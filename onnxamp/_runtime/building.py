@@ -49,7 +49,11 @@ class EngineBuilder:
     _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.build_server"))
 
     def build(
-        self, model: ModelProto, feeds: Mapping[str, Any] | None = None, *, seconds: float | None = None
+        self,
+        model: ModelProto,
+        feeds: Mapping[str, Any] | None = None,
+        *,
+        seconds: float | None = None,
     ) -> Built:
         """Build an engine.
 
@@ -64,19 +68,31 @@ class EngineBuilder:
         if not can_build():
             message = "Engines are built with TensorRT-RTX, which is not installed: pip install 'onnxamp[tensorrt]'."
             raise RuntimeFailure(message)
-        arrays = {name: np.asarray(feed) for name, feed in (feeds or {}).items() if not isinstance(feed, list)}
+        arrays = {
+            name: np.asarray(feed)
+            for name, feed in (feeds or {}).items()
+            if not isinstance(feed, list)
+        }
         question = {
             "shapes": {name: array.shape for name, array in arrays.items()},
-            "values": {name: array.ravel().tolist() for name, array in arrays.items() if _may_be_shape(array)},
+            "values": {
+                name: array.ravel().tolist()
+                for name, array in arrays.items()
+                if _may_be_shape(array)
+            },
         }
         with temporary_folder() as folder:
             path = save_spilled(model, folder)
             try:
                 answer = self._child.ask({"path": str(path), **question}, seconds=seconds)
             except OSError as error:
-                raise RuntimeFailure(f"No process can be started to build the engine: {error}.") from error
+                raise RuntimeFailure(
+                    f"No process can be started to build the engine: {error}."
+                ) from error
         if answer is None:
-            return Built("TensorRT-RTX", (Refusal("", f"the process that builds it {self._child.ended}"),), 0)
+            return Built(
+                "TensorRT-RTX", (Refusal("", f"the process that builds it {self._child.ended}"),), 0
+            )
         faults = tuple(Refusal(name, refusal(text)) for name, text in answer["faults"])
         return Built(answer["by"], faults, answer["bytes"])
 
@@ -105,7 +121,9 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
     _ = model.stock  # looks weights up that are in files
     proto = copied(model.proto)
     del proto.opset_import[:]
-    proto.opset_import.extend(helper.make_opsetid(*entry) for entry in opset_imports(model.proto).items())
+    proto.opset_import.extend(
+        helper.make_opsetid(*entry) for entry in opset_imports(model.proto).items()
+    )
     labels: dict[str, str] = {}
     for node in _every_node(proto):
         unique = f"node{len(labels)}."
@@ -122,7 +140,9 @@ def _every_node(model: ModelProto) -> Iterator[NodeProto]:
     while stack:
         for node in stack.pop().node:
             yield node
-            stack += [graph for item in node.attribute for graph in (item.g, *item.graphs) if graph.node]
+            stack += [
+                graph for item in node.attribute for graph in (item.g, *item.graphs) if graph.node
+            ]
 
 
 def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:

@@ -48,11 +48,18 @@ class Child:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         code = f"from {self.module} import serve; serve()"
         return subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, text=True, encoding="utf-8",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": path},
+            text=True,
+            encoding="utf-8",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
 
-    def ask(self, question: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any] | None:
+    def ask(
+        self, question: dict[str, Any], *, seconds: float | None = None
+    ) -> dict[str, Any] | None:
         """The answer to a question; None if the process ended, or was ended after so many seconds, without one.
 
         Raises:

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 LibrariesLike: TypeAlias = str | PathLike[str] | Iterable[str | PathLike[str]]
 """The path of a shared library, or several."""
 
-_LIBRARIES: Final[ContextVar[tuple[str, ...]]] = ContextVar("onnxamp custom op libraries", default=())
+_LIBRARIES: Final[ContextVar[tuple[str, ...]]] = ContextVar(
+    "onnxamp custom op libraries", default=()
+)
 
 
 @contextmanager
-def custom_ops(declared: CustomOpsLike | None = None, *, library: LibrariesLike = ()) -> Iterator[None]:
+def custom_ops(
+    declared: CustomOpsLike | None = None, *, library: LibrariesLike = ()
+) -> Iterator[None]:
     """Let everything in a block of code know and run custom ops.
 
     Args:
@@ -80,7 +84,9 @@ def register_libraries(options: "ort.SessionOptions") -> None:
 def _checked(library: LibrariesLike) -> tuple[str, ...]:
     listed = [library] if isinstance(library, (str, PathLike)) else library
     if not isinstance(listed, Iterable):
-        raise ArgumentTypeError(f"library must be a path or a list of paths, not {type(library).__name__}.")
+        raise ArgumentTypeError(
+            f"library must be a path or a list of paths, not {type(library).__name__}."
+        )
     paths = [Path(fspath(path)).absolute() for path in listed]
     for path in paths:
         if not path.is_file():
@@ -99,4 +105,6 @@ def _load(path: Path) -> None:
         options.register_custom_ops_library(str(path))
     except Exception as error:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ArgumentError(f"ONNX Runtime cannot load custom ops from {str(path)!r}: {text}.") from error
+        raise ArgumentError(
+            f"ONNX Runtime cannot load custom ops from {str(path)!r}: {text}."
+        ) from error

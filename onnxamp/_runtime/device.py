@@ -24,13 +24,19 @@ def _driver() -> ctypes.CDLL | None:
 def device_present() -> bool:
     """Whether the driver is installed and sees a device. Touches no device."""
     driver, count = _driver(), ctypes.c_int(0)
-    return driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return (
+        driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    )
 
 
 def device_name() -> str:
     """Name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver does not tell."""
     driver, device, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
-    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, 256, device):
+    if (
+        driver is None
+        or driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetName(name, 256, device)
+    ):
         return "CUDA device"
     return name.value.decode(errors="replace")
 
@@ -72,10 +78,16 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
     driver, context, buffer = _driver(), _primary_context(), ctypes.create_string_buffer(size)
     if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
         raise RuntimeFailure("The CUDA driver gives no access to the device's memory.")
-    failed = driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size)) if size else 0
+    failed = (
+        driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size))
+        if size
+        else 0
+    )
     driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     if failed:
-        raise RuntimeFailure(f"The CUDA driver could not copy {size} bytes from the device (error {failed}).")
+        raise RuntimeFailure(
+            f"The CUDA driver could not copy {size} bytes from the device (error {failed})."
+        )
     return buffer.raw
 
 

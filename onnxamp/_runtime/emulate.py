@@ -44,7 +44,9 @@ from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.upcast import upcast_attribute, upcast_sparse, upcast_tensor, upcast_type
 
 
-def emulate(model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()) -> ModelProto:
+def emulate(
+    model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()
+) -> ModelProto:
     """A float32 model that computes what a model with float16 or bfloat16 values computes.
 
     Args:
@@ -103,7 +105,16 @@ def emulate_graph(
     accumulator = None
     if arithmetic is not None:
         accumulator = Accumulator(arithmetic, names, opset_imports(view.model).get("", 1), shapes)
-    job = _Job(view, elems, names, Rounder(names), base_dir, hollow, rounds, accumulator)
+    job = _Job(
+        view=view,
+        elems=elems,
+        names=names,
+        rounder=Rounder(names),
+        base_dir=base_dir,
+        hollow=hollow,
+        rounds=rounds,
+        accumulator=accumulator,
+    )
     job.kept = frozenset() if rounds else _signature(view, elems, keeps)
     job.targets[0] = result.graph
     for scope in view.scopes:  # a scope stands behind the one around it
@@ -114,9 +125,19 @@ def emulate_graph(
 def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -> frozenset[int]:
     """Low-precision inputs and outputs of the model with these names; nodes that make bits have none."""
     main = view.scopes[0]
-    able = {value for value in main.inputs if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)}
-    able |= {v for v in main.outputs if view.values[v].origin is Origin.INITIALIZER or _computes(view.producer(v))}
-    return frozenset(value for value in able if elems[value] is not None and view.values[value].name in keeps)
+    able = {
+        value
+        for value in main.inputs
+        if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
+    }
+    able |= {
+        v
+        for v in main.outputs
+        if view.values[v].origin is Origin.INITIALIZER or _computes(view.producer(v))
+    }
+    return frozenset(
+        value for value in able if elems[value] is not None and view.values[value].name in keeps
+    )
 
 
 def _computes(node: Node | None) -> bool:
@@ -174,7 +195,9 @@ def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
         _round_inputs(job, scope, target)
     elif scope.index == 0:
         for value in sorted(value for value in job.kept if job.view.producer(value) is None):
-            job.rounder.cast(target, job.view.values[value].name, _raised_name(job, value), TensorProto.FLOAT)
+            job.rounder.cast(
+                target, job.view.values[value].name, _raised_name(job, value), TensorProto.FLOAT
+            )
     else:
         for value, entry in zip(scope.outputs, target.output, strict=True):
             entry.name = job.name(value, entry.name)
@@ -219,7 +242,11 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
     # The node must be in the graph before its bodies are filled in place and its Casts are appended.
     added = target.node.add()
     added.CopyFrom(proto)
-    if casts and job.low(node.inputs[0]) is not None and attribute(node.proto, "to") == TensorProto.FLOAT:
+    if (
+        casts
+        and job.low(node.inputs[0]) is not None
+        and attribute(node.proto, "to") == TensorProto.FLOAT
+    ):
         added.op_type = "Identity"
     else:
         _copy_attributes(job, node, added, keep_low=casts or bits)
@@ -237,10 +264,17 @@ def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
         if casts or bits:
             job.rounder.cast(target, raw, name, TensorProto.FLOAT)
         else:
-            job.rounder.round(target, _accumulated(job, node, target, added, raw, elem), name, elem)
+            job.rounder.round(
+                target,
+                _accumulated(job=job, node=node, target=target, added=added, raw=raw, elem=elem),
+                name,
+                elem,
+            )
 
 
-def _accumulated(job: _Job, node: Node, target: GraphProto, added: NodeProto, raw: str, elem: int) -> str:
+def _accumulated(
+    job: _Job, node: Node, target: GraphProto, added: NodeProto, raw: str, elem: int
+) -> str:
     """What the target's accumulator makes of a node's float32 result."""
     if job.accumulator is None or elem != FLOAT16.elem or not job.accumulator.applies(added):
         return raw
@@ -266,7 +300,11 @@ def _copy_attributes(job: _Job, node: Node, target: NodeProto, *, keep_low: bool
     for source in node.proto.attribute:
         copied = target.attribute.add()
         upcast_attribute(source, copied, job.base_dir)
-        if source.type == AttributeProto.INT and source.name in dtype_names and source.i in LOW_ELEMS:
+        if (
+            source.type == AttributeProto.INT
+            and source.name in dtype_names
+            and source.i in LOW_ELEMS
+        ):
             copied.i = source.i if keep_low else TensorProto.FLOAT
         if source.type == AttributeProto.GRAPH or source.HasField("g"):
             copied.g.SetInParent()

@@ -23,7 +23,14 @@ from onnxamp._runtime.device import device_name
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.plugins import engine_called
-from onnxamp._runtime.session import BROWSER, Provider, assigned_nodes, choose_provider, make_session, run
+from onnxamp._runtime.session import (
+    BROWSER,
+    Provider,
+    assigned_nodes,
+    choose_provider,
+    make_session,
+    run,
+)
 from onnxamp._runtime.settle import settled_flow
 from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
@@ -233,10 +240,16 @@ class BrowserEngine(Engine):
         return _WebModel(model)
 
 
-_ENGINES: Final[Mapping[Provider, type[Engine]]] = {"cpu": CpuEngine, "cuda": CudaEngine, BROWSER: BrowserEngine}
+_ENGINES: Final[Mapping[Provider, type[Engine]]] = {
+    "cpu": CpuEngine,
+    "cuda": CudaEngine,
+    BROWSER: BrowserEngine,
+}
 
 
-def engine_on(provider: Provider, *, emulates: bool | None = None, arithmetic: Profile | None = None) -> Engine:
+def engine_on(
+    provider: Provider, *, emulates: bool | None = None, arithmetic: Profile | None = None
+) -> Engine:
     """Return the engine on a provider.
 
     Args:
@@ -342,9 +355,15 @@ class Executable:
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
-        return self._session.run(feeds) if self.runs_whole(feeds) else self.run_together([feeds], progress)[0]
+        return (
+            self._session.run(feeds)
+            if self.runs_whole(feeds)
+            else self.run_together([feeds], progress)[0]
+        )
 
-    def run_sample(self, number: int, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
+    def run_sample(
+        self, number: int, feeds: Mapping[str, Feed], progress: Progress | None = None
+    ) -> Outputs:
         """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
         if number not in self.outputs.kept:
             found = self.run(feeds, progress)
@@ -352,7 +371,9 @@ class Executable:
             return found
         return self.outputs.kept[number]
 
-    def run_together(self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None) -> list[Outputs]:
+    def run_together(
+        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+    ) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         if any(map(self.runs_whole, samples)):
             return [self.run(feeds) for feeds in samples]

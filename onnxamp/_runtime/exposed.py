@@ -39,6 +39,11 @@ def expose(
         make_session(model, provider, optimized_to=path)
         optimized = onnx.load(path)
     given = {entry.name for entry in optimized.graph.output}
-    shown = [name for node in optimized.graph.node for name in node.output if name in names and name not in given]
+    shown = [
+        name
+        for node in optimized.graph.node
+        for name in node.output
+        if name in names and name not in given
+    ]
     optimized.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in shown)
     return make_session(optimized, provider, optimize=False), tuple(shown)

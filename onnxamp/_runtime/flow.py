@@ -101,7 +101,9 @@ def make_flow(
     Complexity: linear in nodes, and in bytes of the weights that stay.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    return flow_of(replace(shell, model=inline_functions(shell.model)), emulated=emulated, shapes=shapes)
+    return flow_of(
+        replace(shell, model=inline_functions(shell.model)), emulated=emulated, shapes=shapes
+    )
 
 
 @no_collections()
@@ -129,23 +131,39 @@ def flow_of(
         graph = Graph.of(written)
     types, main = graph.types, graph.scopes[0]
     defaults = {value.name for value in graph.overridable()}
-    weights = {t.name: t for t in shell.model.graph.initializer if t.name in defaults} | dict(shell.weights)
+    weights = {t.name: t for t in shell.model.graph.initializer if t.name in defaults} | dict(
+        shell.weights
+    )
     constants: dict[str, TensorProto | SparseTensorProto] = {
-        **{tensor.name: tensor for tensor in written.graph.initializer if tensor.name not in weights},
+        **{
+            tensor.name: tensor
+            for tensor in written.graph.initializer
+            if tensor.name not in weights
+        },
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
     order = [index for index in graph.order if graph.nodes[index].scope == 0]
-    needs = {node: [graph.values[value].name for value in values] for node, values in wire(graph).needs.items()}
+    needs = {
+        node: [graph.values[value].name for value in values]
+        for node, values in wire(graph).needs.items()
+    }
     sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
     return Flow(
         nodes=tuple(graph.nodes[index].proto for index in order),
-        reads=tuple(tuple(name for name in needs[index] if name not in constants) for index in order),
+        reads=tuple(
+            tuple(name for name in needs[index] if name not in constants) for index in order
+        ),
         held=tuple(tuple(name for name in needs[index] if name in constants) for index in order),
-        maker={name: rank for rank, index in enumerate(order) for name in graph.nodes[index].proto.output if name},
+        maker={
+            name: rank
+            for rank, index in enumerate(order)
+            for name in graph.nodes[index].proto.output
+            if name
+        },
         constants=constants,
         types={name: types[value] for name, value in main.names.items()},
         low=low,
@@ -175,14 +193,20 @@ def _extents(
     return _sizes(graph, order, inferred), _ranks(graph, inferred) if shapes else {}
 
 
-def _like(graph: Graph, order: Sequence[int], like: Flow) -> tuple[dict[str, int], dict[str, int]] | None:
+def _like(
+    graph: Graph, order: Sequence[int], like: Flow
+) -> tuple[dict[str, int], dict[str, int]] | None:
     """Sizes and ranks as another flow has them, through Casts, too; None if a node makes what is unknown there."""
     sizes = {name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes}
     ranks = {name: like.ranks[name] for name in graph.scopes[0].names if name in like.ranks}
     for tensor in graph.model.graph.initializer:
         sizes[tensor.name], ranks[tensor.name] = _WIDTH * prod(tensor.dims), len(tensor.dims)
     nodes = [graph.nodes[index].proto for index in order]
-    same = [(node.input[0], node.output[0]) for node in nodes if node.op_type in _SAME_SHAPE and node.input]
+    same = [
+        (node.input[0], node.output[0])
+        for node in nodes
+        if node.op_type in _SAME_SHAPE and node.input
+    ]
     for source, target in (*((y, x) for x, y in reversed(same)), *same):
         for known in (sizes, ranks):
             if source in known:
@@ -204,7 +228,11 @@ def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
     sized = op_facts().size_inputs
     beside = {value for node in view.nodes if node.key in sized for value in node.inputs}
     names = view.scopes[0].names.items()
-    named = ((name, shapes[value]) for name, value in names if not view.results[value] and value not in beside)
+    named = (
+        (name, shapes[value])
+        for name, value in names
+        if not view.results[value] and value not in beside
+    )
     return {name: len(shape) for name, shape in named if shape is not None}
 
 
@@ -261,6 +289,10 @@ def fitted(flow: Flow, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     """
     missing = [name for name in flow.inputs if name not in feeds]
     if missing:
-        raise ArgumentError(f"The models take different inputs: only one of them has {', '.join(map(repr, missing))}.")
+        raise ArgumentError(
+            f"The models take different inputs: only one of them has {', '.join(map(repr, missing))}."
+        )
     taken = {*flow.inputs, *flow.defaults}
-    return {name: as_typed(feed, flow.types.get(name)) for name, feed in feeds.items() if name in taken}
+    return {
+        name: as_typed(feed, flow.types.get(name)) for name, feed in feeds.items() if name in taken
+    }

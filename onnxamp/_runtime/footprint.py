@@ -34,7 +34,9 @@ def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
     main = graph.scopes[0]
     last = dict.fromkeys(main.outputs, len(graph.order))
     for place, index in enumerate(graph.order):
-        last |= dict.fromkeys((value for value in graph.nodes[index].inputs if value != ABSENT), place)
+        last |= dict.fromkeys(
+            (value for value in graph.nodes[index].inputs if value != ABSENT), place
+        )
     ends: dict[int, list[int]] = {}
     for value, place in last.items():
         ends.setdefault(place, []).append(value)
@@ -77,7 +79,9 @@ def _available() -> int:
     if sys.platform == "linux":
         with suppress(OSError, ValueError, StopIteration):
             lines = Path("/proc/meminfo").read_text().splitlines()
-            return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+            return 1024 * int(
+                next(line for line in lines if line.startswith("MemAvailable:")).split()[1]
+            )
     with suppress(AttributeError, OSError, ValueError):  # half of what there is
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return _UNKNOWN

@@ -51,12 +51,18 @@ def _as_declared(model: ModelProto, feeds: Mapping[str, Feed]) -> dict[str, Feed
     missing = [name for name in types if name not in feeds and name not in defaults | optional]
     if missing:
         noun, verb = ("input", "is") if len(missing) == 1 else ("inputs", "are")
-        raise ArgumentError(f"The model's {noun} {_names(missing)} {verb} missing; given: {_names(feeds)}.")
+        raise ArgumentError(
+            f"The model's {noun} {_names(missing)} {verb} missing; given: {_names(feeds)}."
+        )
     unknown = [name for name in feeds if name not in types]
     if unknown:
         known = [name for name in types if name not in defaults]
-        raise ArgumentError(f"The model has no input {' or '.join(map(repr, unknown))}; it has {_names(known)}.")
-    empty: dict[str, Feed] = dict.fromkeys(name for name in types if name in optional - feeds.keys())
+        raise ArgumentError(
+            f"The model has no input {' or '.join(map(repr, unknown))}; it has {_names(known)}."
+        )
+    empty: dict[str, Feed] = dict.fromkeys(
+        name for name in types if name in optional - feeds.keys()
+    )
     return {name: _checked(name, feed, types[name]) for name, feed in feeds.items()} | empty
 
 
@@ -71,8 +77,13 @@ def _checked(name: str, feed: Feed, kind: TypeProto) -> Feed:
         kind = kind.optional_type.elem_type
     if kind.WhichOneof("value") == "sequence_type":
         if isinstance(feed, np.ndarray) or not isinstance(feed, Sequence):
-            raise ArgumentError(f"Input {name!r} is a sequence ({declared_type(kind)}): give a list of arrays.")
-        return [_checked(f"{name}[{i}]", item, kind.sequence_type.elem_type) for i, item in enumerate(feed)]
+            raise ArgumentError(
+                f"Input {name!r} is a sequence ({declared_type(kind)}): give a list of arrays."
+            )
+        return [
+            _checked(f"{name}[{i}]", item, kind.sequence_type.elem_type)
+            for i, item in enumerate(feed)
+        ]
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.elem_type:
         return feed
     array = np.asarray(feed)
@@ -94,7 +105,11 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
     if len(given) + 1 == len(wanted) and _fits((1, *given), wanted):
         text += ": the batch axis is missing (numpy: x[None])"
     elif len(given) == len(wanted) <= _MOST_AXES:
-        orders = (order for order in permutations(range(len(given))) if _fits([given[axis] for axis in order], wanted))
+        orders = (
+            order
+            for order in permutations(range(len(given)))
+            if _fits([given[axis] for axis in order], wanted)
+        )
         if order := min(orders, key=_displaced, default=None):
             text += f": its axes are in another order (numpy: x.transpose{order})"
     raise ArgumentError(f"{text}.")

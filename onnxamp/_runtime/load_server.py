@@ -14,7 +14,10 @@ def serve() -> None:
 def _loading() -> Callable[..., dict[str, Any]]:
     import onnxruntime as ort  # noqa: PLC0415
 
-    return lambda path, providers: {"by": f"ONNX Runtime {ort.__version__}", "fault": _fault(path, providers)}
+    return lambda path, providers: {
+        "by": f"ONNX Runtime {ort.__version__}",
+        "fault": _fault(path, providers),
+    }
 
 
 def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) -> str:

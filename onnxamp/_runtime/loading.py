@@ -96,7 +96,9 @@ def _without_weights(model: Model) -> ModelProto:
     shell = take_weights(model.proto, model.folder, keep=0)
     for tensor in shell.model.graph.initializer:
         if tensor.name in shell.weights:
-            tensor.MergeFrom(external_tensor("nowhere", 0, stored_bytes(shell.weights[tensor.name])))
+            tensor.MergeFrom(
+                external_tensor("nowhere", 0, stored_bytes(shell.weights[tensor.name]))
+            )
     return shell.model
 
 

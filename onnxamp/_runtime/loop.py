@@ -188,7 +188,11 @@ def observe(
     """
     round_ = _Round(run, probe, activity, kept)
     workers = run.sample_workers
-    results = round_.measured_here({} if memory is None else memory) if workers is None else round_.handed_to(workers)
+    results = (
+        round_.measured_here({} if memory is None else memory)
+        if workers is None
+        else round_.handed_to(workers)
+    )
     with closing(results):
         for number in run.samples.numbers():
             if kept is not None and round_.is_known(number):
@@ -228,12 +232,16 @@ def observe_all(
         for found in results:
             trouble = found.trouble
             if isinstance(trouble, Crash):
-                text = crashed.format(sample=found.number + 1, total=run.samples.expected, crash=trouble)
+                text = crashed.format(
+                    sample=found.number + 1, total=run.samples.expected, crash=trouble
+                )
                 raise RuntimeFailure(text)
             if trouble is not None:
                 if model is None:
                     raise trouble
-                raise RuntimeFailure(input_failure(failed, trouble, run.samples, found.number, model)) from trouble
+                raise RuntimeFailure(
+                    input_failure(failed, trouble, run.samples, found.number, model)
+                ) from trouble
             assert found.result is not None
             yield found.result
 
@@ -279,7 +287,9 @@ class _Round(Generic[T]):
         def done(position: int, result: Any) -> None:
             self._done(position, result)
             if self.activity:
-                self.run.report(self.activity, self.finished + sum(self.known), self.run.samples.expected)
+                self.run.report(
+                    self.activity, self.finished + sum(self.known), self.run.samples.expected
+                )
 
         yield from run_in_order(workers, work, self._missing(workers), done=done)
 

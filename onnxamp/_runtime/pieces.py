@@ -48,8 +48,15 @@ class Piece:
 def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
     """Values that a piece reads from outside."""
     renamed = dict(piece.renamed)
-    made = {name for node in piece.nodes for name in flow.nodes[node].output if name and name not in renamed}
-    reads = dict.fromkeys(name for node in piece.nodes for name in flow.reads[node] if name not in made)
+    made = {
+        name
+        for node in piece.nodes
+        for name in flow.nodes[node].output
+        if name and name not in renamed
+    }
+    reads = dict.fromkeys(
+        name for node in piece.nodes for name in flow.reads[node] if name not in made
+    )
     return list(reads)
 
 
@@ -67,19 +74,27 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
     model.graph.name = flow.shell.model.graph.name or "piece"
     renamed = dict(piece.renamed)
     names = NewNames({*flow.names, *renamed.values()})
-    ranks = {} if renamed else flow.ranks  # under other names nodes may be fed with another model's values
+    ranks = (
+        {} if renamed else flow.ranks
+    )  # under other names nodes may be fed with another model's values
     for name in piece_inputs(flow, piece):
         entry = model.graph.input.add(name=name)
         entry.type.CopyFrom(typed(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
             _declare_dims(entry, flow.shell.weights[name].dims)
         elif name in ranks and entry.type.HasField("tensor_type"):
-            _declare_dims(entry, [None] * ranks[name])  # some kernels crash the process on other ranks
+            _declare_dims(
+                entry, [None] * ranks[name]
+            )  # some kernels crash the process on other ranks
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
             rounder = Rounder(names)
-            (rounder.round if flow.emulated else rounder.cast)(model.graph, entry.name, name, flow.low[name])
-    _hold(flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node]))
+            (rounder.round if flow.emulated else rounder.cast)(
+                model.graph, entry.name, name, flow.low[name]
+            )
+    _hold(
+        flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node])
+    )
     for node in piece.nodes:
         added = model.graph.node.add()
         added.CopyFrom(flow.nodes[node])
@@ -96,7 +111,9 @@ def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
 
 
-def _rank(names: Iterable[str], entries: Iterable[ValueInfoProto], values: "Mapping[str, ort.OrtValue]") -> None:
+def _rank(
+    names: Iterable[str], entries: Iterable[ValueInfoProto], values: "Mapping[str, ort.OrtValue]"
+) -> None:
     """Declare the ranks that inputs have in this run, where none are known."""
     for name, entry in zip(names, entries, strict=True):
         declared = entry.type.tensor_type
@@ -128,7 +145,9 @@ class Runner:
     spin: bool = True
     kept: int | None = None
     given: Mapping[str, Bits] = field(default_factory=dict)
-    _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(default_factory=dict)
+    _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(
+        default_factory=dict
+    )
     _weights: "dict[tuple[str, Format | None], ort.OrtValue]" = field(default_factory=dict)
 
     def run(
@@ -147,11 +166,14 @@ class Runner:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
         loaded = self._sessions.get(piece) or self._load(piece, values)
-        if len(self._sessions) < ((0 if self.flow.large else _SESSIONS) if self.kept is None else self.kept):
+        if len(self._sessions) < (
+            (0 if self.flow.large else _SESSIONS) if self.kept is None else self.kept
+        ):
             self._sessions[piece] = loaded
         session, entries = loaded
         feeds = {
-            entry: values[name] if name in values else self._weight(name, low.get(name)) for name, entry in entries
+            entry: values[name] if name in values else self._weight(name, low.get(name))
+            for name, entry in entries
         }
         return run_values(session, feeds, piece.wanted)
 
@@ -164,11 +186,18 @@ class Runner:
     ) -> "tuple[ort.InferenceSession, list[tuple[str, str]]]":
         """The session, and (value, input of the piece) pairs."""
         names = piece_inputs(self.flow, piece)
-        model = piece_model(self.flow, piece, {name: self._kind(piece, name, values) for name in names})
+        model = piece_model(
+            self.flow, piece, {name: self._kind(piece, name, values) for name in names}
+        )
         if wants_ranks(self.provider):
             _rank(names, model.graph.input, values)
         session = make_session(
-            model, self.provider, optimize=False, lean=self.flow.large, threads=self.threads, spin=self.spin
+            model,
+            self.provider,
+            optimize=False,
+            lean=self.flow.large,
+            threads=self.threads,
+            spin=self.spin,
         )
         return session, list(zip(names, (entry.name for entry in model.graph.input), strict=True))
 

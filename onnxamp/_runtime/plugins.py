@@ -85,7 +85,11 @@ class Engine:
 def plugins() -> Mapping[str, Plugin]:
     """The plugin providers that have short names."""
     rows = {name: target_table(name, "engine") for name in target_names()}
-    return {name: Plugin(title=target_table(name, "target")["title"], **row) for name, row in rows.items() if row}
+    return {
+        name: Plugin(title=target_table(name, "target")["title"], **row)
+        for name, row in rows.items()
+        if row
+    }
 
 
 def plugin_called(name: str) -> Plugin | None:
@@ -93,7 +97,9 @@ def plugin_called(name: str) -> Plugin | None:
     if name in plugins():
         return plugins()[name]
     known = next((plugin for plugin in plugins().values() if plugin.package == name), None)
-    return known or (Plugin(name, install=f"pip install {name}") if _PACKAGE.fullmatch(name) else None)
+    return known or (
+        Plugin(name, install=f"pip install {name}") if _PACKAGE.fullmatch(name) else None
+    )
 
 
 def split_hint(name: str) -> tuple[str, str]:
@@ -130,7 +136,10 @@ def engine_called(name: str) -> Engine:
 
 def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, str]:
     """Options with the hint and the number of threads in place."""
-    return {key: Template(text).safe_substitute(hint=hint, threads=threads) for key, text in options.items()}
+    return {
+        key: Template(text).safe_substitute(hint=hint, threads=threads)
+        for key, text in options.items()
+    }
 
 
 def wants_ranks(name: str) -> bool:
@@ -171,7 +180,9 @@ def _devices(package: str, names: Sequence[str], library: str, plugin: Plugin) -
     import onnxruntime as ort  # noqa: PLC0415
 
     if not any(device.ep_name in names for device in ort.get_ep_devices()):
-        missing = {name: value for name, value in plugin.environment.items() if name not in os.environ}
+        missing = {
+            name: value for name, value in plugin.environment.items() if name not in os.environ
+        }
         os.environ |= missing
         try:
             ort.register_execution_provider_library(package, library)
@@ -184,25 +195,47 @@ def _devices(package: str, names: Sequence[str], library: str, plugin: Plugin) -
 
 def _start(plugin: Plugin, devices: Sequence[Any]) -> Engine:
     options, first = session_options(), devices[0]
-    options.add_provider_for_devices([first], _filled(plugin.options, plugin.hints[0] if plugin.hints else "", 0))
+    options.add_provider_for_devices(
+        [first], _filled(plugin.options, plugin.hints[0] if plugin.hints else "", 0)
+    )
     session = start_session(trial().SerializeToString(), options)
     session.run(None, {"x": np.ones(1, np.float32)})
     title = plugin.title or first.ep_name.removesuffix("ExecutionProvider")
-    return Engine(title, first.ep_name, _device_name(first, plugin), [first], plugin.options, session)
+    return Engine(
+        title=title,
+        provider=first.ep_name,
+        device=_device_name(first, plugin),
+        devices=[first],
+        options=plugin.options,
+        session=session,
+    )
 
 
 def _device_name(device: Any, plugin: Plugin) -> str:
     """What a device is called: by its driver or the engine if they tell, else by its vendor and kind."""
     hardware = device.device
     kind = hardware.type.name
-    name = adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=kind == "CPU") if plugin.environment else None
+    name = (
+        adapter_name(hardware.vendor_id, hardware.device_id, is_cpu=kind == "CPU")
+        if plugin.environment
+        else None
+    )
     told = dict(hardware.metadata) | dict(device.ep_metadata)
-    name = name or told.get("FULL_DEVICE_NAME") or told.get("Description") or f"{hardware.vendor} {kind}".strip()
+    name = (
+        name
+        or told.get("FULL_DEVICE_NAME")
+        or told.get("Description")
+        or f"{hardware.vendor} {kind}".strip()
+    )
     if plugin.environment and kind == "CPU":
         return f"{name}, software"
     able = str(told.get("OPTIMIZATION_CAPABILITIES", "")).split()
     kernels = [dtype for word, dtype in plugin.kernels.items() if word in able]
-    return f"{name}, {' and '.join(kernels)} kernels" if 0 < len(kernels) < len(plugin.kernels) else str(name)
+    return (
+        f"{name}, {' and '.join(kernels)} kernels"
+        if 0 < len(kernels) < len(plugin.kernels)
+        else str(name)
+    )
 
 
 def _trouble(plugin: Plugin, error: str, printed: str) -> str:

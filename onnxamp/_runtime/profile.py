@@ -68,8 +68,12 @@ def node_times(
             path = Path(folder, "model.onnx") if isinstance(model, ModelProto) else Path(model)
             if isinstance(model, ModelProto):
                 onnx.save(model, path)
-            return times_of(profiled_run(path, feeds, provider, runs=runs + 1, optimize=optimize).events)
-        session = make_session(model, provider, optimize=optimize, profile_to=str(Path(folder, "profile")))
+            return times_of(
+                profiled_run(path, feeds, provider, runs=runs + 1, optimize=optimize).events
+            )
+        session = make_session(
+            model, provider, optimize=optimize, profile_to=str(Path(folder, "profile"))
+        )
         for _ in range(runs + 1):
             run(session, feeds)
         events = read_events(Path(session.end_profiling()))
@@ -89,7 +93,9 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     node, number = "", 0
     for event in engine_kernels(events):
-        spent[event["name"].partition("::")[2]][bisect_right(starts, event["ts"])] += event["dur"] * 1e-6
+        spent[event["name"].partition("::")[2]][bisect_right(starts, event["ts"])] += (
+            event["dur"] * 1e-6
+        )
     for event in events:
         name = event.get("name", "")
         if name in compiled or _OF_ENGINE in event.get("args", {}):
@@ -101,20 +107,34 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         elif event.get("cat") == "Kernel" and node:
             spent[node][number] += event["dur"] * 1e-6
     measured = range(2, len(starts) + 1)
-    return {name: median(by_run.get(k, 0.0) for k in measured) for name, by_run in spent.items() if measured}
+    return {
+        name: median(by_run.get(k, 0.0) for k in measured)
+        for name, by_run in spent.items()
+        if measured
+    }
 
 
 def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an engine shows what the host did for its nodes, and not what its kernels took."""
-    nodes = (event for event in events if event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE))
+    nodes = (
+        event
+        for event in events
+        if event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE)
+    )
     waits = all(event["args"].get("provider") in _WAITS for event in nodes)
     return not (waits or any(event.get("cat") == "Kernel" for event in events))
 
 
 def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The events of kernels that a compiling provider lists, in the order in which they ran."""
-    return [event for event in events if event.get("cat") == "Kernel" and _OF_ENGINE in event.get("args", {})]
+    return [
+        event
+        for event in events
+        if event.get("cat") == "Kernel" and _OF_ENGINE in event.get("args", {})
+    ]
 
 
 def _kernels_shown(events: Iterable[Mapping[str, Any]]) -> bool:
-    return any(event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events)
+    return any(
+        event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events
+    )

@@ -59,14 +59,28 @@ def profiled_run(
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
     with temporary_folder() as folder:
-        spec, given, result = (Path(folder, name) for name in ("spec.json", "feeds.npz", "result.json"))
-        np.savez(given, **{str(number): _array(name, feed) for number, (name, feed) in enumerate(feeds.items())})
+        spec, given, result = (
+            Path(folder, name) for name in ("spec.json", "feeds.npz", "result.json")
+        )
+        np.savez(
+            given,
+            **{
+                str(number): _array(name, feed) for number, (name, feed) in enumerate(feeds.items())
+            },
+        )
         task = {
-            "model": str(Path(path).absolute()), "names": list(feeds), "provider": provider,
-            "options": dict(cuda_options or {}), "threads": threads, "runs": runs, "optimize": optimize,
-            "feeds": str(given), "result": str(result), "libraries": active_libraries(),
+            "model": str(Path(path).absolute()),
+            "names": list(feeds),
+            "provider": provider,
+            "options": dict(cuda_options or {}),
+            "threads": threads,
+            "runs": runs,
+            "optimize": optimize,
+            "feeds": str(given),
+            "result": str(result),
+            "libraries": active_libraries(),
             "prefix": str(Path(folder, "profile")),
-        }  # fmt: skip
+        }
         spec.write_text(json.dumps(task), encoding="utf-8")
         paths = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         child = subprocess.run(
@@ -123,12 +137,20 @@ def _child(spec: Path) -> None:
 
 def _profiled(task: Mapping[str, Any]) -> dict[str, Any]:
     """Where the profile is, and the device memory that the model takes."""
-    with np.load(task["feeds"], allow_pickle=True) as arrays:  # strings are objects; the parent wrote the file
+    with np.load(
+        task["feeds"], allow_pickle=True
+    ) as arrays:  # strings are objects; the parent wrote the file
         feeds = {name: arrays[str(number)] for number, name in enumerate(task["names"])}
-    on_cuda = task["provider"] == "cuda" and cuda_available()  # makes the context, and loads the libraries
+    on_cuda = (
+        task["provider"] == "cuda" and cuda_available()
+    )  # makes the context, and loads the libraries
     before = device_memory_used() if on_cuda else None
-    how = {"threads": task["threads"], "profile_to": task["prefix"], "cuda_options": task["options"],
-           "optimize": task["optimize"]}  # fmt: skip
+    how = {
+        "threads": task["threads"],
+        "profile_to": task["prefix"],
+        "cuda_options": task["options"],
+        "optimize": task["optimize"],
+    }
     with custom_ops(library=task["libraries"]):
         session = make_session(task["model"], task["provider"], **how)
     run = bind(session, feeds)

@@ -52,7 +52,9 @@ _MOST_BYTES: Final = 16 << 30
 _UNKNOWN_SHAPE: Final[tuple[int, ...]] = (BATCH, OTHER)
 
 
-def random_inputs(model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Feed]:
+def random_inputs(
+    model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None
+) -> dict[str, Feed]:
     """Seeded random inputs that suit what the model does with them, as the module's tables say.
 
     Args:
@@ -94,7 +96,9 @@ class InputMaker:
         for value, entry in self.entries.items():
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
             try:
-                feeds[entry.name] = _feed(generator, entry.name, entry.type, self.uses[value], self.sizes)
+                feeds[entry.name] = _feed(
+                    generator, entry.name, entry.type, self.uses[value], self.sizes
+                )
             except MemoryError:
                 raise _too_large(entry.name, _shape(entry.name, entry.type, self.sizes)) from None
         return feeds
@@ -102,7 +106,9 @@ class InputMaker:
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
         """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
         determined = self.solved(sizes)
-        maker = _maker(self.graph, self.entries, self.named, {**determined.sizes, **sizes, **self.dims})
+        maker = _maker(
+            self.graph, self.entries, self.named, {**determined.sizes, **sizes, **self.dims}
+        )
         return replace(maker, dims=self.dims, determined=determined)
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
@@ -112,18 +118,26 @@ class InputMaker:
         usual = {name: resolved[name] for name in self.named.plain}
         if usual.keys() <= given.keys():
             return Determined({}, frozenset())
-        kinds = [(entry.name, entry.type) for entry in self.entries.values() if _has_shape(entry.type)]
+        kinds = [
+            (entry.name, entry.type) for entry in self.entries.values() if _has_shape(entry.type)
+        ]
         inputs = tuple((name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds)
         return determine(self.graph.ask(input_relations, inputs), usual, given, self.named.batches)
 
     @property
     def has_open(self) -> bool:
         """Whether there are dimensions besides batches whose size nobody gives."""
-        return any(name not in self.dims and name not in self.named.batches for name in self.named.plain)
+        return any(
+            name not in self.dims and name not in self.named.batches for name in self.named.plain
+        )
 
     def shapes(self) -> Sequence[Shape | None]:
         """The shapes of the model's values for inputs of these sizes, by value."""
-        kinds = ((entry.name, entry.type) for entry in self.entries.values() if entry.type.HasField("tensor_type"))
+        kinds = (
+            (entry.name, entry.type)
+            for entry in self.entries.values()
+            if entry.type.HasField("tensor_type")
+        )
         return self.graph.shapes_of({name: _shape(name, kind, self.sizes) for name, kind in kinds})
 
 
@@ -141,7 +155,11 @@ class Draw:
 
     def make(self, number: int) -> dict[str, Feed]:
         """The sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
-        generated = np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64) if number else [self.seed]
+        generated = (
+            np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
+            if number
+            else [self.seed]
+        )
         return self.maker().make(int(generated[0]))
 
     def others(self) -> Iterator["Draw"]:
@@ -166,19 +184,41 @@ def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMak
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
     """
     named = {graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input}
-    entries = {value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT}
+    entries = {
+        value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT
+    }
     return _maker(graph, entries, Sizes.of(entries.values()), dims or {})
 
 
-def _maker(graph: Graph, entries: Mapping[int, ValueInfoProto], named: Sizes, dims: Mapping[str, int]) -> InputMaker:
+def _maker(
+    graph: Graph, entries: Mapping[int, ValueInfoProto], named: Sizes, dims: Mapping[str, int]
+) -> InputMaker:
     sizes = named.resolve(dims)
     shapes = graph.shapes_at(sizes)
     uses = {value: input_use(graph, value, shapes) for value in entries}
-    dims_of = ((entry.name, enumerate(entry.type.tensor_type.shape.dim)) for entry in entries.values())
-    inner = (dim_name(name, axis, dim) for name, every in dims_of for axis, dim in every if axis and is_open(dim))
+    dims_of = (
+        (entry.name, enumerate(entry.type.tensor_type.shape.dim)) for entry in entries.values()
+    )
+    inner = (
+        dim_name(name, axis, dim)
+        for name, every in dims_of
+        for axis, dim in every
+        if axis and is_open(dim)
+    )
     length = sizes.get(next(inner, ""), 1)
-    uses = {value: replace(use, bound=length) if use.role is Role.LENGTH else use for value, use in uses.items()}
-    return InputMaker(graph, entries, named, dims, None, sizes, uses)
+    uses = {
+        value: replace(use, bound=length) if use.role is Role.LENGTH else use
+        for value, use in uses.items()
+    }
+    return InputMaker(
+        graph=graph,
+        entries=entries,
+        named=named,
+        dims=dims,
+        determined=None,
+        sizes=sizes,
+        uses=uses,
+    )
 
 
 def _has_shape(kind: TypeProto) -> bool:
@@ -187,10 +227,15 @@ def _has_shape(kind: TypeProto) -> bool:
 
 def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
     """The dimensions of an input: sizes, and names of those that are open."""
-    return tuple(dim_name(name, axis, dim) if is_open(dim) else dim.dim_value for axis, dim in enumerate(shape.dim))
+    return tuple(
+        dim_name(name, axis, dim) if is_open(dim) else dim.dim_value
+        for axis, dim in enumerate(shape.dim)
+    )
 
 
-def _feed(generator: np.random.Generator, name: str, kind: TypeProto, use: Use, sizes: Mapping[str, int]) -> Feed:
+def _feed(
+    generator: np.random.Generator, name: str, kind: TypeProto, use: Use, sizes: Mapping[str, int]
+) -> Feed:
     if kind.HasField("optional_type"):
         kind = kind.optional_type.elem_type
     if kind.HasField("sequence_type"):
@@ -230,7 +275,9 @@ def _tensor(
     if use.role is Role.INDEX:
         numbers = generator.integers(0, max(use.bound or 1, 1), shape)
     elif use.role is Role.POSITION:
-        numbers = np.broadcast_to(_last_axis(shape) % (use.bound or _last_axis(shape).size + 1), shape)
+        numbers = np.broadcast_to(
+            _last_axis(shape) % (use.bound or _last_axis(shape).size + 1), shape
+        )
     elif use.role is Role.MASK:
         ones = generator.integers(1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1))
         numbers = (_last_axis(shape) < ones).reshape(shape)

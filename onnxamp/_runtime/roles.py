@@ -67,7 +67,9 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     roles: set[Role] = set()
     facts = op_facts()
     for node, port in _readers(view, value):
-        lookup = next((lookup for lookup in facts.lookups.get(node.key, ()) if lookup.indices == port), None)
+        lookup = next(
+            (lookup for lookup in facts.lookups.get(node.key, ()) if lookup.indices == port), None
+        )
         if lookup is not None:
             bounds.append(_rows(node, lookup, shapes))
         elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(view, node, port):
@@ -103,7 +105,9 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
             for _, body in node.bodies if node.key in facts.control_flow else ():
                 inputs = view.scopes[body].inputs
                 sources = body_sources(node, len(inputs))
-                reached += [inner for inner, source in zip(inputs, sources, strict=True) if source == port]
+                reached += [
+                    inner for inner, source in zip(inputs, sources, strict=True) if source == port
+                ]
         for scope, position in view.results[value]:
             owner = view.scopes[scope].owner
             if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
@@ -124,7 +128,9 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     if not shape or not -len(shape) <= axis < len(shape):
         return None
     return (
-        min((dim for dim in shape[axis:] if dim is not None), default=None) if node.key == "GatherND" else shape[axis]
+        min((dim for dim in shape[axis:] if dim is not None), default=None)
+        if node.key == "GatherND"
+        else shape[axis]
     )
 
 
@@ -147,5 +153,9 @@ def _is_one(graph: Graph, value: int) -> bool:
             return False
         array = numpy_helper.to_array(tensor)
         return array.dtype.kind in "biufV" and bool(array.reshape(()) == 1)
-    numbers = [attribute(producer.proto, name) for name in _NUMBERS] if producer and producer.key == "Constant" else []
+    numbers = (
+        [attribute(producer.proto, name) for name in _NUMBERS]
+        if producer and producer.key == "Constant"
+        else []
+    )
     return any(number in (1, [1]) for number in numbers)

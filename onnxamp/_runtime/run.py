@@ -117,7 +117,9 @@ class RunOptions:
     report: Report = silent
     budget: int = BUDGET
 
-    def draw(self, model: "Model", target: str | None = None, reference: "Executable | None" = None) -> "Samples":
+    def draw(
+        self, model: "Model", target: str | None = None, reference: "Executable | None" = None
+    ) -> "Samples":
         """Return the samples that are asked for.
 
         Args:

@@ -35,15 +35,28 @@ _SUFFIXES: Final = frozenset({".npz", ".json"})
 """Of files that hold samples."""
 
 _READ_FAILURES: Final = (
-    OSError, EOFError, ValueError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError, zipfile.BadZipFile,
-    zlib.error, struct.error, lzma.LZMAError,
-)  # fmt: skip
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    lzma.LZMAError,
+)
 """What broken files make NumPy, zipfile and json raise; an encrypted member is a RuntimeError."""
 
 _HEADERS: Final = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # the same layout; it says how names of fields are written
+    (
+        3,
+        0,
+    ): np.lib.format.read_array_header_2_0,  # the same layout; it says how names of fields are written
 }
 
 _MAX_RATIO: Final = 100
@@ -101,7 +114,9 @@ def _check_growth(path: Path, claimed: int) -> None:
         )
 
 
-def _member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, *, is_new: bool) -> Array:
+def _member(
+    path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, *, is_new: bool
+) -> Array:
     if not is_new:
         raise ArgumentError(f"{quoted(path)} holds two arrays named {name!r}: save it again.")
     try:
@@ -253,7 +268,9 @@ _OLD_CLASS: Final = "__polygraphy_encoded_"
 
 
 def _class(content: Mapping[str, Any]) -> str | None:
-    old = next((key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)), None)
+    old = next(
+        (key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)), None
+    )
     marked = content.get(_CLASS, old)
     return marked if isinstance(marked, str) else None
 
@@ -267,13 +284,17 @@ def _encoded(content: Mapping[str, Any]) -> Array:
     """An array as Polygraphy encodes it: an ``.npy`` file in base64."""
     kind, text = _class(content), content.get("array")
     if kind == "Tensor":
-        raise ValueError("it is a pickled tensor of PyTorch, which is not read: give Polygraphy NumPy arrays")
+        raise ValueError(
+            "it is a pickled tensor of PyTorch, which is not read: give Polygraphy NumPy arrays"
+        )
     if kind != "ndarray" or not isinstance(text, str):
         raise ValueError("it is neither nested lists of numbers nor an array of Polygraphy")
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
-        data = text.encode("latin-1")  # the first versions wrote bytes as they are, and archives of one array
+        data = text.encode(
+            "latin-1"
+        )  # the first versions wrote bytes as they are, and archives of one array
     if not data.startswith(_ARCHIVE_START):
         return _read_npy(BytesIO(data), len(data))
     with zipfile.ZipFile(BytesIO(data)) as archive:
@@ -300,7 +321,9 @@ def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
     """What reads each sample of a folder, in natural order of the names of their files."""
     files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
     if not files:
-        raise ArgumentError(f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there.")
+        raise ArgumentError(
+            f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there."
+        )
     return [partial(read_one, file) for file in sorted(files, key=_natural)]
 
 
@@ -325,7 +348,9 @@ def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
     if not path.exists():
         raise MissingFileError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
     if not path.is_file():
-        raise ArgumentError(f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder.")
+        raise ArgumentError(
+            f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder."
+        )
     with path.open("rb") as stream:
         start = stream.read(8)
     if start.startswith(np.lib.format.MAGIC_PREFIX):
@@ -334,4 +359,7 @@ def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
     if start.startswith(_ARCHIVE_START) or path.suffix.lower() == ".npz":
         return [partial(read_npz, path)]
     spans = json_samples(path)
-    return [partial(read_json, path, span, number if len(spans) > 1 else 0) for number, span in enumerate(spans, 1)]
+    return [
+        partial(read_json, path, span, number if len(spans) > 1 else 0)
+        for number, span in enumerate(spans, 1)
+    ]

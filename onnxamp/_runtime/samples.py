@@ -105,7 +105,11 @@ class Samples:
 
     def has(self, number: int) -> bool:
         """Whether there is one of that number; those before it are taken out of an iterator."""
-        return self.readers.has(number) if isinstance(self.readers, Spool) else number < len(self.readers)
+        return (
+            self.readers.has(number)
+            if isinstance(self.readers, Spool)
+            else number < len(self.readers)
+        )
 
     def numbers(self) -> Iterator[int]:
         """Their numbers, as far as there are any when the next one is asked for."""
@@ -144,7 +148,9 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
         return _streamed(given, model)
     samples = [_sample(item, given, model) for item in given]
     without = _without(max((_left(*pair) for pair in zip(given, samples, strict=True)), default=0))
-    return Samples(f"{_count(len(given), 'given sample')}{without}", [partial(dict, item) for item in samples])
+    return Samples(
+        f"{_count(len(given), 'given sample')}{without}", [partial(dict, item) for item in samples]
+    )
 
 
 def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
@@ -180,10 +186,14 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
     weights = {tensor.name for tensor in graph.initializer}
     names = [entry.name for entry in graph.input if entry.name not in weights]
     feeds = [item] if is_array(item) else item
-    if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (is_array(item) and len(names) != 1):
+    if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (
+        is_array(item) and len(names) != 1
+    ):
         raise _wrong_type(f"not a {type(given).__name__} that holds a {type(item).__name__}")
     if len(feeds) < len(names):
-        raise ArgumentError(f"A sample holds {_count(len(feeds), 'array')}, but the inputs are {', '.join(names)}.")
+        raise ArgumentError(
+            f"A sample holds {_count(len(feeds), 'array')}, but the inputs are {', '.join(names)}."
+        )
     return dict(zip(names, map(as_array, feeds), strict=False))
 
 
@@ -271,7 +281,9 @@ def draw_of(model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = 
     """What makes up the samples of :func:`random_samples`; raises the same."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-    source = model if isinstance(model, ModelProto) else Model.of(model)  # protos may lack their weights
+    source = (
+        model if isinstance(model, ModelProto) else Model.of(model)
+    )  # protos may lack their weights
 
     @cache
     def maker() -> InputMaker:  # the graph is analysed when the first sample is read
@@ -291,7 +303,11 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
         raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
     several = "" if count == 1 else f"{count} samples"
     told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
-    return Samples(f"made-up inputs ({', '.join(told)})", [partial(draw.make, number) for number in range(count)], draw)
+    return Samples(
+        f"made-up inputs ({', '.join(told)})",
+        [partial(draw.make, number) for number in range(count)],
+        draw,
+    )
 
 
 def _count(number: int, what: str) -> str:

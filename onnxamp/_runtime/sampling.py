@@ -7,7 +7,14 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._runtime.draws import suited, usual_count
 from onnxamp._runtime.engines import Executable, on_cpu
-from onnxamp._runtime.samples import Samples, SamplesLike, draw_of, drawn, given_samples, load_samples
+from onnxamp._runtime.samples import (
+    Samples,
+    SamplesLike,
+    draw_of,
+    drawn,
+    given_samples,
+    load_samples,
+)
 
 
 def as_samples(

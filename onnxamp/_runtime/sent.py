@@ -36,7 +36,14 @@ class SentModel:
     @classmethod
     def of(cls, model: Model) -> "SentModel":
         """Return a model to send."""
-        return cls(model.path, b"", model.folder, INSIDE, model.stamps, model)
+        return cls(
+            path=model.path,
+            data=b"",
+            folder=model.folder,
+            inside=INSIDE,
+            stamps=model.stamps,
+            _model=model,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it without the model that was read from a file."""

@@ -20,7 +20,14 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._runtime.browser.session import open_browser
 from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
-from onnxamp._runtime.starting import reason, session_failures, session_options, source_of, start_session, trial
+from onnxamp._runtime.starting import (
+    reason,
+    session_failures,
+    session_options,
+    source_of,
+    start_session,
+    trial,
+)
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
 from onnxamp._workers.threads import Once
 
@@ -103,19 +110,21 @@ def cuda_trouble() -> str | None:
     if not device_present():
         return "there is no NVIDIA device, or its driver is not installed"
     if _CUDA not in ort.get_available_providers():
-        return "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
+        return (
+            "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
+        )
     missing = _preload(ort.preload_dlls) if hasattr(ort, "preload_dlls") else ""
     hint = f" ({missing})" if missing else ""
     try:
-        session = start_session(trial().SerializeToString(), session_options(), provider_options("cuda", EXACT))
+        session = start_session(
+            trial().SerializeToString(), session_options(), provider_options("cuda", EXACT)
+        )
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
         return f"ONNX Runtime says: {reason(str(error) or type(error).__name__)}{hint}"
     if session.get_providers()[0] == _CUDA:
         return None
-    return (
-        f"ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]' brings libraries{hint}"
-    )
+    return f"ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]' brings libraries{hint}"
 
 
 def _preload(preload: Callable[..., None]) -> str:
@@ -128,7 +137,9 @@ def _preload(preload: Callable[..., None]) -> str:
         The first library that is missing, or "".
     """
     said = io.StringIO()
-    folders = (path for entry in sys.path for path in sorted(Path(entry or ".", "nvidia").glob("*/lib")))
+    folders = (
+        path for entry in sys.path for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
+    )
     for folder in (None, *folders):
         said.seek(0)
         said.truncate()
@@ -191,19 +202,27 @@ def make_session(
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
     wanted = _CUDA
-    providers: ProviderOptions | None = provider_options(provider, EXACT if cuda_options is None else cuda_options)
+    providers: ProviderOptions | None = provider_options(
+        provider, EXACT if cuda_options is None else cuda_options
+    )
     if is_plugin(provider):
         engine = engine_called(provider)
-        options.add_provider_for_devices(list(engine.devices), engine.settings(options.intra_op_num_threads))
+        options.add_provider_for_devices(
+            list(engine.devices), engine.settings(options.intra_op_num_threads)
+        )
         providers, wanted = None, engine.provider
     with source_of(model) as source, session_failures(f"load {name} on {provider}", loaded=False):
         session = start_session(source, options, providers)
     if provider != "cpu" and session.get_providers()[0] != wanted:
-        raise RuntimeFailure(f"ONNX Runtime loaded {name} on the CPU, although {provider} was asked for.")
+        raise RuntimeFailure(
+            f"ONNX Runtime loaded {name} on the CPU, although {provider} was asked for."
+        )
     return session
 
 
-def provider_options(provider: Provider, cuda_options: Mapping[str, str] = EXACT) -> ProviderOptions:
+def provider_options(
+    provider: Provider, cuda_options: Mapping[str, str] = EXACT
+) -> ProviderOptions:
     """The providers of a session on CUDA or the CPU, each with its options."""
     return [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
 
@@ -254,14 +273,23 @@ def run(
     """
     types = {item.name: item.type for item in session.get_outputs()}
     wanted = list(types if outputs is None else outputs)
-    with session_failures(f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"):
-        arrays = {name: np.asarray(feed) if isinstance(feed, np.generic) else feed for name, feed in feeds.items()}
+    with session_failures(
+        f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"
+    ):
+        arrays = {
+            name: np.asarray(feed) if isinstance(feed, np.generic) else feed
+            for name, feed in feeds.items()
+        }
         if not any(FOREIGN.search(types.get(name, "")) for name in wanted):
-            ready = {name: to_value(feed) if is_foreign(feed) else feed for name, feed in arrays.items()}
+            ready = {
+                name: to_value(feed) if is_foreign(feed) else feed for name, feed in arrays.items()
+            }
             return dict(zip(wanted, session.run(wanted, ready), strict=True))
         kinds = {item.name: item.type for item in session.get_inputs()}
         values = {name: to_value(feed, kinds.get(name)) for name, feed in arrays.items()}
-        return {name: from_value(value) for name, value in run_values(session, values, wanted).items()}
+        return {
+            name: from_value(value) for name, value in run_values(session, values, wanted).items()
+        }
 
 
 def run_values(
@@ -272,7 +300,9 @@ def run_values(
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.
     """
-    with session_failures(f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"):
+    with session_failures(
+        f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"
+    ):
         if session.get_providers()[0] != _CUDA:
             results = session.run_with_ort_values(list(outputs), dict(values))
         else:

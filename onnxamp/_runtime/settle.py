@@ -46,12 +46,18 @@ def settled_flow(
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.flow.make_flow`.
         RuntimeFailure: a condition cannot be computed.
     """
-    if before is not None and not before.choices and not any(feed is None for feed in feeds.values()):
+    if (
+        before is not None
+        and not before.choices
+        and not any(feed is None for feed in feeds.values())
+    ):
         return before
     shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider)
     if before is not None and before.choices == taken:
         return before
-    flow = flow_of(shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic)
+    flow = flow_of(
+        shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic
+    )
     return replace(flow, choices=taken)
 
 
@@ -79,7 +85,9 @@ def settle(
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
-            conditions = _conditions(replace(shell, model=written), names, feeds, provider, emulated=emulated)
+            conditions = _conditions(
+                replace(shell, model=written), names, feeds, provider, emulated=emulated
+            )
             choices.update(conditions)
             return conditions
 
@@ -89,7 +97,9 @@ def settle(
 
 def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
     """The model with optional inputs that the sample leaves empty computed inside, as they cannot be fed."""
-    empty = [entry for entry in model.graph.input if entry.name in feeds and feeds[entry.name] is None]
+    empty = [
+        entry for entry in model.graph.input if entry.name in feeds and feeds[entry.name] is None
+    ]
     if not empty:
         return model
     result = copy_without(model, "node", "input")
@@ -102,7 +112,12 @@ def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
 
 
 def _conditions(
-    shell: Shell, names: Sequence[str], feeds: Mapping[str, Feed], provider: Provider, *, emulated: bool
+    shell: Shell,
+    names: Sequence[str],
+    feeds: Mapping[str, Feed],
+    provider: Provider,
+    *,
+    emulated: bool,
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
     own = copied(shell.model)  # the caller edits its own

@@ -43,11 +43,19 @@ class Shell:
         """
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
-        return lowering.raised(array, tensor.data_type) if raised and tensor.data_type in LOW_ELEMS else array
+        return (
+            lowering.raised(array, tensor.data_type)
+            if raised and tensor.data_type in LOW_ELEMS
+            else array
+        )
 
 
 def take_weights(
-    model: ModelProto, base_dir: str | PathLike[str] | None, *, keep: int = WEIGHTS_IN_GRAPH, large: int = LARGE
+    model: ModelProto,
+    base_dir: str | PathLike[str] | None,
+    *,
+    keep: int = WEIGHTS_IN_GRAPH,
+    large: int = LARGE,
 ) -> Shell:
     """Separate a model from its large float weights, initializers as well as Constant nodes of the main graph.
 
@@ -62,12 +70,17 @@ def take_weights(
     """
     folder = None if base_dir is None else as_path(base_dir)
     result = copy_without(model, "initializer", "node")
-    constants = {node.output[0]: tensor for node in model.graph.node if (tensor := _constant(node)) is not None}
+    constants = {
+        node.output[0]: tensor
+        for node in model.graph.node
+        if (tensor := _constant(node)) is not None
+    }
     named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
     taken = {
-        name: tensor for name, tensor in named.items()
+        name: tensor
+        for name, tensor in named.items()
         if tensor.data_type in FLOAT_ELEMS and stored_bytes(tensor) >= large
-    }  # fmt: skip
+    }
     if sum(map(stored_bytes, taken.values())) <= keep:
         taken = {}
     for tensor in model.graph.initializer:
@@ -78,13 +91,17 @@ def take_weights(
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] in taken:
             _add_hollow(result.graph, node.output[0], constants[node.output[0]])
-        elif (sparse := _sparse_constant(node)) is not None:  # ONNX Runtime cannot return such a node's output
+        elif (
+            sparse := _sparse_constant(node)
+        ) is not None:  # ONNX Runtime cannot return such a node's output
             added = result.graph.sparse_initializer.add()
             added.CopyFrom(sparse)
             added.values.name = node.output[0]
         else:
             result.graph.node.append(node)
-    for tensor in tensors_of(result):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
+    for tensor in tensors_of(
+        result
+    ):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
         embed(tensor, folder)
     return Shell(result, taken, folder)
 
@@ -99,7 +116,9 @@ def _constant(node: NodeProto) -> TensorProto | None:
 def _sparse_constant(node: NodeProto) -> SparseTensorProto | None:
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
-    return next((item.sparse_tensor for item in node.attribute if item.name == "sparse_value"), None)
+    return next(
+        (item.sparse_tensor for item in node.attribute if item.name == "sparse_value"), None
+    )
 
 
 def _add_hollow(graph: GraphProto, name: str, tensor: TensorProto) -> None:

@@ -68,7 +68,11 @@ class Side:
         if name in self.values:
             output = from_value(self.values[name])
             # An input shares the feed's memory, which need not live as long as the output.
-            return output.copy() if isinstance(output, np.ndarray) and name not in self.flow.maker else output
+            return (
+                output.copy()
+                if isinstance(output, np.ndarray) and name not in self.flow.maker
+                else output
+            )
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]
@@ -85,7 +89,9 @@ def start(runner: Runner, feeds: Mapping[str, Feed], others: Counter[str]) -> Si
     """
     flow = runner.flow
     uses = Counter(name for reads in flow.reads for name in reads) + others + Counter(flow.outputs)
-    values = {name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()}
+    values = {
+        name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()
+    }
     return Side(flow, runner, values, uses)
 
 
@@ -192,7 +198,9 @@ def fitting(flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], b
     """
     if not flow.large or len(parts) < 2:
         return 1
-    uses = Counter([*wanted, *(name for part in parts for node in part for name in flow.reads[node])])
+    uses = Counter(
+        [*wanted, *(name for part in parts for node in part for name in flow.reads[node])]
+    )
     held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
     size = most = sum(flow.sizes.get(name, 0) for name in held)
     for part in parts:
@@ -202,6 +210,8 @@ def fitting(flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], b
         held.update(made)
         gone = {name for name in reads if uses[name] <= 0} & held
         held -= gone
-        size += sum(flow.sizes.get(name, 0) for name in made) - sum(flow.sizes.get(name, 0) for name in gone)
+        size += sum(flow.sizes.get(name, 0) for name in made) - sum(
+            flow.sizes.get(name, 0) for name in gone
+        )
         most = max(most, size)
     return max(1, budget // max(most, 1))

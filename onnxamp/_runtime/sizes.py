@@ -54,15 +54,21 @@ class Sizes:
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
         """Those of the given inputs."""
         leading, elsewhere, alone, unnamed = set[str](), set[str](), set[str](), set[str]()
-        for owner, shape in ((entry.name, shape) for entry in entries for shape in _shapes(entry.type)):
+        for owner, shape in (
+            (entry.name, shape) for entry in entries for shape in _shapes(entry.type)
+        ):
             for axis, dim in enumerate(shape.dim):
                 if is_open(dim):
                     name = dim_name(owner, axis, dim)
                     (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(name)
                     unnamed |= {name} - {dim.dim_param}
         formulas = {name: _formula(name) for name in sorted(leading | elsewhere | alone)}
-        within = {name for formula in formulas.values() if formula for name in _names(formula)} - formulas.keys()
-        batches = leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
+        within = {
+            name for formula in formulas.values() if formula for name in _names(formula)
+        } - formulas.keys()
+        batches = (
+            leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
+        )
         return cls(formulas | dict.fromkeys(sorted(within)), frozenset(batches), frozenset(unnamed))
 
     @property
@@ -155,7 +161,10 @@ def _formula(name: str) -> _Formula | None:
 def _is_known(part: ast.AST) -> bool:
     if isinstance(part, ast.Constant):
         return type(part.value) is int
-    return isinstance(part, ast.BinOp | ast.Name | ast.Load | ast.Add | ast.Sub | ast.Mult | ast.FloorDiv | ast.Div)
+    return isinstance(
+        part,
+        ast.BinOp | ast.Name | ast.Load | ast.Add | ast.Sub | ast.Mult | ast.FloorDiv | ast.Div,
+    )
 
 
 def _names(formula: _Formula) -> Iterator[str]:

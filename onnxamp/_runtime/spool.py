@@ -36,7 +36,11 @@ class Spool(Sequence[Callable[[], "Mapping[str, Feed]"]]):
     """
 
     def __init__(
-        self, source: "Iterator[Mapping[str, Feed]]", origin: str, expected: int = 0, room: int = ROOM
+        self,
+        source: "Iterator[Mapping[str, Feed]]",
+        origin: str,
+        expected: int = 0,
+        room: int = ROOM,
     ) -> None:
         self.origin, self.expected = origin, expected
         self._source: Iterator[Mapping[str, Feed]] | None = source
@@ -131,7 +135,9 @@ def _forgotten() -> "Mapping[str, Feed]":
 
 
 def _size(sample: "Mapping[str, Feed]") -> int:
-    parts = (part for feed in sample.values() for part in (feed if isinstance(feed, list) else [feed]))
+    parts = (
+        part for feed in sample.values() for part in (feed if isinstance(feed, list) else [feed])
+    )
     return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
 

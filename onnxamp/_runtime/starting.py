@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def session_options(
-    *, optimize: bool = True, lean: bool = False, threads: int = 0, profile_to: str | PathLike[str] | None = None
+    *,
+    optimize: bool = True,
+    lean: bool = False,
+    threads: int = 0,
+    profile_to: str | PathLike[str] | None = None,
 ) -> "ort.SessionOptions":
     """Options that log nothing, as :func:`~onnxamp._runtime.session.make_session` describes them."""
     import onnxruntime as ort  # noqa: PLC0415
@@ -59,7 +63,9 @@ def trial() -> ModelProto:
 
 
 def start_session(
-    source: bytes | str, options: "ort.SessionOptions", providers: Sequence[tuple[str, dict[str, str]]] | None = None
+    source: bytes | str,
+    options: "ort.SessionOptions",
+    providers: Sequence[tuple[str, dict[str, str]]] | None = None,
 ) -> "ort.InferenceSession":
     """A session on these providers; None for those that the options name. It never falls back to others."""
     import onnxruntime as ort  # noqa: PLC0415

@@ -127,8 +127,17 @@ def switched(
     result = ModelProto()
     copy_fields(model, result, but={"graph"})
     switches = Switches(names.fresh(MASK), names, version, result.graph)
-    job = _Job(view, low, names, switches, {i: ports[key] for key, i in nodes.items()}, empty)
-    job.given = {value: given[name] for name, value in view.scopes[0].names.items() if name in given}
+    job = _Job(
+        view=view,
+        low=low,
+        names=names,
+        switches=switches,
+        ports={i: ports[key] for key, i in nodes.items()},
+        hollow=empty,
+    )
+    job.given = {
+        value: given[name] for name, value in view.scopes[0].names.items() if name in given
+    }
     if arithmetic is not None and low is FLOAT16:
         job.accumulator = Accumulator(arithmetic, names, version, view.shapes_of(shapes or {}))
     job.targets[0] = result.graph
@@ -136,8 +145,12 @@ def switched(
         _fill(job, scope, job.targets[scope.index])
         if scope.index == 0:
             switches.enter_bodies()
-    result.graph.input.append(helper.make_tensor_value_info(switches.mask, TensorProto.BOOL, [len(switches.nodes)]))
-    by_element = tuple(tuple(node_key(view.nodes[index]) for index in sorted(group)) for group in switches.nodes)
+    result.graph.input.append(
+        helper.make_tensor_value_info(switches.mask, TensorProto.BOOL, [len(switches.nodes)])
+    )
+    by_element = tuple(
+        tuple(node_key(view.nodes[index]) for index in sorted(group)) for group in switches.nodes
+    )
     return Switched(result, switches.mask, tuple(nodes), by_element, job.fed)
 
 
@@ -172,10 +185,14 @@ class _Job:
         for index, own in self.ports.items():
             node = self.view.nodes[index]
             made = [node.outputs[port] for port in own.outputs]
-            self.exact |= {value: self.names.fresh(f"{self.view.values[value].name}/exact") for value in made}
+            self.exact |= {
+                value: self.names.fresh(f"{self.view.values[value].name}/exact") for value in made
+            }
             for value in (*made, *(node.input(port) for port in own.inputs)):
                 if value != ABSENT and value not in self.rounded and value not in self.hollow:
-                    self.rounded[value] = self.names.fresh(f"{self.view.values[value].name}/rounded")
+                    self.rounded[value] = self.names.fresh(
+                        f"{self.view.values[value].name}/rounded"
+                    )
 
     def round(self, graph: GraphProto, value: int) -> None:
         """Append the rounded form of a value if a switch needs it."""
@@ -183,7 +200,9 @@ class _Job:
             constant = self.constant(value)
             if constant is not None:
                 own = self.given.get(value)
-                rounded = _saturated(constant, self.low) if own is None else self.raised(own, constant)
+                rounded = (
+                    _saturated(constant, self.low) if own is None else self.raised(own, constant)
+                )
                 if np.array_equal(rounded, constant):
                     self.rounded[value] = self.view.values[value].name
                 else:
@@ -206,10 +225,19 @@ class _Job:
             nodes.add(self.view.values[value].producer)
         return self.where(graph, value, frozenset(nodes), (self.rounded[value], exact), target)
 
-    def where(self, graph: GraphProto, value: int, nodes: frozenset[int], forms: tuple[str, str], target: str) -> str:
+    def where(
+        self,
+        graph: GraphProto,
+        value: int,
+        nodes: frozenset[int],
+        forms: tuple[str, str],
+        target: str,
+    ) -> str:
         """Append the choice between two forms of a value: the first if any of the nodes is low. Returns ``target``."""
         switch = self.switches.switch(graph, nodes)
-        if not self.view.shapes[value]:  # a scalar, or perhaps one: it would get a dimension from the switch
+        if not self.view.shapes[
+            value
+        ]:  # a scalar, or perhaps one: it would get a dimension from the switch
             scalar = self.names.fresh(f"{target}/switch")
             graph.node.append(helper.make_node("Squeeze", [switch], [scalar]))
             switch = scalar
@@ -219,20 +247,28 @@ class _Job:
     def accumulate(self, graph: GraphProto, node: Node, added: NodeProto) -> None:
         """Append what the target's accumulator makes of a node's output if the node is low: its exact form from now."""
         value = node.outputs[0]
-        if self.accumulator is None or value not in self.exact or not self.accumulator.applies(added):
+        if (
+            self.accumulator is None
+            or value not in self.exact
+            or not self.accumulator.applies(added)
+        ):
             return
         raw = self.exact[value]
         summed = self.accumulator.add(graph, node, added, raw)
         if summed != raw:
             target = self.names.fresh(f"{self.view.values[value].name}/summed")
-            self.exact[value] = self.where(graph, value, frozenset({node.index}), (summed, raw), target)
+            self.exact[value] = self.where(
+                graph, value, frozenset({node.index}), (summed, raw), target
+            )
 
     def feed(self, value: int, reader: int, target: str) -> str:
         """Add an initializer for what the reader gets of a weight without data; returns its name."""
         weight = self.view.values[value].name
         self.fed[target] = weight, node_key(self.view.nodes[reader])
         self.targets[0].initializer.add(
-            name=target, data_type=TensorProto.FLOAT, dims=[size or 0 for size in self.view.shapes[value] or ()]
+            name=target,
+            data_type=TensorProto.FLOAT,
+            dims=[size or 0 for size in self.view.shapes[value] or ()],
         )
         return target
 
@@ -243,12 +279,16 @@ class _Job:
     def is_read_as_is(self, value: int) -> bool:
         """Whether anything reads or returns a value without a choice of its own."""
         readers = ((self.ports.get(node), port) for node, port in self.view.uses[value])
-        return bool(self.view.results[value]) or any(own is None or port not in own.inputs for own, port in readers)
+        return bool(self.view.results[value]) or any(
+            own is None or port not in own.inputs for own, port in readers
+        )
 
     def constant(self, value: int) -> Floats | None:
         """A small constant's elements."""
         tensor = self.view.ask(constant_tensors).get(value)
-        is_large = prod(tensor.dims) > _FOLDED and value not in self.given if tensor is not None else False
+        is_large = (
+            prod(tensor.dims) > _FOLDED and value not in self.given if tensor is not None else False
+        )
         if tensor is None or tensor.data_type != TensorProto.FLOAT or is_large:
             return None
         return numpy_helper.to_array(tensor)
@@ -264,7 +304,10 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
     """Copy a graph. Nodes are added between their producers and their readers, since bodies must be in order."""
     copy_fields(scope.proto, target, but={"node"})
     for value in dict.fromkeys(scope.names.values()):
-        if job.view.values[value].scope == scope.index and job.view.values[value].origin is not Origin.NODE:
+        if (
+            job.view.values[value].scope == scope.index
+            and job.view.values[value].origin is not Origin.NODE
+        ):
             job.round(target, value)
     for index in scope.nodes:
         node, own = job.view.nodes[index], job.ports.get(index, Ports((), ()))
@@ -273,7 +316,11 @@ def _fill(job: _Job, scope: Scope, target: GraphProto) -> None:
             if value != ABSENT and value not in chosen:
                 name = job.names.fresh(f"{job.view.values[value].name}/{index}")
                 own_weight = value in job.hollow
-                chosen[value] = job.feed(value, index, name) if own_weight else job.choose(target, value, index, name)
+                chosen[value] = (
+                    job.feed(value, index, name)
+                    if own_weight
+                    else job.choose(target, value, index, name)
+                )
         added = target.node.add()
         added.CopyFrom(node.proto)
         _find_bodies(job, node, added)

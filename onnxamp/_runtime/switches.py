@@ -58,7 +58,9 @@ class Switches:
         start = len(self.nodes)
         self.nodes += [frozenset[int]()] * _TOGETHER
         names = [self.names.fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
-        part, positions = (self.names.fresh(f"{self.mask}/{start}/{kind}") for kind in ("part", "positions"))
+        part, positions = (
+            self.names.fresh(f"{self.mask}/{start}/{kind}") for kind in ("part", "positions")
+        )
         elements = np.arange(start, start + _TOGETHER, dtype=np.int64)
         self.main.initializer.append(numpy_helper.from_array(elements, positions))
         self.main.node.insert(at, helper.make_node("Gather", [self.mask, positions], [part]))

@@ -15,7 +15,11 @@ def upcast_type(proto: TypeProto) -> None:
         if kind == "map_type":
             proto = proto.map_type.value_type
         else:
-            proto = proto.sequence_type.elem_type if kind == "sequence_type" else proto.optional_type.elem_type
+            proto = (
+                proto.sequence_type.elem_type
+                if kind == "sequence_type"
+                else proto.optional_type.elem_type
+            )
         kind = proto.WhichOneof("value")
     leaf = proto.sparse_tensor_type if kind == "sparse_tensor_type" else proto.tensor_type
     if kind is not None and leaf.elem_type in LOW_ELEMS:
@@ -47,7 +51,9 @@ def upcast_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) -
     try:
         numbers = numpy_helper.to_array(source)
     except ValueError as error:
-        raise ModelError(f"The tensor {source.name!r} does not hold what its shape says: {error}.") from error
+        raise ModelError(
+            f"The tensor {source.name!r} does not hold what its shape says: {error}."
+        ) from error
     target.raw_data = numbers.astype("<f4").tobytes()
 
 
@@ -62,7 +68,9 @@ def upcast_sparse(source: SparseTensorProto, target: SparseTensorProto, base_dir
 
 def upcast_attribute(source: AttributeProto, target: AttributeProto, base_dir: BaseDir) -> None:
     """Copy an attribute without its graphs; tensors and types in it lose their low element types."""
-    copy_fields(source, target, but={"t", "tensors", "sparse_tensor", "sparse_tensors", "g", "graphs"})
+    copy_fields(
+        source, target, but={"t", "tensors", "sparse_tensor", "sparse_tensors", "g", "graphs"}
+    )
     if source.HasField("t"):
         upcast_tensor(source.t, target.t, base_dir)
     for tensor in source.tensors:

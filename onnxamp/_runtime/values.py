@@ -30,7 +30,11 @@ _PACKED: Final = re.compile(r"\((float4\w*|u?int[24])\)")
 
 def is_array(item: Any) -> bool:
     """Whether it is an array, or a tensor of a framework."""
-    return isinstance(item, np.ndarray) or callable(getattr(item, "numpy", None)) or hasattr(item, "__array__")
+    return (
+        isinstance(item, np.ndarray)
+        or callable(getattr(item, "numpy", None))
+        or hasattr(item, "__array__")
+    )
 
 
 def as_array(item: Any) -> Feed:
@@ -75,8 +79,12 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         elem = helper.np_dtype_to_tensor_dtype(feed.dtype)
         if _PACKED.search(held := tensor_type(elem)):
             return _made("Constant", {}, held, value=numpy_helper.from_array(feed))
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(feed.view(f"u{feed.dtype.itemsize}"), elem)
-    if feed is None:  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.settle.settled_flow`
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            feed.view(f"u{feed.dtype.itemsize}"), elem
+        )
+    if (
+        feed is None
+    ):  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.settle.settled_flow`
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
     if not all(isinstance(item, np.ndarray) for item in feed) or (kind or "seq").startswith("map"):
         raise RuntimeFailure(f"A value of type {kind or type(feed).__name__} cannot be fed.")
@@ -109,22 +117,33 @@ def from_value(value: "ort.OrtValue") -> Any:
     if not value.has_value():
         return None
     if value.is_sparse_tensor():
-        raise RuntimeFailure(f"A value of type {value.data_type()} cannot be read: onnxamp reads dense tensors.")
+        raise RuntimeFailure(
+            f"A value of type {value.data_type()} cannot be read: onnxamp reads dense tensors."
+        )
     if not value.is_tensor() and not FOREIGN.search(value.data_type()):
         return _passed(value)
     if value.is_tensor_sequence():
         element = _inner(value.data_type())
         length = int(_made("SequenceLength", {"s": value}, "tensor(int64)").numpy())
         numbers = (to_value(np.array(number)) for number in range(length))
-        return [from_value(_made("SequenceAt", {"s": value, "i": number}, element)) for number in numbers]
+        return [
+            from_value(_made("SequenceAt", {"s": value, "i": number}, element))
+            for number in numbers
+        ]
     if not value.is_tensor() or not FOREIGN.search(value.data_type()):
         return value.numpy()
     elem, size = value.element_type(), value.tensor_size_in_bytes()
     on_host = value.device_name().lower() == "cpu"
-    raw = ctypes.string_at(value.data_ptr(), size) if on_host else bytes_on_device(value.data_ptr(), size)  # copies
+    raw = (
+        ctypes.string_at(value.data_ptr(), size)
+        if on_host
+        else bytes_on_device(value.data_ptr(), size)
+    )  # copies
     if _PACKED.search(value.data_type()):
         return numpy_helper.to_array(TensorProto(data_type=elem, dims=value.shape(), raw_data=raw))
-    return np.frombuffer(bytearray(raw), helper.tensor_dtype_to_np_dtype(elem)).reshape(value.shape())
+    return np.frombuffer(bytearray(raw), helper.tensor_dtype_to_np_dtype(elem)).reshape(
+        value.shape()
+    )
 
 
 def typed(kind: str) -> TypeProto:
@@ -135,7 +154,9 @@ def typed(kind: str) -> TypeProto:
     """
     proto = type_proto(kind) or _map_proto(kind)
     if proto is None:
-        raise RuntimeFailure(f"A value of type {kind} cannot pass from one piece of a model to the next.")
+        raise RuntimeFailure(
+            f"A value of type {kind} cannot pass from one piece of a model to the next."
+        )
     return proto
 
 
@@ -146,7 +167,9 @@ def _map_proto(kind: str) -> TypeProto | None:
         return None
     item = type_proto(match["item"])
     result = None if item is None else helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
-    return helper.make_sequence_type_proto(result) if match["seq"] and result is not None else result
+    return (
+        helper.make_sequence_type_proto(result) if match["seq"] and result is not None else result
+    )
 
 
 _MAP: Final = re.compile(r"(?P<seq>seq\()?map\((?P<key>\w+), ?(?P<item>tensor\(\w+\))\)(?(seq)\))")
@@ -169,10 +192,14 @@ def _inner(kind: str) -> str:
     return kind[kind.index("(") + 1 : -1]
 
 
-def _made(op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any) -> "ort.OrtValue":
+def _made(
+    op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any
+) -> "ort.OrtValue":
     """The output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
     with _failures(kind):
-        session = _session(op, tuple((name, value.data_type()) for name, value in inputs.items()), kind, attributes)
+        session = _session(
+            op, tuple((name, value.data_type()) for name, value in inputs.items()), kind, attributes
+        )
         return session.run_with_ort_values(["y"], dict(inputs))[0]
 
 

@@ -15,7 +15,9 @@ def as_data(item: Any, *, named: bool = True) -> Any:
     ``named``: a dataclass is an object; else the list of its fields.
     """
     if is_dataclass(item) and not isinstance(item, type):
-        values = {field.name: as_data(getattr(item, field.name), named=named) for field in fields(item)}
+        values = {
+            field.name: as_data(getattr(item, field.name), named=named) for field in fields(item)
+        }
         return values if named else list(values.values())
     if isinstance(item, Mapping):
         return {
@@ -48,7 +50,9 @@ def from_data(kind: Any, data: Any) -> Any:
         return _collection(kind, data)
     if kind is float and isinstance(data, (str, int, float)):
         number = float(data)
-        return number if isinstance(data, str) else data  # an integer stays one, and is written as such again
+        return (
+            number if isinstance(data, str) else data
+        )  # an integer stays one, and is written as such again
     if kind is not Any and not isinstance(data, kind):
         raise TypeError(kind)
     return data

@@ -111,7 +111,11 @@ class State:
             ArgumentError: any of these facts have changed.
         """
         known = self._parts.get(name)
-        changed = [] if known is None else [what for what in facts if facts[what] != known.facts.get(what, "")]
+        changed = (
+            []
+            if known is None
+            else [what for what in facts if facts[what] != known.facts.get(what, "")]
+        )
         if changed:
             raise ArgumentError(
                 f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since."
@@ -214,7 +218,11 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
         return
     path = as_path(given)
     try:
-        file = _remote(path) if is_remote(path) else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        file = (
+            _remote(path)
+            if is_remote(path)
+            else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        )
     except OSError as error:
         raise _unwritable(path, error) from None
     with _closed(path, file):

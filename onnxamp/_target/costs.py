@@ -35,7 +35,9 @@ class Costs:
     def of(cls, row: Mapping[str, float]) -> "Costs":
         """The costs in a table ``[costs]``."""
         unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
-        return cls(unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3)
+        return cls(
+            unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3
+        )
 
     def host_time(self, size: int) -> float:
         """Microseconds for a node on the CPU with ``size`` bytes of inputs and outputs."""
@@ -43,7 +45,9 @@ class Costs:
 
     def cast(self, count: int, trips: int, low: Format) -> int:
         """Cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
-        return (LAUNCH + (FLOAT32_BYTES + low.bytes) * min(count, MAX_ELEMENTS) // self.bytes_per_unit) * trips
+        return (
+            LAUNCH + (FLOAT32_BYTES + low.bytes) * min(count, MAX_ELEMENTS) // self.bytes_per_unit
+        ) * trips
 
     def traffic(self, size: int) -> int:
         """Cost of moving ``size`` bytes."""

@@ -47,23 +47,55 @@ def freedom(
     """
     if not params:
         return Freedom()
-    legal = _legal(target, key, signature, bound, params, low, proto)
+    legal = _legal(
+        provider=target,
+        key=key,
+        signature=signature,
+        bound=bound,
+        params=params,
+        low=low,
+        proto=proto,
+    )
     everything_high = (False,) * len(params)
     falls_back = everything_high not in legal and not target_of(target).builds
     typed_by_attribute = key in op_facts().dtype_attribute
-    if cpu_of(target) != target and (not legal or (typed_by_attribute and not target_of(target).limits_types)):
+    if cpu_of(target) != target and (
+        not legal or (typed_by_attribute and not target_of(target).limits_types)
+    ):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low.is_wrapped and not typed_by_attribute:
-            wrapped = _legal(target, key, signature, bound, params, low, proto, asked=_may_be_wrapped)
+            wrapped = _legal(
+                provider=target,
+                key=key,
+                signature=signature,
+                bound=bound,
+                params=params,
+                low=low,
+                proto=proto,
+                asked=_may_be_wrapped,
+            )
             return _described(params, wrapped | {everything_high}, falls_back=True)
-        legal = _legal(target, key, signature, bound, params, low, proto, asked=_is_left)
+        legal = _legal(
+            provider=target,
+            key=key,
+            signature=signature,
+            bound=bound,
+            params=params,
+            low=low,
+            proto=proto,
+            asked=_is_left,
+        )
     only_low = falls_back and any(any(choice) for choice in legal)
     return _described(params, legal | {everything_high}, falls_back=falls_back, only_low=only_low)
 
 
-def _may_be_wrapped(target: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+def _may_be_wrapped(
+    target: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
+) -> bool:
     """Whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
-    is_failing = any(fails(place, key, signature, bound, proto) for place in (target, cpu_of(target)))
+    is_failing = any(
+        fails(place, key, signature, bound, proto) for place in (target, cpu_of(target))
+    )
     return not is_failing and agrees(key, signature, bound, proto)
 
 
@@ -74,7 +106,11 @@ def _is_left(target: str, key: str, signature: Signature, bound: Binding, proto:
 
 
 def _described(
-    params: Sequence[str], legal: frozenset[tuple[bool, ...]], *, falls_back: bool, only_low: bool = False
+    params: Sequence[str],
+    legal: frozenset[tuple[bool, ...]],
+    *,
+    falls_back: bool,
+    only_low: bool = False,
 ) -> Freedom:
     """The pins and implications that leave the legal choices."""
     high = frozenset(p for i, p in enumerate(params) if not any(choice[i] for choice in legal))
@@ -106,10 +142,18 @@ def _legal(
 
 
 def _choose(
-    bound: Binding, params: Sequence[str], choice: Sequence[bool], low: Format, given: tuple[str, str] | None
+    bound: Binding,
+    params: Sequence[str],
+    choice: Sequence[bool],
+    low: Format,
+    given: tuple[str, str] | None,
 ) -> dict[str, str]:
     """The types of a choice; ``given`` as from :func:`_given`."""
-    lowered = {param: retyped(bound[param], low) for param, is_low in zip(params, choice, strict=True) if is_low}
+    lowered = {
+        param: retyped(bound[param], low)
+        for param, is_low in zip(params, choice, strict=True)
+        if is_low
+    }
     types = {**bound, **lowered}
     return types if given is None or given[1] not in types else {**types, given[0]: types[given[1]]}
 

@@ -45,7 +45,9 @@ class Kernel:
 
     def covers(self, version: int) -> bool:
         """Whether the kernel is for a schema of this since-version."""
-        return self.since == version or (self.until is not None and self.since <= version <= self.until)
+        return self.since == version or (
+            self.until is not None and self.since <= version <= self.until
+        )
 
     def takes(self, signature: Signature, bound: Binding) -> bool:
         """Whether the kernel runs the op with these types. Rows keyed by the name of an input do not restrict it."""
@@ -64,13 +66,17 @@ def check_target(target: object) -> str:
         ArgumentTypeError: it is not a string.
     """
     if not isinstance(target, str):
-        raise ArgumentTypeError(f"target must be a string such as 'cuda', not {type(target).__name__}.")
+        raise ArgumentTypeError(
+            f"target must be a string such as 'cuda', not {type(target).__name__}."
+        )
     if target == AUTO:
         return installed_target()
     device, at, version = target.partition("@")
     if device not in targets():
         also = "or add a version of ONNX Runtime, as in 'cuda@1.24'"
-        raise ArgumentError(f"Unknown target {target!r}: choose one of {', '.join(targets())} and {AUTO}, {also}.")
+        raise ArgumentError(
+            f"Unknown target {target!r}: choose one of {', '.join(targets())} and {AUTO}, {also}."
+        )
     return versioned(device, version) if at else target
 
 
@@ -101,7 +107,11 @@ def _kernels(
     rows: Sequence[tuple[int, int | None, Mapping[str, list[int]]]], names: Sequence[str]
 ) -> tuple[Kernel, ...]:
     return tuple(
-        Kernel(since, until, {param: frozenset(names[i] for i in numbers) for param, numbers in types.items()})
+        Kernel(
+            since,
+            until,
+            {param: frozenset(names[i] for i in numbers) for param, numbers in types.items()},
+        )
         for since, until, types in rows
     )
 
@@ -109,14 +119,20 @@ def _kernels(
 def float_types(provider: str, key: str, since: int) -> set[str]:
     """Float types that kernels of this version of the op take anywhere."""
     rows = (row for row in kernel_table(provider).get(key, ()) if row.covers(since))
-    return {name for row in rows for names in row.types.values() for name in names if name in _FLOATS}
+    return {
+        name for row in rows for names in row.types.values() for name in names if name in _FLOATS
+    }
 
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     """Whether the target has a kernel of whatever version of the op that takes the type."""
     if not target_of(target).limits_types:
         return True
-    return any(type_name in names for row in kernel_table(target).get(key, ()) for names in row.types.values())
+    return any(
+        type_name in names
+        for row in kernel_table(target).get(key, ())
+        for names in row.types.values()
+    )
 
 
 def has_kernel(provider: str, key: str, signature: Signature, bound: Binding) -> bool:
@@ -124,20 +140,26 @@ def has_kernel(provider: str, key: str, signature: Signature, bound: Binding) ->
     return any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ()))
 
 
-def runs_on(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+def runs_on(
+    provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
+) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
     if fails(provider, key, signature, bound, proto) is not None:
         return False
     if not target_of(provider).limits_types:
-        if not signature.has_function or any(kernel_table(name).get(key) for name in with_kernels()):
+        if not signature.has_function or any(
+            kernel_table(name).get(key) for name in with_kernels()
+        ):
             return agrees(key, signature, bound, proto)
     elif has_kernel(provider, key, signature, bound):
         return kernel_limit(device_of(provider), proto, bound) is None
     if not signature.has_function or target_of(provider).builds:  # these do not expand functions
         return False
-    return _body_runs(provider, key, signature, _input_types(signature, bound, proto), proto.SerializeToString())
+    return _body_runs(
+        provider, key, signature, _input_types(signature, bound, proto), proto.SerializeToString()
+    )
 
 
 def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
@@ -152,9 +174,13 @@ def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> 
     return _body_agrees(signature, _input_types(signature, bound, proto), proto.SerializeToString())
 
 
-def fails(provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> str | None:
+def fails(
+    provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
+) -> str | None:
     """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
-    is_expanded = target_of(provider).limits_types and not has_kernel(provider, key, signature, bound)
+    is_expanded = target_of(provider).limits_types and not has_kernel(
+        provider, key, signature, bound
+    )
     if is_expanded and not signature.has_function:
         return None
     return kernel_failure(device_of(provider), proto, bound, expanded=is_expanded)
@@ -165,32 +191,45 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
     if not target_of(target).limits_types:
         return True
     for provider in dict.fromkeys((target, cpu_of(target))):
-        rows = [kernel for kernel in kernel_table(provider).get(key, ()) if kernel.covers(signature.since)]
+        rows = [
+            kernel
+            for kernel in kernel_table(provider).get(key, ())
+            if kernel.covers(signature.since)
+        ]
         if rows:
             return any(row.takes(signature, {"V": type_name}) for row in rows)
     return True
 
 
 def _input_types(signature: Signature, bound: Binding, proto: NodeProto) -> tuple[str | None, ...]:
-    return tuple(_input_type(signature, bound, position, name) for position, name in enumerate(proto.input))
+    return tuple(
+        _input_type(signature, bound, position, name) for position, name in enumerate(proto.input)
+    )
 
 
 def _input_type(signature: Signature, bound: Binding, position: int, name: str) -> str | None:
     port = signature.input(position)
     if port is None or not name:
         return None
-    return bound.get(signature.param(port, position)) if port.type in signature.params else port.type
+    return (
+        bound.get(signature.param(port, position)) if port.type in signature.params else port.type
+    )
 
 
 @cache
-def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
+def _body_runs(
+    provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes
+) -> bool:
     """Whether every node of the op's function body has consistent types and runs on the provider.
 
     ONNX Runtime expands a fixed body only if none of its ops has changed between the body's opset and the model's
     (``OpSchema::ValidateReferencedOpsInFunction``).
     """
     node = NodeProto.FromString(serialized)
-    if any(name and _elem(kind or "") not in ELEM_NUMBERS for name, kind in zip(node.input, types, strict=True)):
+    if any(
+        name and _elem(kind or "") not in ELEM_NUMBERS
+        for name, kind in zip(node.input, types, strict=True)
+    ):
         return False
     view = _expanded(node, signature, types)
     if view is None or any(inner.key == key for inner in view.nodes):
@@ -212,7 +251,10 @@ def _body_runs(provider: str, key: str, signature: Signature, types: tuple[str |
 def _body_agrees(signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
     """Whether every node of the op's function body has consistent types, where there is a body for these types."""
     node = NodeProto.FromString(serialized)
-    if any(name and _elem(kind or "") not in ELEM_NUMBERS for name, kind in zip(node.input, types, strict=True)):
+    if any(
+        name and _elem(kind or "") not in ELEM_NUMBERS
+        for name, kind in zip(node.input, types, strict=True)
+    ):
         return True
     view = _expanded(node, signature, types)
     if view is None:
@@ -220,7 +262,9 @@ def _body_agrees(signature: Signature, types: tuple[str | None, ...], serialized
     inferred = infer_types(view)
     for inner in view.nodes:
         inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        if inner.signature is not None and not is_consistent(inner.signature, bind(inner.signature, inputs), inputs):
+        if inner.signature is not None and not is_consistent(
+            inner.signature, bind(inner.signature, inputs), inputs
+        ):
             return False
     return True
 
@@ -242,7 +286,10 @@ def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | N
         if port is None:
             return False
         if port.type in signature.params:
-            if bound[signature.param(port, position)] != kind or kind not in signature.params[port.type]:
+            if (
+                bound[signature.param(port, position)] != kind
+                or kind not in signature.params[port.type]
+            ):
                 return False
         elif port.type != kind:
             return False
@@ -258,7 +305,9 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
     ]
     proto = copied(node)
     del proto.input[:]
-    proto.input.extend("" if kind is None else f"in{position}" for position, kind in enumerate(types))
+    proto.input.extend(
+        "" if kind is None else f"in{position}" for position, kind in enumerate(types)
+    )
     graph = helper.make_graph(
         [proto], "body", inputs, [helper.make_empty_tensor_value_info(n) for n in node.output if n]
     )

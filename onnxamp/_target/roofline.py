@@ -40,7 +40,10 @@ def devices() -> Mapping[str, Device]:
     """The devices of ``_data/devices.toml``, by name."""
     rows = read_table("devices").items()
     rates = ("float32", "products", "low")
-    return {name: Device(name, row["bandwidth"] * 1e3, *(row[rate] * 1e6 for rate in rates)) for name, row in rows}
+    return {
+        name: Device(name, row["bandwidth"] * 1e3, *(row[rate] * 1e6 for rate in rates))
+        for name, row in rows
+    }
 
 
 def device_called(name: str) -> Device:
@@ -84,7 +87,9 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     if node.key in op_facts().views:
         return Work(0, 0)
     tables = {lookup.table for lookup in op_facts().lookups.get(node.key, ())}
-    read = [value for port, value in enumerate(node.inputs) if value != ABSENT and port not in tables]
+    read = [
+        value for port, value in enumerate(node.inputs) if value != ABSENT and port not in tables
+    ]
     touched = sum(elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT)
     written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
     terms = expected_terms(node, shapes)

@@ -42,7 +42,9 @@ def known_versions(device: str) -> tuple[str, ...]:
     if target_of(device).versioned:
         return tuple(reversed(target_json(device, "history")["versions"]))
     others = [known_versions(name) for name in with_versions()]
-    return tuple(version for version in known_versions(CPU) if all(version in known for known in others))
+    return tuple(
+        version for version in known_versions(CPU) if all(version in known for known in others)
+    )
 
 
 def with_versions() -> tuple[str, ...]:
@@ -91,14 +93,24 @@ def versioned(device: str, version: str) -> str:
         ArgumentError: the device has no versions, or the version is unknown.
     """
     if not target_of(device).versioned:
-        raise ArgumentError(f"The target {device!r} has no versions: only {' and '.join(with_versions())} have.")
+        raise ArgumentError(
+            f"The target {device!r} has no versions: only {' and '.join(with_versions())} have."
+        )
     known = known_versions(device)
     parts = version.split(".")
     wanted = ".".join(parts[:2])
     if wanted in known:
         return f"{device}@{wanted}"
-    if len(parts) > 1 and all(part.isdecimal() for part in parts[:2]) and _ordinal(wanted) > _ordinal(known[-1]):
-        warn([f"The kernels of ONNX Runtime {version} are not known yet for {device}: those of {known[-1]} are taken."])
+    if (
+        len(parts) > 1
+        and all(part.isdecimal() for part in parts[:2])
+        and _ordinal(wanted) > _ordinal(known[-1])
+    ):
+        warn(
+            [
+                f"The kernels of ONNX Runtime {version} are not known yet for {device}: those of {known[-1]} are taken."
+            ]
+        )
         return f"{device}@{known[-1]}"
     raise ArgumentError(
         f"Kernels of ONNX Runtime {version!r} are not known for the target {device!r}: choose a version from"

@@ -71,4 +71,6 @@ class Search:
             ArgumentError: there is a state, and the metric has no name.
         """
         if state is not None and not isinstance(self.metric, str):
-            raise ArgumentError("A state file needs a metric that has a name: write it as 'package:function'.")
+            raise ArgumentError(
+                "A state file needs a metric that has a name: write it as 'package:function'."
+            )

@@ -38,7 +38,9 @@ class CandidateSolver:
     _work: tuple[int, int] = field(init=False)
     """Arithmetic and elements of all tunable nodes."""
     _priced: tuple[float, ...] = ()
-    _costs: dict[frozenset[str], tuple[list[int], int, frozenset[str]]] = field(default_factory=dict)
+    _costs: dict[frozenset[str], tuple[list[int], int, frozenset[str]]] = field(
+        default_factory=dict
+    )
     """Choice -> values that are cast, bytes of weights, and the nodes that are lowered for it."""
     _rates: dict[float, frozenset[str]] = field(default_factory=dict)
     """Rate -> choice at the last prices: searches for several targets share most cuts."""
@@ -47,13 +49,18 @@ class CandidateSolver:
         base, ports = self.base, self.base.ports
         self._variables = {
             unit.key: [
-                *(ports.produced[base.graph.nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
+                *(
+                    ports.produced[base.graph.nodes[unit.node].outputs[port]]
+                    for port in unit.ports.outputs
+                ),
                 *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
             ]
             for unit in (*self.space.tunable, *self.space.followers)
         }
         order = {index: place for place, index in enumerate(base.graph.order)}
-        self._places = {unit.key: order[unit.node] for unit in (*self.space.tunable, *self.space.followers)}
+        self._places = {
+            unit.key: order[unit.node] for unit in (*self.space.tunable, *self.space.followers)
+        }
         self._work = (
             sum(unit.work.flops for unit in self.space.tunable) or 1,
             sum(unit.work.elements for unit in self.space.tunable) or 1,
@@ -65,7 +72,9 @@ class CandidateSolver:
         units = self.space.tunable
         pins = dict(self.space.pins)
         pins |= {unit.node: why for unit in units if (why := self.pinned.get(unit.key)) is not None}
-        pins |= {unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf}
+        pins |= {
+            unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf
+        }
         charged = [0.0 if price == inf else rate * price for price in prices]
         kept, parting = set[int](), self.space.parting()
         decision = self.problem.decide(prices_for(units, charged, pins, parting=parting))
@@ -73,7 +82,9 @@ class CandidateSolver:
             kept |= rounding
             decision = self.problem.decide(prices_for(units, charged, pins, kept, parting))
         nodes = (*units, *self.space.followers)
-        return frozenset(unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins)
+        return frozenset(
+            unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins
+        )
 
     def within(self, prices: Sequence[float], target: float) -> frozenset[str]:
         """The nodes that the cheapest cut lowers whose predicted squared error is at most ``target``.
@@ -109,7 +120,11 @@ class CandidateSolver:
         price = dict(zip((unit.key for unit in units), prices, strict=True))
         gains = {unit.key: unit.high - unit.low for unit in units}
         parts = [
-            (sum(price.get(key, 0.0) for key in part), sum(gains.get(key, 0.0) for key in part), part)
+            (
+                sum(price.get(key, 0.0) for key in part),
+                sum(gains.get(key, 0.0) for key in part),
+                part,
+            )
             for part in self.connected(above - low)
         ]
         for cost, _, part in sorted(parts, key=lambda row: row[0] / row[1] if row[1] > 0 else inf):
@@ -128,7 +143,10 @@ class CandidateSolver:
             for reader, _ in (graph.uses[value] if value != ABSENT else ())
             if reader in inside
         )
-        return [frozenset(inside[node] for node in group) for group in components(sorted(inside), joined)]
+        return [
+            frozenset(inside[node] for node in group)
+            for group in components(sorted(inside), joined)
+        ]
 
     def _at(self, prices: Sequence[float], rate: float) -> frozenset[str]:
         if self._priced != (priced := tuple(prices)):
@@ -139,7 +157,9 @@ class CandidateSolver:
 
     def predicted(self, low: frozenset[str], prices: Sequence[float]) -> float:
         """The squared error of a choice: the sum of its prices."""
-        return sum(price for unit, price in zip(self.space.tunable, prices, strict=True) if unit.key in low)
+        return sum(
+            price for unit, price in zip(self.space.tunable, prices, strict=True) if unit.key in low
+        )
 
     def place(self, key: str) -> int:
         """The position of a node in execution order."""
@@ -151,7 +171,11 @@ class CandidateSolver:
         return unit.work.flops / flops + unit.work.elements / traffic
 
     def candidate(
-        self, low: frozenset[str], prices: Sequence[float], error: float | None, predicted: float | None = None
+        self,
+        low: frozenset[str],
+        prices: Sequence[float],
+        error: float | None,
+        predicted: float | None = None,
     ) -> Candidate:
         """A choice with its predicted and measured properties; the prices predict, unless they cannot."""
         units = self.space.tunable
@@ -181,12 +205,21 @@ class CandidateSolver:
     def _cost(self, low: frozenset[str]) -> tuple[list[int], int, frozenset[str]]:
         if low not in self._costs:
             space = self.space
-            pins = {**space.pins, **{u.node: self.pinned[u.key] for u in space.tunable if u.key in self.pinned}}
+            pins = {
+                **space.pins,
+                **{u.node: self.pinned[u.key] for u in space.tunable if u.key in self.pinned},
+            }
             decision = self.problem.decide(exactly(space, low, pins))
             casts = space.estimate.casts(self.base.ports, decision)
             units = (*space.tunable, *space.followers)
-            lowered = frozenset(u.key for u in units if self._is_low(decision, u) and u.node not in pins)
-            self._costs[low] = casts, space.estimate.weight_bytes(self.base.ports, decision), lowered
+            lowered = frozenset(
+                u.key for u in units if self._is_low(decision, u) and u.node not in pins
+            )
+            self._costs[low] = (
+                casts,
+                space.estimate.weight_bytes(self.base.ports, decision),
+                lowered,
+            )
         return self._costs[low]
 
     def _rounding(self, decision: Decision) -> set[int]:
@@ -201,17 +234,32 @@ class CandidateSolver:
         for unit in low:  # in execution order
             node = graph.nodes[unit.node]
             sources = [node.inputs[port] for port in unit.ports.inputs]
-            if any(self._is_exact(decision, value) or graph.values[value].producer in exact for value in sources):
+            if any(
+                self._is_exact(decision, value) or graph.values[value].producer in exact
+                for value in sources
+            ):
                 exact.add(unit.node)
         read: set[int] = set()
         for unit in reversed(low):
             for value in (graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
-                readers = [ports.consumed[index][port] for index, port in graph.uses[value] if index not in members]
-                readers += [ports.returned[key] for key in graph.results[value] if key in ports.returned]
+                readers = [
+                    ports.consumed[index][port]
+                    for index, port in graph.uses[value]
+                    if index not in members
+                ]
+                readers += [
+                    ports.returned[key] for key in graph.results[value] if key in ports.returned
+                ]
                 passed = any(index in read for index, _ in graph.uses[value])
-                if passed or any(variable != NONE and not decision.is_low(variable) for variable in readers):
+                if passed or any(
+                    variable != NONE and not decision.is_low(variable) for variable in readers
+                ):
                     read.add(unit.node)
-        tied = {root for unit in self.space.tunable for root in self._roots(unit.node)} if exact & read else set()
+        tied = (
+            {root for unit in self.space.tunable for root in self._roots(unit.node)}
+            if exact & read
+            else set()
+        )
         return {index for index in exact & read if not tied & self._roots(index)}
 
     def _is_exact(self, decision: Decision, value: int) -> bool:
@@ -222,9 +270,20 @@ class CandidateSolver:
     def _roots(self, node: int) -> set[int]:
         """The variables that decide a node: an exact op that shares one with a tunable node follows it."""
         ports = self.base.ports
-        made = [ports.produced[value] for value in self.base.graph.nodes[node].outputs if value != ABSENT]
-        return {ports.root(variable) for variable in (*made, *ports.of_node.get(node, {}).values()) if variable >= 0}
+        made = [
+            ports.produced[value]
+            for value in self.base.graph.nodes[node].outputs
+            if value != ABSENT
+        ]
+        return {
+            ports.root(variable)
+            for variable in (*made, *ports.of_node.get(node, {}).values())
+            if variable >= 0
+        }
 
     def _is_low(self, decision: Decision, unit: TunableNode) -> bool:
         low = decision.low
-        return any(variable == LOW or (variable >= 0 and low[variable]) for variable in self._variables[unit.key])
+        return any(
+            variable == LOW or (variable >= 0 and low[variable])
+            for variable in self._variables[unit.key]
+        )

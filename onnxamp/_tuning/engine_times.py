@@ -70,7 +70,9 @@ def measure_times(job: Job, device: str) -> str:
     """
     provider, space, where = job.engine.provider, job.space, job.engine.name(job.low.name)
     sample = check_inputs(job.prepared.proto, job.samples[0])
-    high = job.state.node_times(f"{where} float32", lambda: profile_nodes(job.prepared, sample, provider))
+    high = job.state.node_times(
+        f"{where} float32", lambda: profile_nodes(job.prepared, sample, provider)
+    )
     if job.engine.emulates:
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
         return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
@@ -87,8 +89,19 @@ def measure_times(job: Job, device: str) -> str:
     if not job.engine.is_reference:
         estimate = replace(space.estimate, graph=graph, shapes=graph.shapes)
         low = apportioned(graph, low, estimate)
-    estimated = sum(map(space.estimate.cast_time, space.estimate.casts(space.all_low.ports, space.all_low.decision)))
+    estimated = sum(
+        map(
+            space.estimate.cast_time,
+            space.estimate.casts(space.all_low.ports, space.all_low.decision),
+        )
+    )
     price = max(casts / estimated, _CHEAPEST) if estimated else None
-    fusions = find_fusions(space.all_low.graph, space.estimate, high, low) if not job.engine.is_reference else ()
-    job.space = space.retimed({key: (time, low.get(key)) for key, time in high.items()}, price, fusions)
+    fusions = (
+        find_fusions(space.all_low.graph, space.estimate, high, low)
+        if not job.engine.is_reference
+        else ()
+    )
+    job.space = space.retimed(
+        {key: (time, low.get(key)) for key, time in high.items()}, price, fusions
+    )
     return f"measured on {where}, kernel by kernel, Casts included"

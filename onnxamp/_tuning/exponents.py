@@ -20,7 +20,10 @@ _LEAST: Final = 1 / 4
 
 
 def tune_both(
-    options: Options, search: Search, once: Callable[[Options, Search], Outcome], measured: Callable[[Options], Options]
+    options: Options,
+    search: Search,
+    once: Callable[[Options, Search], Outcome],
+    measured: Callable[[Options], Options],
 ) -> Outcome:
     """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
 
@@ -40,7 +43,11 @@ def tune_both(
     with_them = once(rescaled, search)
     first = with_them.tuned
     without = None
-    used = first.held and first.candidates[first.chosen].nodes == first.units and not rescaled.rescaling.unfit
+    used = (
+        first.held
+        and first.candidates[first.chosen].nodes == first.units
+        and not rescaled.rescaling.unfit
+    )
     if not used:
         without = once(options, replace(search, seconds=seconds_left(search, begin)))
         used = rank(first, search) < rank(without.tuned, search)
@@ -48,8 +55,12 @@ def tune_both(
     other = without if best is with_them else with_them
     _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
     left = None if other is None else other.tuned
-    facts = Exponents(values, used, None if left is None else left.candidates[left.chosen],
-                      None if left is None else left.error)  # fmt: skip
+    facts = Exponents(
+        values,
+        used,
+        None if left is None else left.candidates[left.chosen],
+        None if left is None else left.error,
+    )
     return replace(best, tuned=replace(best.tuned, exponents=facts))
 
 

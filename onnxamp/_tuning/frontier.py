@@ -123,7 +123,9 @@ class Frontier:
         found += self._between(self._front(found, free), prices)
         return self._front(found, free)
 
-    def refined(self, before: Candidate | None, after: Candidate, prices: Sequence[float]) -> list[Candidate]:
+    def refined(
+        self, before: Candidate | None, after: Candidate, prices: Sequence[float]
+    ) -> list[Candidate]:
         """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
 
         They add to ``after`` what saves most time per error, wherever it is, with the Casts that it takes there.
@@ -141,13 +143,20 @@ class Frontier:
             for part in _pieces(sorted(whole, key=self.solver.place), cost, _FINE * gap)
         ]
         fitting = nsmallest(_PARTS, (row for row in parts if row[0] <= gap), key=_per_gain)
-        alone = [(error, self._saved(after, after.low | part, prices), part) for error, _, part in fitting]
+        alone = [
+            (error, self._saved(after, after.low | part, prices), part)
+            for error, _, part in fitting
+        ]
         low, found = after.low, list[Candidate]()
         for _, saved, part in sorted(alone, key=_per_gain):
             if saved > 0:
                 low |= part
                 found.append(self._priced(low, prices))
-        inside = [one for one in found if self.aim.merit(before) < self.aim.merit(one) < self.aim.merit(after)]
+        inside = [
+            one
+            for one in found
+            if self.aim.merit(before) < self.aim.merit(one) < self.aim.merit(after)
+        ]
         return self._front([one for one in inside if one.predicted < before.predicted], best)
 
     def _saved(self, after: Candidate, low: Choice, prices: Sequence[float]) -> float:
@@ -167,7 +176,9 @@ class Frontier:
         """What it is worth that a node is low, without Casts; exact ops are worth nothing by themselves."""
         found: dict[str, float] = defaultdict(float)
         for unit in self.solver.space.tunable:
-            found[unit.key] = self.solver.work(unit) if self.aim.allow_slower else unit.high - unit.low
+            found[unit.key] = (
+                self.solver.work(unit) if self.aim.allow_slower else unit.high - unit.low
+            )
         return found
 
     def _priced(self, low: Choice, prices: Sequence[float]) -> Candidate:
@@ -180,7 +191,9 @@ class Frontier:
         """Those that no better one beats in the predicted error, without any that are hardly different."""
         least, known = self.aim.merit(free[0]), {item.low for item in free}
         front, limit = list[Candidate](), inf
-        for item in sorted(self._admitted(items), key=lambda item: (self.aim.merit(item), item.predicted)):
+        for item in sorted(
+            self._admitted(items), key=lambda item: (self.aim.merit(item), item.predicted)
+        ):
             if self.aim.merit(item) < least and item.low not in known:
                 continue
             if not front or item.predicted * _CLOSE < limit or item.predicted == 0 < limit:
@@ -210,7 +223,9 @@ class Frontier:
             found += (self._priced(low, prices) for low in self._chain(before, after, prices))
         return found
 
-    def _chain(self, before: Candidate, after: Candidate, prices: Sequence[float]) -> Iterator[Choice]:
+    def _chain(
+        self, before: Candidate, after: Candidate, prices: Sequence[float]
+    ) -> Iterator[Choice]:
         """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
         cost, gains = self._costs(prices), self._gains()
         gap = before.low - after.low
@@ -286,7 +301,11 @@ def _rated(
 
     def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
         errors = (solver.predicted(choice, prices) ** 0.5 for _, choice in (high, low))
-        if low[1] != high[1] and high[0] > _CLOSE * low[0] and (width := _width(*errors)) > log(_CLOSE):
+        if (
+            low[1] != high[1]
+            and high[0] > _CLOSE * low[0]
+            and (width := _width(*errors)) > log(_CLOSE)
+        ):
             heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
 
     for one, other in pairwise(rated):

@@ -41,7 +41,9 @@ def find_fusions(
 
     Complexity: linear in nodes.
     """
-    normalising = frozenset[int]().union(*(match.nodes for match in patterns_of(graph, "normalisation", "softmax")))
+    normalising = frozenset[int]().union(
+        *(match.nodes for match in patterns_of(graph, "normalisation", "softmax"))
+    )
     place: dict[int, int] = {}
     """Products and what is fused into them, in execution order."""
     found: list[Fusion] = []

@@ -88,7 +88,10 @@ class Job:
     @cached_property
     def pins(self) -> dict[int, str]:
         """Nodes that must stay float32: those, and those that cannot be measured."""
-        return {**self.space.pins, **{u.node: self.broken[u.key] for u in self.space.tunable if u.key in self.broken}}
+        return {
+            **self.space.pins,
+            **{u.node: self.broken[u.key] for u in self.space.tunable if u.key in self.broken},
+        }
 
     @cached_property
     def base(self) -> Analysis:
@@ -129,11 +132,17 @@ class Job:
     def everything_error(self) -> dict[frozenset[str], float]:
         """The error with everything lowered, which measuring local errors gives."""
         units = (*self.space.tunable, *self.space.followers)
-        return {frozenset(unit.key for unit in units): self.state.local.worst} if self.space.tunable else {}
+        return (
+            {frozenset(unit.key for unit in units): self.state.local.worst}
+            if self.space.tunable
+            else {}
+        )
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
-        return converted_model(self.rounded(analysis), self.prepared.stock.size, self.folder / "converted.onnx")
+        return converted_model(
+            self.rounded(analysis), self.prepared.stock.size, self.folder / "converted.onnx"
+        )
 
     def rounded(self, analysis: Analysis) -> Analysis:
         """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
@@ -142,17 +151,28 @@ class Job:
     def rounded_weights(self) -> dict[str, Bits]:
         """What weights are that are not rounded to nearest, by name, with all tunable nodes lowered."""
         analysis = self.rounded(self.space.all_low)
-        return {analysis.graph.values[value].name: row.bits for value, row in analysis.edits.rounded.items()}
+        return {
+            analysis.graph.values[value].name: row.bits
+            for value, row in analysis.edits.rounded.items()
+        }
 
     def error(self, low: frozenset[str], plan: Plan) -> float:
         """The error of the model converted by a plan, which lowers these nodes, on all samples."""
         if low not in self.errors:
-            if self.engine.emulates and self.space.tunable and plan.decisions() == self.everything.decisions():
+            if (
+                self.engine.emulates
+                and self.space.tunable
+                and plan.decisions() == self.everything.decisions()
+            ):
                 self.errors[low] = self.state.local.worst
             else:
                 analysis, where = self.planned(plan), self.engine.name(self.low.name)
                 self.errors[low] = self.state.error(
-                    low, where, lambda: self._error(self.made(analysis), self.state.judged(low, where, self.samples))
+                    low,
+                    where,
+                    lambda: self._error(
+                        self.made(analysis), self.state.judged(low, where, self.samples)
+                    ),
                 )
         return self.errors[low]
 
@@ -182,7 +202,9 @@ class Job:
         reasons = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
         why = {unit.node: reasons.get(unit.label) for unit in units}
         rows = [
-            row if row.low or not (text := why.get(variable.node)) else replace(row, reason="measured", detail=text)
+            row
+            if row.low or not (text := why.get(variable.node))
+            else replace(row, reason="measured", detail=text)
             for row, variable in zip(plan.rows, analysis.ports.variables, strict=True)
         ]
         self._planned = replace(plan, rows=tuple(rows)), analysis
@@ -202,11 +224,15 @@ class Job:
             if unit.key in low:
                 continue
             if unit.key in self.broken:
-                kept.append(KeptNode(unit.label, unit.op, "breaks on its own", self.broken[unit.key]))
+                kept.append(
+                    KeptNode(unit.label, unit.op, "breaks on its own", self.broken[unit.key])
+                )
             elif (tie := _tie(self.base, unit.node)) is not None:
                 kept.append(KeptNode(unit.label, unit.op, "goes with others", tie))
             elif cost == inf:
-                kept.append(KeptNode(unit.label, unit.op, "breaks the outputs", "together with its block"))
+                kept.append(
+                    KeptNode(unit.label, unit.op, "breaks the outputs", "together with its block")
+                )
             elif share < _NEGLIGIBLE:
                 kept.append(KeptNode(unit.label, unit.op, "not worth its Casts", ""))
             else:
@@ -250,5 +276,11 @@ def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
 
 def _tie(base: Analysis, node: int) -> str | None:
     """The pin to float32 that a node shares with others."""
-    pins = (base.pins.verdicts.get(base.ports.root(variable)) for variable in base.ports.of_node.get(node, {}).values())
-    return next((told(pin.reason.value, pin.detail) for pin in pins if pin is not None and not pin.low), None)
+    pins = (
+        base.pins.verdicts.get(base.ports.root(variable))
+        for variable in base.ports.of_node.get(node, {}).values()
+    )
+    return next(
+        (told(pin.reason.value, pin.detail) for pin in pins if pin is not None and not pin.low),
+        None,
+    )

@@ -110,7 +110,9 @@ class SharedMasks:
         )
         return cls(workers, work)
 
-    def errors(self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]) -> Iterator[float]:
+    def errors(
+        self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]
+    ) -> Iterator[float]:
         """As :meth:`MaskedModel.errors`, for the samples of the work.
 
         Raises:

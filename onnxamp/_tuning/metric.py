@@ -73,7 +73,10 @@ MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], f
 
 
 def make_metric(
-    name: MetricLike, tolerance: float, selected: frozenset[str] = frozenset(), accept: Accept | None = None
+    name: MetricLike,
+    tolerance: float,
+    selected: frozenset[str] = frozenset(),
+    accept: Accept | None = None,
 ) -> Metric:
     """Return a metric by name.
 
@@ -96,7 +99,9 @@ def make_metric(
     made_from = (name, tolerance, selected, accept)
     if not isinstance(name, str):
         if not callable(name):
-            raise ArgumentTypeError(f"metric must be a name or a function, not {type(name).__name__}.")
+            raise ArgumentTypeError(
+                f"metric must be a name or a function, not {type(name).__name__}."
+            )
         measure, name = _measured(_called(name), name), _called(name)
     elif ":" in name:
         measure = _measured(name, imported("metric", name))
@@ -124,7 +129,9 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
         floats = [diff for diff in diffs if diff.is_float]
         if not floats:  # labels, pixels or texts are all there is
             return max((min(diff.differing, diff.rel_l2) for diff in diffs), default=0.0)
-        return max(of_output(diff) if diff.detections is None else diff.detections for diff in floats)
+        return max(
+            of_output(diff) if diff.detections is None else diff.detections for diff in floats
+        )
 
     return measure
 
@@ -146,7 +153,9 @@ def _measured(name: str, function: Callable[..., Any]) -> Measure:
         try:
             return float(error)
         except (TypeError, ValueError):
-            raise ArgumentError(f"The metric {name!r} must return a number, not {error!r:.80}.") from None
+            raise ArgumentError(
+                f"The metric {name!r} must return a number, not {error!r:.80}."
+            ) from None
 
     return measure
 

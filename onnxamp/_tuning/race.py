@@ -78,7 +78,11 @@ class Race:
             tuned,
             room=None,
             times=f"{tuned.times}, corrected by {len(times.seconds)} models timed whole",
-            timed=tuple((name, times.seconds[low]) for name, low in timed.items() if low or name == "float32"),
+            timed=tuple(
+                (name, times.seconds[low])
+                for name, low in timed.items()
+                if low or name == "float32"
+            ),
         )
         return self._written(tuned, best)
 
@@ -86,7 +90,9 @@ class Race:
         """What tells parts of the time apart: everything low, level O2, and products alone."""
         space, pins = self.job.space, self.job.pins
         units = [unit for unit in (*space.tunable, *space.followers) if unit.node not in pins]
-        usual = low_nodes(analyse(space.all_low.graph, replace(space.all_low.options, level=Level.O2)))
+        usual = low_nodes(
+            analyse(space.all_low.graph, replace(space.all_low.options, level=Level.O2))
+        )
         return (
             frozenset(unit.key for unit in units),
             frozenset(unit.key for unit in units if unit.node in usual),
@@ -119,7 +125,11 @@ class Race:
             RuntimeFailure: a choice does not run.
         """
         corrected = self.times.corrected()
-        good = (row for row in self.search.candidates if row.low and row.best_known_error**2 <= self._limit)
+        good = (
+            row
+            for row in self.search.candidates
+            if row.low and row.best_known_error**2 <= self._limit
+        )
         for row in nsmallest(_OLD, good, key=lambda row: self.times.timed(row, corrected).time):
             if monotonic() < until:
                 self.times.add(row.low)
@@ -128,7 +138,9 @@ class Race:
         for factor in _FACTORS:
             for _ in range(_ROUNDS):
                 space = self.times.corrected().corrected({CASTS: factor}, 1.0)
-                low = CandidateSolver(space, self.job.base, self.job.broken).within(self.search.latest, target)
+                low = CandidateSolver(space, self.job.base, self.job.broken).within(
+                    self.search.latest, target
+                )
                 if monotonic() > until:
                     return
                 if not low or low in self.times.seconds:
@@ -139,7 +151,11 @@ class Race:
 
     def _told(self, row: Candidate) -> Candidate:
         """A candidate with the error of its converted model, if that was measured."""
-        return replace(row, error=self.errors[row.low], verified=True) if row.low in self.errors else row
+        return (
+            replace(row, error=self.errors[row.low], verified=True)
+            if row.low in self.errors
+            else row
+        )
 
     @property
     def _limit(self) -> float:
@@ -167,7 +183,9 @@ class Race:
     def _written(self, tuned: Tuned, best: frozenset[str]) -> Tuned:
         """The outcome with the best choice, and with the times that are known now."""
         job, corrected = self.job, self.times.corrected()
-        *lowered, nothing = (self._told(self.times.timed(row, corrected)) for row in tuned.candidates)
+        *lowered, nothing = (
+            self._told(self.times.timed(row, corrected)) for row in tuned.candidates
+        )
         if best not in (NOTHING, *(row.low for row in lowered)):
             lowered.append(self._told(replace(self._candidate(best), predicted=self.errors[best])))
         rows = (*sorted(lowered, key=TIME), nothing)
@@ -176,6 +194,11 @@ class Race:
             return replace(tuned, candidates=rows, chosen=chosen)
         kept = job.kept(best, self.search.latest)
         return replace(
-            tuned, plan=job.plan(best, kept), candidates=rows, chosen=chosen, kept=tuple(kept),
-            error=self.errors[best], conversions=len(job.errors),
-        )  # fmt: skip
+            tuned,
+            plan=job.plan(best, kept),
+            candidates=rows,
+            chosen=chosen,
+            kept=tuple(kept),
+            error=self.errors[best],
+            conversions=len(job.errors),
+        )

@@ -160,7 +160,9 @@ class Tuned(Shown):
         return tuple(
             number
             for number, one in enumerate(self.candidates)
-            if one.time > float32.time and one.weights < written.weights and one.best_known_error <= self.tolerance
+            if one.time > float32.time
+            and one.weights < written.weights
+            and one.best_known_error <= self.tolerance
         )
 
     @property

@@ -50,7 +50,9 @@ def tune_rounded(
     facts = _untried(nearest, samples, search)
     if facts is not None and not facts.why:
         found = nearest.plan.options
-        compensated = replace(options, rounding="compensated", rescale=found.rescale, rescaling=found.rescaling)
+        compensated = replace(
+            options, rounding="compensated", rescale=found.rescale, rescaling=found.rescaling
+        )
         other = once(compensated, replace(search, seconds=seconds_left(search, begin)))
         used = rank(other.tuned, search)[:-1] < rank(nearest, search)[:-1]
         left = nearest if used else other.tuned
@@ -63,7 +65,9 @@ def tune_rounded(
 def _leaves_room(tuned: Tuned, search: Search) -> bool:
     """Return whether a smaller error at the same time could bring a candidate that is better and may be written."""
     better, float32 = tuned.candidates[: tuned.chosen], tuned.candidates[-1]
-    return not tuned.held or any(search.allow_slower or not is_slower(one, float32) for one in better)
+    return not tuned.held or any(
+        search.allow_slower or not is_slower(one, float32) for one in better
+    )
 
 
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
@@ -72,11 +76,16 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     if known is None or not known.seconds or not _leaves_room(tuned, search):
         return None
     if known.share < _SHARE:
-        return replace(known, why=f"the nodes that read weights cause only {known.share:.0%} of the squared error")
+        return replace(
+            known,
+            why=f"the nodes that read weights cause only {known.share:.0%} of the squared error",
+        )
     if samples.made_up:
         return replace(known, why="the inputs are made up")
     if len(samples) < _FEWEST:
         return replace(known, why=f"that takes {_FEWEST} inputs or more")
     if known.seconds > search.seconds:
-        return replace(known, why=f"that takes about {known.seconds:.0f} s, more than --search-time")
+        return replace(
+            known, why=f"that takes about {known.seconds:.0f} s, more than --search-time"
+        )
     return known

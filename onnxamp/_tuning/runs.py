@@ -20,10 +20,25 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Engine, Executable, OutputCache, Outputs, choose_engine, engine_on
+from onnxamp._runtime.engines import (
+    Engine,
+    Executable,
+    OutputCache,
+    Outputs,
+    choose_engine,
+    engine_on,
+)
 from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told, observe_all, remembered
+from onnxamp._runtime.loop import (
+    KeptSamples,
+    Opened,
+    Probe,
+    SentSample,
+    Told,
+    observe_all,
+    remembered,
+)
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
@@ -78,7 +93,9 @@ class MaskedModel:
     _feeds: "dict[int, dict[str, Feed]]" = field(default_factory=dict)
     _references: dict[int, Outputs] = field(default_factory=dict)
 
-    def errors(self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]) -> Iterator[float]:
+    def errors(
+        self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]
+    ) -> Iterator[float]:
         """:meth:`error` of one choice after another."""
         return (self.error(low, samples) for low in choices)
 
@@ -96,7 +113,10 @@ class MaskedModel:
             found = self._outputs(samples, low)
         except RuntimeFailure:  # rounding leads to a branch or an index that does not run
             return inf
-        return max(self.metric.error(self._references[n], one) for n, one in zip(samples, found, strict=True))
+        return max(
+            self.metric.error(self._references[n], one)
+            for n, one in zip(samples, found, strict=True)
+        )
 
     def prepare(self, samples: Sequence[int]) -> None:
         """Read these samples, and prepare the switches for the first of them, as for the first run of them all.
@@ -119,10 +139,16 @@ class MaskedModel:
             fed = dict.fromkeys(graph.rounded(low), self.low)
             outputs = runner.flow.outputs
             sides = run_together(runner, feeds, outputs, self.budget, low=[fed] * len(feeds))
-            found |= zip(numbers, ({name: side.output(name) for name in outputs} for side in sides), strict=True)
+            found |= zip(
+                numbers,
+                ({name: side.output(name) for name in outputs} for side in sides),
+                strict=True,
+            )
         return [found[number] for number in samples]
 
-    def _by_runner(self, samples: Iterable[int]) -> "Iterator[tuple[tuple[Switched, Runner], list[int]]]":
+    def _by_runner(
+        self, samples: Iterable[int]
+    ) -> "Iterator[tuple[tuple[Switched, Runner], list[int]]]":
         """The samples that leave the same inputs empty, with what runs them."""
         groups: dict[frozenset[str], list[int]] = {}
         for number in samples:
@@ -136,7 +162,9 @@ class MaskedModel:
     def _prepared(self, sample: "Mapping[str, Feed]") -> tuple[Switched, Runner]:
         shell = take_weights(self.model.proto, self.model.folder)
         if any(feed is None for feed in sample.values()):
-            shell, _ = settle(self.model.proto, self.model.folder, sample, emulated=False, provider="cpu")
+            shell, _ = settle(
+                self.model.proto, self.model.folder, sample, emulated=False, provider="cpu"
+            )
         graph = switched(
             shell.model,
             self.ports,
@@ -146,13 +174,24 @@ class MaskedModel:
             shapes=shapes_of(sample),
             given=self.rounded,
         )
-        weights = {**shell.weights, **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()}}
-        flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample))
-        fed = {name: self.rounded[weight] for name, (weight, _) in graph.fed.items() if weight in self.rounded}
+        weights = {
+            **shell.weights,
+            **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()},
+        }
+        flow = flow_of(
+            Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample)
+        )
+        fed = {
+            name: self.rounded[weight]
+            for name, (weight, _) in graph.fed.items()
+            if weight in self.rounded
+        }
         return graph, Runner(flow, "cpu", self.threads, spin=False, kept=_SESSIONS, given=fed)
 
 
-def _without_empty_inputs(model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider) -> ModelProto:
+def _without_empty_inputs(
+    model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider
+) -> ModelProto:
     """The model with the optional inputs that a sample leaves empty, which cannot be fed, made inside."""
     if all(feed is not None for feed in sample.values()):
         return model
@@ -170,7 +209,9 @@ def tuning_engine(provider: Provider | None, target: str = "cuda") -> Engine:
         ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
     """
     engine = choose_engine(provider)
-    return replace(engine, arithmetic=emulated_arithmetic(target if engine.is_reference else engine.provider))
+    return replace(
+        engine, arithmetic=emulated_arithmetic(target if engine.is_reference else engine.provider)
+    )
 
 
 def converted_error(
@@ -260,7 +301,9 @@ class ErrorProbe(Probe[float]):
         def measure(items: Iterator[SentSample], told: Told) -> Iterator[float | RuntimeFailure]:
             del told
             while group := list(islice(items, _TOGETHER)):
-                feeds = {item.number: check_inputs(original.model.proto, item.read()) for item in group}
+                feeds = {
+                    item.number: check_inputs(original.model.proto, item.read()) for item in group
+                }
                 try:
                     yield from _errors(original, result, feeds, self.metric)
                 except RuntimeFailure as failure:
@@ -270,14 +313,19 @@ class ErrorProbe(Probe[float]):
 
     def open_original(self) -> Executable:
         """Return the original as it is run."""
-        return self._executable(self.original.opened(), replace(self.engine.reference, emulates=self.engine.emulates))
+        return self._executable(
+            self.original.opened(), replace(self.engine.reference, emulates=self.engine.emulates)
+        )
 
     def _executable(self, model: Model, engine: Engine) -> Executable:
         return Executable(model, engine, whole=not engine.emulates, budget=self.budget)
 
 
 def _errors(
-    original: Executable, result: Executable, feeds: "Mapping[int, Mapping[str, Feed]]", metric: Metric
+    original: Executable,
+    result: Executable,
+    feeds: "Mapping[int, Mapping[str, Feed]]",
+    metric: Metric,
 ) -> list[float]:
     """Return the errors of a converted model on a few numbered samples; infinite if it does not run.
 
@@ -295,7 +343,10 @@ def _errors(
         results = result.run_together(list(feeds.values()))
     except RuntimeFailure:
         return [inf] * len(feeds)
-    return [float(metric.error(references[number], one)) for number, one in zip(feeds, results, strict=True)]
+    return [
+        float(metric.error(references[number], one))
+        for number, one in zip(feeds, results, strict=True)
+    ]
 
 
 def device_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -> float | None:

@@ -128,7 +128,9 @@ class CandidateSearch:
     def measure_all(self, choices: Sequence[Choice]) -> list[float]:
         """:meth:`measure` of choices that do not depend on each other."""
         new = [low for low in dict.fromkeys(choices) if low not in self.known]
-        found = self.state.errors_of(new, self.subset, partial(self.masked.errors, samples=self.subset))
+        found = self.state.errors_of(
+            new, self.subset, partial(self.masked.errors, samples=self.subset)
+        )
         errors, most = dict(self.known), self.runs + CANDIDATE_RUNS
         for low in new:
             self.measured.add(low)
@@ -154,7 +156,10 @@ class CandidateSearch:
             self.latest = self.prices(free, error)
             self.frontier = Frontier(self.solver, self.aim, lambda: self.spent > _FOR_CUTS)
             self.choices = self.frontier.choices(self.latest)
-            self.tried = {low: self.solver.candidate(low, self.latest, one.error) for low, one in self.tried.items()}
+            self.tried = {
+                low: self.solver.candidate(low, self.latest, one.error)
+                for low, one in self.tried.items()
+            }
         end = self._halved(self.choices)
         if self._is_unpredictable():
             self._extend()
@@ -193,8 +198,16 @@ class CandidateSearch:
 
     def _is_unpredictable(self) -> bool:
         """Whether errors are far beyond what was predicted, as where the order of results flips."""
-        tried = (one for low, one in self.tried.items() if low not in self.known and one.error is not None)
-        return any(one.error > _FAR * one.predicted for one in tried if one.error is not None and one.predicted)
+        tried = (
+            one
+            for low, one in self.tried.items()
+            if low not in self.known and one.error is not None
+        )
+        return any(
+            one.error > _FAR * one.predicted
+            for one in tried
+            if one.error is not None and one.predicted
+        )
 
     def _extend(self) -> None:
         """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on.
@@ -203,9 +216,13 @@ class CandidateSearch:
         """
         best, units = self.best(), self.solver.space.tunable
         low = frozenset[str]() if best is None else best.low
-        order = sorted(zip(units, self.latest, strict=True), key=lambda pair: pair[1] / pair[0].gain)
+        order = sorted(
+            zip(units, self.latest, strict=True), key=lambda pair: pair[1] / pair[0].gain
+        )
         pinned = self.solver.pinned
-        chunks = [[u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]]
+        chunks = [
+            [u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]
+        ]
         while chunks and self.left > 0:
             chunk = chunks.pop()
             if not chunk:
@@ -223,7 +240,11 @@ class CandidateSearch:
         if end not in pair:
             before = choices[end - 1] if end else None
             after = choices[end] if end < len(choices) else self.aim.nothing
-            pair[end] = self.frontier.refined(before, after, self.latest) if self.frontier is not None else []
+            pair[end] = (
+                self.frontier.refined(before, after, self.latest)
+                if self.frontier is not None
+                else []
+            )
         return pair[end]
 
     def _holds(self, one: Candidate) -> bool:
@@ -249,7 +270,9 @@ class CandidateSearch:
         pairs = [
             (error, one.predicted / error)
             for low, one in self.tried.items()
-            if low not in self.known and (error := self.converted.get(low, one.error)) and 0 < one.predicted < inf
+            if low not in self.known
+            and (error := self.converted.get(low, one.error))
+            and 0 < one.predicted < inf
         ]
         if not pairs:
             return _UNTRIED
@@ -291,7 +314,10 @@ class CandidateSearch:
         local = dict(zip((unit.key for unit in units), self.locals, strict=True))
         mine = [local[unit.key].error for unit in free]
         prior = _PRIOR * _scale(blocks, everything) / (sum(error**2 for error in mine) or 1)
-        costs = [cost + prior * error**2 for cost, error in zip(error_prices(blocks, mine), mine, strict=True)]
+        costs = [
+            cost + prior * error**2
+            for cost, error in zip(error_prices(blocks, mine), mine, strict=True)
+        ]
         by_key = dict(zip((unit.key for unit in free), costs, strict=True))
         return [by_key.get(unit.key, 0.0) for unit in units]
 
@@ -303,20 +329,27 @@ def _scale(blocks: Sequence[Block], everything: float) -> float:
     return sum(block.error**2 for block in blocks if block.error < inf) or 1.0
 
 
-def pareto_front(candidates: Iterable[Candidate], cost: Callable[[Candidate], float] = TIME) -> list[Candidate]:
+def pareto_front(
+    candidates: Iterable[Candidate], cost: Callable[[Candidate], float] = TIME
+) -> list[Candidate]:
     """The candidates that no other beats in error, cost (their time) and bytes of weights, least cost first."""
     best: list[Candidate] = []
     unique = {candidate.low: candidate for candidate in candidates}
-    for candidate in sorted(unique.values(), key=lambda c: (cost(c), c.best_known_error, c.weights)):
+    for candidate in sorted(
+        unique.values(), key=lambda c: (cost(c), c.best_known_error, c.weights)
+    ):
         beaten = (
-            one.best_known_error <= candidate.best_known_error and one.weights <= candidate.weights for one in best
+            one.best_known_error <= candidate.best_known_error and one.weights <= candidate.weights
+            for one in best
         )
         if not any(beaten):
             best.append(candidate)
     return best
 
 
-def front_of(candidates: Sequence[Candidate], nothing: Candidate, *, allow_slower: bool) -> list[Candidate]:
+def front_of(
+    candidates: Sequence[Candidate], nothing: Candidate, *, allow_slower: bool
+) -> list[Candidate]:
     """The candidates to choose from, best first; nothing low is the last.
 
     One that is slower than float32 is among them only if its smaller weights are worth that, or if it is allowed.
@@ -328,7 +361,11 @@ def front_of(candidates: Sequence[Candidate], nothing: Candidate, *, allow_slowe
     return [item for item in front if item.low] + [nothing]
 
 
-def rejected(candidates: Sequence[Candidate], front: Sequence[Candidate], target: float) -> Candidate | None:
+def rejected(
+    candidates: Sequence[Candidate], front: Sequence[Candidate], target: float
+) -> Candidate | None:
     """Return the fastest candidate within the tolerance that is not offered: float32 is faster, and worth more."""
-    lost = [item for item in candidates if item.low and item.time > front[-1].time and item not in front]
+    lost = [
+        item for item in candidates if item.low and item.time > front[-1].time and item not in front
+    ]
     return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)

@@ -117,7 +117,11 @@ class LocalProbe(Probe[LocalSample]):
 
     def _paired(self, reference: Flow, result: Flow) -> Pairing:
         pairing = pair(reference, result)
-        shared = {name: replay for name, replay in pairing.shared.items() if name in self.names and replay is not None}
+        shared = {
+            name: replay
+            for name, replay in pairing.shared.items()
+            if name in self.names and replay is not None
+        }
         return Pairing(shared, pairing.replaceable, accumulated=False)
 
 
@@ -131,7 +135,9 @@ class _LocalErrors:
     _waiting: deque[tuple[int, Mapping[str, Feed]]] = field(default_factory=deque)
     """Samples that were read, by number."""
 
-    def measure(self, items: Iterator[SentSample], told: Told) -> Iterator[LocalSample | RuntimeFailure]:
+    def measure(
+        self, items: Iterator[SentSample], told: Told
+    ) -> Iterator[LocalSample | RuntimeFailure]:
         """Measure samples, as :data:`Measure`."""
         feeds = self._read(items)
         while self._waiting or next(feeds, None) is not None:
@@ -145,7 +151,10 @@ class _LocalErrors:
                 results = [failure] * count
             else:
                 numbers = [number for number, _ in islice(self._waiting, count)]
-                results = [self._sample(number, walked) for number, walked in zip(numbers, walks, strict=True)]
+                results = [
+                    self._sample(number, walked)
+                    for number, walked in zip(numbers, walks, strict=True)
+                ]
             for _ in range(count):
                 self._waiting.popleft()
             yield from results
@@ -191,7 +200,9 @@ def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) 
     if error > _BROKEN_ABOVE:
         return LocalError(error, largest, f"its own error is {100 * error:.0f} %")
     if largest * _HEADROOM > low.max_finite:
-        return LocalError(error, largest, f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}")
+        return LocalError(
+            error, largest, f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
+        )
     return LocalError(max(error, low.epsilon / 64), largest, None)
 
 
@@ -204,7 +215,9 @@ class Block:
     error: float
 
 
-def measure_blocks(count: int, errors: Errors, runs: int, is_late: Callable[[], bool] = lambda: False) -> list[Block]:
+def measure_blocks(
+    count: int, errors: Errors, runs: int, is_late: Callable[[], bool] = lambda: False
+) -> list[Block]:
     """Blocks that cover ``count`` ops, in order.
 
     Args:
@@ -231,7 +244,10 @@ def split(block: Block, errors: Errors) -> list[Block]:
 
 
 def _measured(parts: Sequence[range], errors: Errors) -> list[Block]:
-    return [Block(part.start, part.stop, error) for part, error in zip(parts, errors(parts), strict=True)]
+    return [
+        Block(part.start, part.stop, error)
+        for part, error in zip(parts, errors(parts), strict=True)
+    ]
 
 
 def _worst(blocks: Sequence[Block]) -> int | None:

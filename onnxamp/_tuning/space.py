@@ -33,7 +33,9 @@ from onnxamp._tuning.fusions import Fusion
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
 
-_AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
+_AMBIGUOUS: Final = (
+    "another node makes a value of the same name, so that measurements cannot be told apart"
+)
 
 CASTS: Final = "Casts"
 PARTED: Final = "parted fusions"
@@ -72,7 +74,9 @@ class TunableNode:
     def __post_init__(self) -> None:
         most = _EAGER if self.price is None else _EAGER << 4
         saved = max(0, min(int((self.high - self.low) / (UNIT_US * (self.price or 1))), most))
-        object.__setattr__(self, "gain", saved + (_CASTS_PER_NODE * LAUNCH if self.price is None else 1))
+        object.__setattr__(
+            self, "gain", saved + (_CASTS_PER_NODE * LAUNCH if self.price is None else 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ class SearchSpace:
             return self
         low = usual()
         pins = {unit.node: UNSEEN for unit in unseen if unit.node not in low}
-        units = [replace(unit, seen=unit.node in live) for unit in self.tunable if unit.node not in pins]
+        units = [
+            replace(unit, seen=unit.node in live) for unit in self.tunable if unit.node not in pins
+        ]
         return replace(self, tunable=tuple(units), pins={**self.pins, **pins})
 
     def retimed(
@@ -133,9 +139,13 @@ class SearchSpace:
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
         tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
         scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1)
-        apart = tuple(replace(one, time=one.time * scale) for one in fusions if mine.issuperset(one.keys))
+        apart = tuple(
+            replace(one, time=one.time * scale) for one in fusions if mine.issuperset(one.keys)
+        )
         scale = scale if price is None else price
-        return replace(self, tunable=tunable, followers=followers, rest=rest, scale=scale, fusions=apart)
+        return replace(
+            self, tunable=tunable, followers=followers, rest=rest, scale=scale, fusions=apart
+        )
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
         """Microseconds per run with these nodes in low precision, and these values cast."""
@@ -158,7 +168,9 @@ class SearchSpace:
             if unit.key in low:
                 found[unit.op] += unit.low - unit.high
         found[CASTS] = self.scale * sum(map(self.estimate.cast_time, casts))
-        found[PARTED] = sum(one.time for one in self.fusions if (one.keys[0] in low) != (one.keys[1] in low))
+        found[PARTED] = sum(
+            one.time for one in self.fusions if (one.keys[0] in low) != (one.keys[1] in low)
+        )
         return dict(found)
 
     def corrected(self, factors: Mapping[str, float], ratio: float) -> "SearchSpace":
@@ -172,8 +184,17 @@ class SearchSpace:
             return replace(unit, high=unit.high * ratio, low=low * ratio, price=scale)
 
         tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
-        fusions = tuple(replace(one, time=one.time * factors.get(PARTED, 1.0) * ratio) for one in self.fusions)
-        return replace(self, tunable=tunable, followers=followers, rest=self.rest * ratio, scale=scale, fusions=fusions)
+        fusions = tuple(
+            replace(one, time=one.time * factors.get(PARTED, 1.0) * ratio) for one in self.fusions
+        )
+        return replace(
+            self,
+            tunable=tunable,
+            followers=followers,
+            rest=self.rest * ratio,
+            scale=scale,
+            fusions=fusions,
+        )
 
     def parting(self) -> dict[tuple[int, int], int]:
         """What it costs that fused nodes differ in precision, in cost units of the cut."""
@@ -201,20 +222,33 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
     for index in graph.order:
         node, device = graph.nodes[index], estimate.device
-        ports, launches, own = low_ports(all_low, node), estimate.launches(node), len(tunable) + len(followers)
+        ports, launches, own = (
+            low_ports(all_low, node),
+            estimate.launches(node),
+            len(tunable) + len(followers),
+        )
         rest += launches * LAUNCH_US
         work = estimate.work(node)
         if ports.inputs or ports.outputs:
             names = (node_key(node), *_results(graph, node))
             times = work.time(device, low=None), work.time(device, low=estimate.low)
-            unit = TunableNode(node_key(node), names, index, node.label, node.key, ports, work, *times)
+            unit = TunableNode(
+                node_key(node), names, index, node.label, node.key, ports, work, *times
+            )
             if _counts(node):
                 tunable.append(unit)
             elif is_exact(node.proto):
                 followers.append(unit)
         if launches and len(tunable) + len(followers) == own:
             rest += work.time(device, low=None)
-    return SearchSpace(all_low, tuple(tunable), tuple(followers), ambiguous, estimate, rest)
+    return SearchSpace(
+        all_low=all_low,
+        tunable=tuple(tunable),
+        followers=tuple(followers),
+        pins=ambiguous,
+        estimate=estimate,
+        rest=rest,
+    )
 
 
 def _counts(node: Node) -> bool:
@@ -229,7 +263,11 @@ def _results(view: View, node: Node) -> list[str]:
     names: list[str] = []
     value = next((value for value in node.outputs if value != ABSENT), ABSENT)
     while value != ABSENT:
-        keys = [(view.nodes[view.scopes[scope].owner], port) for scope, port in view.results[value] if scope]
+        keys = [
+            (view.nodes[view.scopes[scope].owner], port)
+            for scope, port in view.results[value]
+            if scope
+        ]
         owner, port = next(((owner, port) for owner, port in keys if owner.key == "If"), (None, 0))
         value = owner.outputs[port] if owner is not None else ABSENT
         if value != ABSENT:
@@ -251,11 +289,17 @@ def prices_for(
     """
     ceiling = 4 * sum(unit.gain for unit in units)
     costs = {
-        unit.node: round(min(price, ceiling)) for unit, price in zip(units, prices, strict=True) if 0 < price < inf
+        unit.node: round(min(price, ceiling))
+        for unit, price in zip(units, prices, strict=True)
+        if 0 < price < inf
     }
-    high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}.union(pins, kept)
+    high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}.union(
+        pins, kept
+    )
     gains = {unit.node: unit.gain for unit in units if unit.node not in pins}
-    return Prices(dict(pins), gains, {node: cost for node, cost in costs.items() if cost}, high, parting)
+    return Prices(
+        dict(pins), gains, {node: cost for node, cost in costs.items() if cost}, high, parting
+    )
 
 
 def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) -> Prices:
@@ -263,7 +307,11 @@ def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) 
     prices = [0.0 if unit.key in low else inf for unit in space.tunable]
     kept = {unit.node for unit in space.followers if unit.key not in low}
     found = prices_for(space.tunable, prices, pins, kept)
-    wanted = {unit.node: _EAGER << 4 for unit in space.tunable if unit.key in low and unit.node not in pins}
+    wanted = {
+        unit.node: _EAGER << 4
+        for unit in space.tunable
+        if unit.key in low and unit.node not in pins
+    }
     return replace(found, gains={**found.gains, **wanted})
 
 
@@ -287,7 +335,9 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
         try:
             shell, _ = settle(tagged, view.folder, check_inputs(model, sample), emulated=False)
         except RuntimeFailure as error:
-            text = input_failure("The conditions of Ifs cannot be computed", error, samples, number, given)
+            text = input_failure(
+                "The conditions of Ifs cannot be computed", error, samples, number, given
+            )
             raise RuntimeFailure(text) from error
         live.append(everything & _tags(shell.model.graph))
     return live

@@ -13,7 +13,12 @@ from onnxamp._state.plain import as_data
 from onnxamp._state.state import Part, fingerprint
 from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
 
-PARTS: Final = ("tuning", "tuning with exponents", "tuning with compensation", "tuning with exponents and compensation")
+PARTS: Final = (
+    "tuning",
+    "tuning with exponents",
+    "tuning with compensation",
+    "tuning with exponents and compensation",
+)
 """Parts of the state file."""
 
 
@@ -49,7 +54,9 @@ class TuningState:
                 times[name] = part[key]
         return cls(part, LocalErrors(), errors, times, frozenset(errors))
 
-    def error(self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]) -> float:
+    def error(
+        self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]
+    ) -> float:
         """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
         return next(self.errors_of([frozenset(low)], how, lambda _: iter([measure()])))
 
@@ -70,7 +77,9 @@ class TuningState:
     ) -> Iterator[float]:
         """:meth:`error` of several choices, as they are measured; ``measure`` gets those that are not known."""
         keys = [fingerprint(*sorted(low), "", *map(str, how)) for low in choices]
-        missing = {key: low for key, low in zip(keys, choices, strict=True) if key not in self.errors}
+        missing = {
+            key: low for key, low in zip(keys, choices, strict=True) if key not in self.errors
+        }
         found = measure(list(missing.values())) if missing else iter(())
         for key in keys:
             if key not in self.errors:
@@ -94,7 +103,9 @@ class TuningState:
     ) -> list[float]:
         """Seconds of float32 and of some choices; ``measure`` times those that are not known beside float32."""
         keys = [fingerprint(*sorted(low), "", where) for low in choices]
-        missing = {key: low for key, low in zip(keys, choices, strict=True) if key not in self.times}
+        missing = {
+            key: low for key, low in zip(keys, choices, strict=True) if key not in self.times
+        }
         if missing:
             float32, *found = measure(list(missing.values()))
             for key, seconds in zip(missing, found, strict=True):

@@ -32,7 +32,11 @@ class Table:
         """Keep the candidates, with the plan that writes each."""
         rows = [outcome.row(number) for number in range(len(outcome.tuned.candidates))]
         data = [{"plan": plan_json(plan), "kept": as_data(kept)} for plan, kept in rows]
-        facts = {item.name: getattr(outcome.tuned, item.name) for item in fields(Tuned) if item.name != "plan"}
+        facts = {
+            item.name: getattr(outcome.tuned, item.name)
+            for item in fields(Tuned)
+            if item.name != "plan"
+        }
         self.part[self._key] = {
             "asked": self.asked,
             "tuned": as_data(facts),
@@ -56,10 +60,17 @@ class Table:
         plan, kept = self._row(data, checked_pick(number, found.candidates))
         error = found.candidates[number].best_known_error
         return replace(
-            found, plan=plan, kept=kept, chosen=number, error=error, held=error <= found.tolerance, runs=0,
-            recalled=found.recalled + found.runs, conversions=0,
+            found,
+            plan=plan,
+            kept=kept,
+            chosen=number,
+            error=error,
+            held=error <= found.tolerance,
+            runs=0,
+            recalled=found.recalled + found.runs,
+            conversions=0,
             room=found.room if number == found.chosen else None,
-        )  # fmt: skip
+        )
 
     @property
     def _key(self) -> str:
@@ -89,7 +100,9 @@ class Table:
         )
 
 
-def table_of(state: State, given: Facts, options: Options, search: Search, engine: Engine) -> Table | None:
+def table_of(
+    state: State, given: Facts, options: Options, search: Search, engine: Engine
+) -> Table | None:
     """Where the candidates are kept that follow from some arguments; None where a function of the user is one.
 
     Args:

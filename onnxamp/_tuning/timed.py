@@ -85,10 +85,14 @@ class WholeTimes:
         names = sorted({name for row in rows.values() for name in row})
         groups = [name if name in (CASTS, PARTED) else "" for name in names]
         kinds = sorted(set(groups))
-        parts = np.array([[row.get(name, 0.0) for name in names] for row in rows.values()]) * (ratio / noise)
+        parts = np.array([[row.get(name, 0.0) for name in names] for row in rows.values()]) * (
+            ratio / noise
+        )
         lost = np.array([self.seconds[low] * 1e6 - float32 for low in rows]) / noise
         member = np.array([[group == kind for kind in kinds] for group in groups], float)
-        common = member @ _ridge(parts @ member, lost, np.ones(len(kinds)), np.full(len(kinds), _UNKNOWN))
+        common = member @ _ridge(
+            parts @ member, lost, np.ones(len(kinds)), np.full(len(kinds), _UNKNOWN)
+        )
         found = _ridge(parts, lost, common, _DOUBT * np.maximum(1.0, abs(common)))
         factors = dict(zip(names, found.tolist(), strict=True))
         factors |= {name: max(_LEAST, factors[name]) for name in (CASTS, PARTED)}
@@ -97,7 +101,11 @@ class WholeTimes:
     def timed(self, candidate: Candidate, space: SearchSpace) -> Candidate:
         """A candidate with its time, or what is estimated for it in a corrected space."""
         seconds = self.seconds.get(candidate.low)
-        time = space.time(candidate.low, self.solver.casts(candidate.low)) if seconds is None else seconds * 1e6
+        time = (
+            space.time(candidate.low, self.solver.casts(candidate.low))
+            if seconds is None
+            else seconds * 1e6
+        )
         return replace(candidate, time=time)
 
 
@@ -115,15 +123,22 @@ def whole_times(job: Job) -> WholeTimes | None:
     where = job.engine.name(job.low.name)
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
-        made = converted_model(job.planned(job.plan(low)), job.prepared.stock.size, job.folder / f"timed{number}.onnx")
+        made = converted_model(
+            job.planned(job.plan(low)), job.prepared.stock.size, job.folder / f"timed{number}.onnx"
+        )
         return made.path or made.embedded()
 
     def run(choices: Sequence[frozenset[str]]) -> Sequence[float]:
-        models = [job.prepared.path or job.prepared.embedded(), *(model(low, n) for n, low in enumerate(choices))]
+        models = [
+            job.prepared.path or job.prepared.embedded(),
+            *(model(low, n) for n, low in enumerate(choices)),
+        ]
         how = BenchOptions(seconds=_SECONDS, profile=False)
         report = bench_models(*models, provider=job.engine.provider, feeds=feeds, options=how)
         return [timing.latency.median for timing in report.timings]
 
     return WholeTimes(
-        job.space, job.solver(), lambda choices, again: job.state.times_of(choices, f"{where}{again:d}", run)
+        job.space,
+        job.solver(),
+        lambda choices, again: job.state.times_of(choices, f"{where}{again:d}", run),
     )

@@ -68,7 +68,9 @@ _SINGLE_THREAD_BELOW: Final = 10**8
 """Floating-point operations of a run below which several threads per op do not pay off."""
 
 
-def tune(model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None = None) -> Tuned:
+def tune(
+    model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None = None
+) -> Tuned:
     """Search the lowest precision that holds a tolerance; the plan of the outcome converts the model.
 
     Args:
@@ -81,10 +83,14 @@ def tune(model: Model, options: Options, search: Search, run: Run, rounder: Weig
     Raises:
         As :func:`onnxamp.tune_model`.
     """
-    options = replace(options, strict_options=False)  # names were checked, and plans repeat what was measured
+    options = replace(
+        options, strict_options=False
+    )  # names were checked, and plans repeat what was measured
     search = replace(search, device=meant_device(search.device, options.target))
     engine = tuning_engine(run.provider, options.target)
-    metric = make_metric(search.metric, search.tolerance, _listed(model, search.metric), search.accept)
+    metric = make_metric(
+        search.metric, search.tolerance, _listed(model, search.metric), search.accept
+    )
     samples = run.samples
     if samples.counted is None:
         for number in samples.numbers():  # each is run several times
@@ -96,16 +102,24 @@ def tune(model: Model, options: Options, search: Search, run: Run, rounder: Weig
         for name in (*PARTS, TABLES):
             state.check(name, given)  # before ranges are added to it
     table = None if state is None or run.renews else table_of(state, given, options, search, engine)
-    if table is not None and search.pick is not None and (known := table.picked(search.pick)) is not None:
+    if (
+        table is not None
+        and search.pick is not None
+        and (known := table.picked(search.pick)) is not None
+    ):
         return known
     with temporary_folder() as folder:
         measured = partial(with_ranges, model, run=run)
 
         def attempt(options: Options) -> Outcome:
-            kept = replace(run, state=None) if options.unsound else run  # measured with more nodes to lower
+            kept = (
+                replace(run, state=None) if options.unsound else run
+            )  # measured with more nodes to lower
             once = partial(_tune_once, model, engine, metric, rounder, kept, given, folder)
             both = partial(tune_both, once=once, measured=measured)
-            found = tune_rounded(measured(options), search, samples, both, once, is_free=rounder is not None)
+            found = tune_rounded(
+                measured(options), search, samples, both, once, is_free=rounder is not None
+            )
             return found if search.pick is None else found.picked(search.pick)
 
         try:
@@ -136,11 +150,16 @@ def _tune_once(
     upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
     graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
     estimate = Estimate(
-        graph, device, bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {}), options.low
+        graph,
+        device,
+        bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {}),
+        options.low,
     )
     space = find_space(graph, options, estimate)
     live = find_live(graph, samples, model)
-    _LOG.info("tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), metric.name)
+    _LOG.info(
+        "tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), metric.name
+    )
     space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
     ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
     if not engine.emulates and ready.path is None:
@@ -191,15 +210,28 @@ def _tuned(
     job.measure_locally()
     if noise is None and not judge.holds(job.state.local.worst):
         noise = _noise(job, masked, subset)
-    timing = f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
+    timing = (
+        f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
+    )
     if search.times == "measured":
         timing = measure_times(job, device.name)
     solver = job.solver()
-    aim = Aim(solver.candidate(frozenset(), [0.0] * len(job.space.tunable), 0.0), search.allow_slower)
+    aim = Aim(
+        solver.candidate(frozenset(), [0.0] * len(job.space.tunable), 0.0), search.allow_slower
+    )
     candidates = CandidateSearch(
-        solver, masked, job.state, judge, job.locals, subset, search.runs, progress, aim, job.everything_error(),
-        search.seconds,
-    )  # fmt: skip
+        solver=solver,
+        masked=masked,
+        state=job.state,
+        metric=judge,
+        locals=job.locals,
+        subset=subset,
+        runs=search.runs,
+        progress=progress,
+        aim=aim,
+        known=job.everything_error(),
+        seconds=search.seconds,
+    )
     tuned = verified(job, candidates, noise, search, timing)
     is_timed = search.times == "measured" and not job.engine.emulates and bool(space.tunable)
     if is_timed and (times := whole_times(job)) is not None:

@@ -52,13 +52,22 @@ class Outcome:
         rows[number] = replace(candidate, error=error, verified=True)
         plan, kept = self.row(number)
         tuned = replace(
-            tuned, plan=plan, candidates=tuple(rows), chosen=number, kept=kept, error=error,
-            held=job.metric.holds(error), conversions=len(job.errors), room=None,
-        )  # fmt: skip
+            tuned,
+            plan=plan,
+            candidates=tuple(rows),
+            chosen=number,
+            kept=kept,
+            error=error,
+            held=job.metric.holds(error),
+            conversions=len(job.errors),
+            room=None,
+        )
         return replace(self, tuned=tuned)
 
 
-def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str) -> Tuned:
+def verified(
+    job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str
+) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples.
 
     One that is slower than float32 is offered, and float32 is chosen, unless slower ones are allowed: so a wider
@@ -73,21 +82,39 @@ def verified(job: Job, search: CandidateSearch, noise: float | None, asked: Sear
     error = _judged(job, search, low) if best is None else job.errors[low]
     is_same = job.space.all_low.options.keep_io_types is True  # else inputs and outputs are rounded
     own = job.errors.get(nothing.low, noise or 0.0)
-    nothing = replace(nothing, error=judge.amplitude(own), verified=is_same or nothing.low in job.errors)
+    nothing = replace(
+        nothing, error=judge.amplitude(own), verified=is_same or nothing.low in job.errors
+    )
     candidates = search.candidates
     front = front_of(candidates, nothing, allow_slower=asked.allow_slower)
     front = front if low in {item.low for item in front} else _with(front, candidates, low)
     chosen = next(number for number, item in enumerate(front) if item.low == low)
     return Tuned(
-        plan, judge.name, judge.tolerance, job.samples.summary, len(job.samples), noise,
-        job.device_noise, error, job.engine.name(job.low.name), search.masked.runs,
-        len(job.state.recalled), len(job.errors), len(job.space.tunable),
-        tuple(unit.label for unit in job.space.tunable if not unit.seen),
-        tuple(map(partial(_in_metric_units, judge), front)), chosen, tuple(kept), asked.device, times,
-        judge.holds(error), search.stopped, rejected(candidates, front, search.limit),
+        plan=plan,
+        metric=judge.name,
+        tolerance=judge.tolerance,
+        inputs=job.samples.summary,
+        samples=len(job.samples),
+        noise=noise,
+        device_noise=job.device_noise,
+        error=error,
+        ran_on=job.engine.name(job.low.name),
+        runs=search.masked.runs,
+        recalled=len(job.state.recalled),
+        conversions=len(job.errors),
+        units=len(job.space.tunable),
+        unseen=tuple(unit.label for unit in job.space.tunable if not unit.seen),
+        candidates=tuple(map(partial(_in_metric_units, judge), front)),
+        chosen=chosen,
+        kept=tuple(kept),
+        device=asked.device,
+        times=times,
+        held=judge.holds(error),
+        stopped=search.stopped,
+        rejected=rejected(candidates, front, search.limit),
         compensation=job.compensation(search.latest),
         room=None if asked.allow_slower else room(front[chosen], front, search.limit),
-    )  # fmt: skip
+    )
 
 
 def _best(job: Job, search: CandidateSearch) -> Candidate | None:
@@ -101,7 +128,11 @@ def _best(job: Job, search: CandidateSearch) -> Candidate | None:
         found = search.search()
         if found is None or _holds(job, search, found.low):
             break
-        _LOG.info("attempt %d: errors are taken to be %.2f times those of mask runs", attempt + 1, search.ratio)
+        _LOG.info(
+            "attempt %d: errors are taken to be %.2f times those of mask runs",
+            attempt + 1,
+            search.ratio,
+        )
     else:
         return None
     for _ in range(len(job.errors), _ATTEMPTS):
@@ -129,7 +160,9 @@ def _judged(job: Job, search: CandidateSearch, low: frozenset[str]) -> float:
     return error
 
 
-def _with(front: Sequence[Candidate], candidates: Sequence[Candidate], low: frozenset[str]) -> list[Candidate]:
+def _with(
+    front: Sequence[Candidate], candidates: Sequence[Candidate], low: frozenset[str]
+) -> list[Candidate]:
     """The front with the candidate that is written, which another one may beat whose error is a guess."""
     mine = next(number for number, item in enumerate(candidates) if item.low == low)
     place = sum(item.low in {one.low for one in candidates[:mine]} for item in front)
@@ -149,5 +182,7 @@ def checked_pick(pick: int, front: Sequence[Candidate]) -> int:
         ArgumentError: there is none.
     """
     if not 0 <= pick < len(front):
-        raise ArgumentError(f"There is no candidate {pick}: there are {len(front)}, counted from 0.")
+        raise ArgumentError(
+            f"There is no candidate {pick}: there are {len(front)}, counted from 0."
+        )
     return pick

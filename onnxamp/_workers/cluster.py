@@ -82,7 +82,9 @@ class Cluster:
             try:
                 pickled = self.ray.cloudpickle.dumps(work)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise ArgumentError(f"The cluster cannot be sent what workers need ({error}).") from None
+                raise ArgumentError(
+                    f"The cluster cannot be sent what workers need ({error})."
+                ) from None
             self._number += 1
             self._work, self._begun = (self._number, [self.ray.put(pickled)]), work
         self._fill()
@@ -94,7 +96,9 @@ class Cluster:
     def give(self, position: int, item: Any) -> None:
         """As :meth:`Workers.give`."""
         left = self._left.get(position, set())
-        place = next((place for place, member in enumerate(self._idle) if member.node not in left), -1)
+        place = next(
+            (place for place, member in enumerate(self._idle) if member.node not in left), -1
+        )
         member = self._idle.pop(place)
         member.position = position
         self._busy[member.actor.do.remote(*self._work, item)] = member
@@ -123,14 +127,18 @@ class Cluster:
             except self.ray.exceptions.RayError as error:
                 self._stillborn += 1
                 if getattr(error, "actor_init_failed", False) or self._stillborn > _STILLBORN:
-                    raise RuntimeFailure(f"Workers of the cluster do not start: {_line(error)}.") from error
+                    raise RuntimeFailure(
+                        f"Workers of the cluster do not start: {_line(error)}."
+                    ) from error
                 self._fill()
             return []
         member = self._busy.pop(reference)
         try:
             result = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:  # what it made cannot be sent, say
-            raise RuntimeFailure(f"A worker of the cluster failed: {_line(error.cause or error)}.") from error
+            raise RuntimeFailure(
+                f"A worker of the cluster failed: {_line(error.cause or error)}."
+            ) from error
         except self.ray.exceptions.RayError as error:
             logging.getLogger("onnxamp").info("a worker on %s died: %s", member.address, error)
             self._left[member.position].add(member.node)
@@ -196,7 +204,7 @@ class _Actor:
 
 def connect(
     address: str, jobs: int | None, most: int | None = None, gpus: int = 0, *, once: bool = False
-) -> Cluster:  # fmt: skip
+) -> Cluster:
     """Connect to a cluster, or start one on this machine; a connection that is there is used.
 
     Args:
@@ -215,18 +223,30 @@ def connect(
     is_own = not ray.is_initialized()
     if is_own:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own = {"num_cpus": jobs or core_count(), "object_store_memory": _STORE} if address == LOCAL else {}
+        own = (
+            {"num_cpus": jobs or core_count(), "object_store_memory": _STORE}
+            if address == LOCAL
+            else {}
+        )
         try:
-            ray.init(address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR, **own)
+            ray.init(
+                address,
+                log_to_driver=False,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                **own,
+            )
         except (OSError, RuntimeError, ValueError) as error:
-            raise RuntimeFailure(f"Cannot connect to the Ray cluster {address!r}: {_line(error)}.") from error
+            raise RuntimeFailure(
+                f"Cannot connect to the Ray cluster {address!r}: {_line(error)}."
+            ) from error
     processors = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     total, largest = sum(processors), max(processors, default=0)
     if not largest:
         raise RuntimeFailure(f"The Ray cluster {address!r} has no processors.")
     count = max(1, min(jobs or total, most or total))
     threads = max(1, min(total // (jobs or total), largest))
-    return Cluster(ray, count, threads, gpus, once, is_own)
+    return Cluster(ray=ray, count=count, threads=threads, gpus=gpus, once=once, is_own=is_own)
 
 
 def _ask_for_a_token() -> None:
@@ -243,7 +263,9 @@ def _ray() -> Any:
     try:
         import ray  # noqa: PLC0415 - it is an extra
     except ImportError:
-        raise MissingPackageError("--cluster needs Ray, which is not installed: pip install 'onnxamp[ray]'.") from None
+        raise MissingPackageError(
+            "--cluster needs Ray, which is not installed: pip install 'onnxamp[ray]'."
+        ) from None
     return ray
 
 

@@ -40,7 +40,10 @@ class Crash:
     @property
     def was_ended(self) -> bool:
         """Whether others may have ended it: the system, which ran out of memory, or the user."""
-        return self.code is None or -self.code in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))
+        return self.code is None or -self.code in (
+            signal.SIGTERM,
+            getattr(signal, "SIGKILL", signal.SIGTERM),
+        )
 
     def __str__(self) -> str:
         if self.where:
@@ -48,7 +51,11 @@ class Crash:
             before = f", the last of {self.attempts} that tried" if self.attempts > 1 else ""
             return f"{died}{before}: it crashed or ran out of memory; Ray's logs there say more."
         end = ending(self.code)
-        more = ": perhaps it ran out of memory; fewer --jobs need less" if end.endswith("SIGKILL") else ""
+        more = (
+            ": perhaps it ran out of memory; fewer --jobs need less"
+            if end.endswith("SIGKILL")
+            else ""
+        )
         return f"The worker process {end}{more}."
 
 
@@ -137,7 +144,12 @@ def run(
                 if 0 < died[position] < workers.attempts and _may_pass(result):
                     waiting.appendleft((position, item))
                 else:
-                    yield position, replace(result, attempts=died[position]) if isinstance(result, Crash) else result
+                    yield (
+                        position,
+                        replace(result, attempts=died[position])
+                        if isinstance(result, Crash)
+                        else result,
+                    )
     finally:
         workers.stop()
 
@@ -148,7 +160,9 @@ def _is_near(position: int, busy: Iterable[int], window: int | None) -> bool:
 
 def _may_pass(result: Any) -> bool:
     """Whether another worker may do better."""
-    return isinstance(result, Crash) or (isinstance(result, Failed) and isinstance(result.error, MemoryError))
+    return isinstance(result, Crash) or (
+        isinstance(result, Failed) and isinstance(result.error, MemoryError)
+    )
 
 
 AHEAD: Final = 16
@@ -156,7 +170,11 @@ AHEAD: Final = 16
 
 
 def run_in_order(
-    workers: Workers, work: Work, items: Iterable[Any], *, done: Callable[[int, Any], None] = lambda *_: None
+    workers: Workers,
+    work: Work,
+    items: Iterable[Any],
+    *,
+    done: Callable[[int, Any], None] = lambda *_: None,
 ) -> Generator[Any]:
     """The results in the order of the items; ``done`` is called with each as soon as it is there.
 

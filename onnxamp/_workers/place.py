@@ -31,12 +31,14 @@ class Place:
         if self.jobs is not None and self.jobs < 1:
             raise ArgumentError(f"jobs must be at least 1, but is {self.jobs}.")
         if self.cluster is not None and not self.cluster:
-            raise ArgumentError("The cluster has no address: write 'local', or that of a Ray cluster.")
+            raise ArgumentError(
+                "The cluster has no address: write 'local', or that of a Ray cluster."
+            )
 
     @contextmanager
     def workers(
         self, most: int | None = None, gpus: int = 0, *, once: bool = False
-    ) -> Iterator[Processes | Cluster]:  # fmt: skip
+    ) -> Iterator[Processes | Cluster]:
         """The workers, for the length of a ``with`` block.
 
         Args:
@@ -67,5 +69,7 @@ class Place:
         if self.cluster is not None:
             return connect(self.cluster, self.jobs, most, gpus, once=once)
         cores = core_count()
-        count = max(1, min(self.jobs or cores, most or cores if self.jobs is None else most or self.jobs))
+        count = max(
+            1, min(self.jobs or cores, most or cores if self.jobs is None else most or self.jobs)
+        )
         return Processes(count, max(1, cores // count), once)

@@ -94,7 +94,9 @@ class Processes:
             RuntimeFailure: a worker ends, by itself, before it is ready: so would all others.
         """
         done = []
-        for worker in [self._busy[pipe] for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)]:
+        for worker in [
+            self._busy[pipe] for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)
+        ]:
             try:
                 result = worker.pipe.recv()
             except (EOFError, OSError):

@@ -170,7 +170,9 @@ class Watch:
         os.set_blocking(theirs, False)
         if sys.platform != "win32":  # there, only sockets can be woken
             signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-        self._numbers = [number for number in {*numbers} if signal.getsignal(number) is not signal.SIG_IGN]
+        self._numbers = [
+            number for number in {*numbers} if signal.getsignal(number) is not signal.SIG_IGN
+        ]
         for number in self._numbers:
             signal.signal(number, self._handle)
         sys.unraisablehook = self._unraisable
@@ -235,7 +237,9 @@ def _loads_library(frame: FrameType | None) -> bool:
 
 def end_now(number: int) -> None:
     """End this process as a signal does, from any thread, after the last acts. Its worker processes end before."""
-    threading.Thread(target=_exit_after, args=(_CLEANING, INTERRUPTED + number), daemon=True).start()
+    threading.Thread(
+        target=_exit_after, args=(_CLEANING, INTERRUPTED + number), daemon=True
+    ).start()
     with suppress(Exception):
         _end_children()
     while _ACTS:

@@ -19,7 +19,9 @@ def thread_limit() -> int:
     """
     text = os.environ.get(THREADS, "0")
     if not text.isdecimal():
-        raise ArgumentError(f"The environment variable {THREADS} must be a number of threads, not {text!r}.")
+        raise ArgumentError(
+            f"The environment variable {THREADS} must be a number of threads, not {text!r}."
+        )
     return int(text)
 
 

@@ -62,14 +62,18 @@ class Range:
         """The numbers with those outside moved to the nearer end, in their own type."""
         magnitudes = np.abs(numbers)
         ends = np.copysign(np.clip(magnitudes, self.least, self.most), numbers)
-        found: NDArray[Any] = np.where(self.outside(magnitudes), ends, numbers).astype(numbers.dtype)
+        found: NDArray[Any] = np.where(self.outside(magnitudes), ends, numbers).astype(
+            numbers.dtype
+        )
         return found
 
 
 def to_float16(np_array: ArrayLike, within: Range) -> NDArray[np.float16]:
     """The numbers in float16, limited to a range; the rest rounds as NumPy rounds."""
     with np.errstate(over="ignore"):  # infinities that stay, and what is beyond float16
-        found: NDArray[np.float16] = within.limited(np.asarray(np_array, np.float64)).astype(np.float16)
+        found: NDArray[np.float16] = within.limited(np.asarray(np_array, np.float64)).astype(
+            np.float16
+        )
     return found
 
 
@@ -105,7 +109,9 @@ def largest_change(tensor: TensorProto, within: Range) -> float:
 
 def _numbers(tensor: TensorProto) -> NDArray[Any]:
     if tensor.data_location == TensorProto.EXTERNAL:
-        raise ArgumentError(f"The data of the tensor {tensor.name!r} lie in another file: load them first.")
+        raise ArgumentError(
+            f"The data of the tensor {tensor.name!r} lie in another file: load them first."
+        )
     return numpy_helper.to_array(tensor)
 
 
@@ -139,13 +145,17 @@ def convert_all_but(
     black = _keys(model.ask(graph_of), op_types, known)
     keywords = {"strict": True, "lists": _NO_LISTS, "black_list": black, "fold": False}
     settings = Options.of(Level.O2, keywords | options)
-    request = Request(model=model, asked=settings, run=RunOptions(samples=samples, provider=provider))
+    request = Request(
+        model=model, asked=settings, run=RunOptions(samples=samples, provider=provider)
+    )
     converted, _ = convert_in_memory(request)
     plan = make_plan(converted.analysis)
     warn(named_hazards(plan.hazards, settings), HazardWarning)
     limited = None if within is None else _limited(converted, within)
     if limited is not None:
-        again = replace(request, model=Model(limited), plan=plan, warn=lambda _: None)  # they were given
+        again = replace(
+            request, model=Model(limited), plan=plan, warn=lambda _: None
+        )  # they were given
         converted, _ = convert_in_memory(again)
     return converted.embedded()
 
@@ -169,7 +179,11 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
     low = {*edits.weights, *(copy.value for copy in edits.copies)}
     low.update(value for node in edits.attributes for value in graph.nodes[node].outputs)
     tensors: Mapping[int, Any] = graph.constants.tensors
-    beyond = [value for value in low & tensors.keys() if within.changes(read_array(tensors[value], graph.folder))]
+    beyond = [
+        value
+        for value in low & tensors.keys()
+        if within.changes(read_array(tensors[value], graph.folder))
+    ]
     if not beyond:
         return None
     result = copied(graph.model)
@@ -178,5 +192,7 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
     mine = constant_tensors(Graph.of(result))
     for value in beyond:
         tensor = mine[value]
-        tensor.CopyFrom(numpy_helper.from_array(within.limited(numpy_helper.to_array(tensor)), tensor.name))
+        tensor.CopyFrom(
+            numpy_helper.from_array(within.limited(numpy_helper.to_array(tensor)), tensor.name)
+        )
     return result

@@ -123,15 +123,22 @@ def convert_to_mixed_precision(
         if node.op_type in low_types or any(pattern.match(node.name) for pattern in include):
             return "low"
         is_excluded = any(pattern.match(node.name) for pattern in exclude)
-        return "high" if is_excluded or (custom_rule is not None and custom_rule.check(node)) else None
+        return (
+            "high" if is_excluded or (custom_rule is not None and custom_rule.check(node)) else None
+        )
 
     return convert_all_but(
-        model, op_types_to_exclude or (), dtype=_dtype(low_precision_type), keep_io_types=keep_io_types,
-        samples=None if calibration_data is None else load_samples(calibration_data), provider=_provider(providers),
+        model,
+        op_types_to_exclude or (),
+        dtype=_dtype(low_precision_type),
+        keep_io_types=keep_io_types,
+        samples=None if calibration_data is None else load_samples(calibration_data),
+        provider=_provider(providers),
         data_max=None if data_max is None or isinf(data_max) else data_max,
         init_max=None if init_max is None or isinf(init_max) else init_max,
-        opset=_opset(model, opset), rule=rule,
-    )  # fmt: skip
+        opset=_opset(model, opset),
+        rule=rule,
+    )
 
 
 @unchanged_sources()
@@ -176,12 +183,17 @@ def convert_to_f16(
     del use_standalone_type_inference
     _refuse_plugins(trt_plugins)
     if tensor_block_dict:
-        raise ArgumentError("tensor_block_dict is not supported: which inputs can be low follows from schemas.")
+        raise ArgumentError(
+            "tensor_block_dict is not supported: which inputs can be low follows from schemas."
+        )
     opened = Model.of(model)
     return convert_all_but(
-        opened, op_block_list, dtype=_dtype(low_precision_type), keep_io_types=keep_io_types,
+        opened,
+        op_block_list,
+        dtype=_dtype(low_precision_type),
+        keep_io_types=keep_io_types,
         opset=_opset(opened, opset),
-    )  # fmt: skip
+    )
 
 
 def _dtype(name: str) -> str:
@@ -222,7 +234,11 @@ def _opset(model: Model, wanted: int | None) -> int | Literal["keep"]:
     if wanted is None:
         return _OLDEST if own < _OLDEST else "keep"
     if wanted < own:
-        warn([f"opset={wanted} is not obeyed: the model's opset is {own}, and models are not taken back."])
+        warn(
+            [
+                f"opset={wanted} is not obeyed: the model's opset is {own}, and models are not taken back."
+            ]
+        )
         return "keep"
     return wanted
 

@@ -56,7 +56,9 @@ class TensorChecker:
     steps: list[StepCheck] = field(default_factory=list)
 
 
-_ACTIVE: Final[ContextVar[TensorChecker | None]] = ContextVar("onnxamp tensor checker", default=None)
+_ACTIVE: Final[ContextVar[TensorChecker | None]] = ContextVar(
+    "onnxamp tensor checker", default=None
+)
 
 
 def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
@@ -143,7 +145,9 @@ def next_check() -> tuple[TensorChecker, int] | None:
 
 def _make_checker(config: TensorCheckerConfig) -> TensorChecker:
     if not isinstance(config, TensorCheckerConfig):
-        raise ArgumentTypeError(f"checker_config must be a TensorCheckerConfig, not {type(config).__name__}.")
+        raise ArgumentTypeError(
+            f"checker_config must be a TensorCheckerConfig, not {type(config).__name__}."
+        )
     if config.enable and config.folder is not None:
         made_folder(config.folder)
     return TensorChecker(config)

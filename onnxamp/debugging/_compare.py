@@ -71,9 +71,15 @@ class AccuracyRow:
 _SIDES: Final = ("dtype", "numel", "max", "min", "mean", "num_nan", "num_inf", "num_zero")
 _RATIOS: Final = ("max", "min", "mean")
 _HEADS: Final = (
-    "step", "op", "node", "tensor", "flags", *(f"reference {name}" for name in _SIDES),
-    *(f"result {name}" for name in _SIDES), *(f"ratio of {name}" for name in _RATIOS),
-)  # fmt: skip
+    "step",
+    "op",
+    "node",
+    "tensor",
+    "flags",
+    *(f"reference {name}" for name in _SIDES),
+    *(f"result {name}" for name in _SIDES),
+    *(f"ratio of {name}" for name in _RATIOS),
+)
 
 
 def compare_accuracy(
@@ -119,20 +125,33 @@ def compare_accuracy(
     path = table_path(output_filename)
     if not loss_scale > 0:
         raise ArgumentError(f"loss_scale must be greater than 0, not {loss_scale!r}.")
-    one, other = ({(row.step, row.tensor): row for row in read_dump(dump)} for dump in (dump_path, another_dump_path))
+    one, other = (
+        {(row.step, row.tensor): row for row in read_dump(dump)}
+        for dump in (dump_path, another_dump_path)
+    )
     if not one.keys() & other.keys():
-        raise ArgumentError("The dumps have no value in common: are they of the same model, and in mode CHECK_ALL?")
+        raise ArgumentError(
+            "The dumps have no value in common: are they of the same model, and in mode CHECK_ALL?"
+        )
     kinds = {row.dtype for row in (*one.values(), *other.values())} & LOWNESS.keys()
     lowest = min(kinds, key=LOWNESS.__getitem__, default="float32")
-    keys = dict.fromkeys((*one, *other)) if dump_all_tensors else [key for key in one if key in other]
+    keys = (
+        dict.fromkeys((*one, *other)) if dump_all_tensors else [key for key in one if key in other]
+    )
     rows = [_row(key, one.get(key), other.get(key), TOLERANCES[lowest], loss_scale) for key in keys]
     rows.sort(key=lambda row: row.step)
-    write_table(path, _HEADS, map(_cells, rows), alarming=lambda cells: bool(cells[_HEADS.index("flags")]))
+    write_table(
+        path, _HEADS, map(_cells, rows), alarming=lambda cells: bool(cells[_HEADS.index("flags")])
+    )
     return tuple(rows)
 
 
 def _row(
-    key: tuple[int, str], one: ValueRecord | None, other: ValueRecord | None, tolerance: float, scale: float
+    key: tuple[int, str],
+    one: ValueRecord | None,
+    other: ValueRecord | None,
+    tolerance: float,
+    scale: float,
 ) -> AccuracyRow:
     flags = () if one is None or other is None else tuple(_flags(one, other, tolerance, scale))
     return AccuracyRow(*key, one, other, flags)
@@ -244,9 +263,17 @@ def compare_models(
     """
     path = table_path(output_filename)
     report = diff_models(
-        reference, result, samples, layers=True, limits=limits, provider=provider, seed=seed, count=count, dims=dims,
+        reference,
+        result,
+        samples,
+        layers=True,
+        limits=limits,
+        provider=provider,
+        seed=seed,
+        count=count,
+        dims=dims,
         progress=progress,
-    )  # fmt: skip
+    )
     if not report.outputs and (report.skipped or report.failure):
         raise RuntimeFailure(report.skipped or report.failure or "")
     heads = tuple(_LAYER_COLUMNS)
@@ -263,9 +290,18 @@ def _layer_cells(row: LayerDiff, first: FirstBad | None) -> list[Cell]:
     for path in _LAYER_COLUMNS.values():
         owner, _, name = path.rpartition(".")
         source = getattr(row, owner) if owner else row
-        cells.append(alarm if name == "alarm" else None if source is None else getattr(source, name))
+        cells.append(
+            alarm if name == "alarm" else None if source is None else getattr(source, name)
+        )
     return cells
 
 
 def _alarm(row: LayerDiff) -> str | None:
-    return next((measured.alarm for measured in (row.local, row.accumulated) if measured and measured.alarm), None)
+    return next(
+        (
+            measured.alarm
+            for measured in (row.local, row.accumulated)
+            if measured and measured.alarm
+        ),
+        None,
+    )

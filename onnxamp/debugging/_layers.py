@@ -92,7 +92,9 @@ def check_layer_numerics(
     """
     names = [layer] if isinstance(layer, str) else list(layer)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(f"layer must be the name of a node, or several names, not {layer!r}.")
+        raise ArgumentTypeError(
+            f"layer must be the name of a node, or several names, not {layer!r}."
+        )
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
     watcher = Watcher(Executable(opened, engine_on(choose_provider(provider), emulates=True)))
@@ -131,7 +133,11 @@ def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
         matches = {row.tensor for row in produced if name in (row.node, row.tensor)}
         if not matches:
             pattern = _compiled(name)
-            matches = {row.tensor for row in produced if pattern.fullmatch(row.node) or pattern.fullmatch(row.tensor)}
+            matches = {
+                row.tensor
+                for row in produced
+                if pattern.fullmatch(row.node) or pattern.fullmatch(row.tensor)
+            }
         if not matches:
             raise ArgumentError(
                 f"No node with float outputs is called {name!r} or matches it as a regular expression; the first ones"
@@ -151,7 +157,9 @@ def _compiled(text: str) -> re.Pattern[str]:
 def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
     """Float weights of the nodes, including constants."""
     order = sorted(nodes)
-    for name in dict.fromkeys(name for node in order for name in (*flow.held[node], *flow.reads[node])):
+    for name in dict.fromkeys(
+        name for node in order for name in (*flow.held[node], *flow.reads[node])
+    ):
         constant = flow.constants.get(name)
         if name in flow.shell.weights:
             array = flow.shell.array(name, raised=True)

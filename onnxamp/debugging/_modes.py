@@ -85,7 +85,9 @@ class TensorCheckerConfig:
         if not isinstance(self.debug_mode, DebugMode):
             raise ArgumentError(f"debug_mode must be a DebugMode, not {self.debug_mode!r}.")
         if not isinstance(self.stack_height_limit, int) or self.stack_height_limit < 0:
-            raise ArgumentError(f"stack_height_limit must be 0 or more, not {self.stack_height_limit!r}.")
+            raise ArgumentError(
+                f"stack_height_limit must be 0 or more, not {self.stack_height_limit!r}."
+            )
         for name in ("checked_op_list", "skipped_op_list"):
             _check_ops(name, getattr(self, name))
         if self.debug_step is not None:
@@ -101,7 +103,9 @@ class TensorCheckerConfig:
     @property
     def ops(self) -> OpFilter:
         """The op types to check."""
-        return OpFilter(frozenset(self.checked_op_list or ()), frozenset(self.skipped_op_list or ()))
+        return OpFilter(
+            frozenset(self.checked_op_list or ()), frozenset(self.skipped_op_list or ())
+        )
 
     @property
     def aborts(self) -> bool:
@@ -125,11 +129,15 @@ def _check_ops(name: str, ops: Sequence[str] | None) -> None:
     known = {schema.name.lower(): schema.name for schema in defs.get_all_schemas()}
     for op in ops:
         if known.get(op.lower(), op) != op:
-            raise ArgumentError(f"{name}: ONNX has no op {op!r}; did you mean {known[op.lower()]!r}?")
+            raise ArgumentError(
+                f"{name}: ONNX has no op {op!r}; did you mean {known[op.lower()]!r}?"
+            )
 
 
 def _check_steps(steps: Sequence[int]) -> None:
     if not isinstance(steps, (list, tuple)) or not all(isinstance(step, int) for step in steps):
-        raise ArgumentTypeError(f"debug_step must be a list or tuple of two whole numbers, not {steps!r}.")
+        raise ArgumentTypeError(
+            f"debug_step must be a list or tuple of two whole numbers, not {steps!r}."
+        )
     if len(steps) != 2 or not steps[0] < steps[1]:
         raise ArgumentError(f"debug_step must be (start, end) with start < end, not {steps!r}.")

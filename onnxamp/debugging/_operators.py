@@ -64,12 +64,15 @@ class OperatorStats:
         rows = [tuple(map(str, row)) for row in self.rows()]
         width = max((len(escaped(row[0])) for row in rows), default=2)
         lines = [
-            f"{escaped(op):<{width}}" + "".join(f"  {cell:>11}" for cell in cells) for op, *cells in (_HEADS, *rows)
+            f"{escaped(op):<{width}}" + "".join(f"  {cell:>11}" for cell in cells)
+            for op, *cells in (_HEADS, *rows)
         ]
         return "\n".join([*lines, f"op count: {len(rows)}"])
 
 
-_ACTIVE: Final[ContextVar[OperatorStats | None]] = ContextVar("onnxamp operator stats", default=None)
+_ACTIVE: Final[ContextVar[OperatorStats | None]] = ContextVar(
+    "onnxamp operator stats", default=None
+)
 
 
 def enable_operator_stats_collection() -> OperatorStats:
@@ -124,7 +127,9 @@ def collect_operator_stats(model: None = None) -> AbstractContextManager[Operato
 def collect_operator_stats(model: ModelSource) -> OperatorStats: ...
 
 
-def collect_operator_stats(model: ModelSource | None = None) -> AbstractContextManager[OperatorStats] | OperatorStats:
+def collect_operator_stats(
+    model: ModelSource | None = None,
+) -> AbstractContextManager[OperatorStats] | OperatorStats:
     """Count nodes by op type and precision: of the runs in a ``with`` block, or of a model without running it.
 
     ``with collect_operator_stats() as stats:`` is the counterpart of ``paddle.amp.debugging.collect_operator_stats``;

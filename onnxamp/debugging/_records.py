@@ -54,7 +54,17 @@ class ValueRecord:
     @classmethod
     def given(cls, step: int, tensor: str, dtype: str, stats: TensorStats) -> "ValueRecord":
         """The record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
-        return cls(step, -1, "", "", tensor, dtype, stats, "NaN" if stats.num_nan else None, inherited=False)
+        return cls(
+            step=step,
+            position=-1,
+            op="",
+            node="",
+            tensor=tensor,
+            dtype=dtype,
+            stats=stats,
+            fault="NaN" if stats.num_nan else None,
+            inherited=False,
+        )
 
     @property
     def is_bad(self) -> bool:
@@ -88,9 +98,14 @@ COLUMNS: Final = (*_FACTS, *_STATS, "fp16", "fault", "inherited")
 """Columns of a dump."""
 
 _KINDS: Final[Mapping[str, Any]] = {
-    "step": int, "position": int, "op": str, "node": str, "tensor": str, "dtype": str,
+    "step": int,
+    "position": int,
+    "op": str,
+    "node": str,
+    "tensor": str,
+    "dtype": str,
     **{field.name: field.type for field in fields(TensorStats)},
-}  # fmt: skip
+}
 
 
 def dump_path(folder: Path, step: int) -> Path:
@@ -138,10 +153,16 @@ def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
     path = Path(path)
     files = [path]
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if re.fullmatch(r"step-\d{6,}\.csv", file.name))
+        files = sorted(
+            file for file in path.iterdir() if re.fullmatch(r"step-\d{6,}\.csv", file.name)
+        )
         if not files:
-            raise ArgumentError(f"The folder {str(path)!r} holds no dump: it has no files like step-000000.csv.")
-    return tuple(sorted((record for file in files for record in _records(file)), key=lambda row: row.step))
+            raise ArgumentError(
+                f"The folder {str(path)!r} holds no dump: it has no files like step-000000.csv."
+            )
+    return tuple(
+        sorted((record for file in files for record in _records(file)), key=lambda row: row.step)
+    )
 
 
 def _records(path: Path) -> list[ValueRecord]:
@@ -150,8 +171,14 @@ def _records(path: Path) -> list[ValueRecord]:
         try:
             cells = {name: kind(row[name]) for name, kind in _KINDS.items()}
         except ValueError:
-            raise ArgumentError(f"Line {line} of {str(path)!r} is not a record of a dump that onnxamp wrote.") from None
+            raise ArgumentError(
+                f"Line {line} of {str(path)!r} is not a record of a dump that onnxamp wrote."
+            ) from None
         stats = TensorStats(**{name: cells[name] for name in _STATS})
         facts = {name: cells[name] for name in _FACTS}
-        records.append(ValueRecord(**facts, stats=stats, fault=row["fault"] or None, inherited=row["inherited"] != ""))
+        records.append(
+            ValueRecord(
+                **facts, stats=stats, fault=row["fault"] or None, inherited=row["inherited"] != ""
+            )
+        )
     return records

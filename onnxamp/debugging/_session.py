@@ -129,7 +129,9 @@ class InferenceSession:
     def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
         config = checker.config
         with self._lock:  # threads that share this object share the sessions of its watcher
-            watched = self._watcher_of_source().watch(step, _arrays(feeds), config.ops, stop=config.aborts)
+            watched = self._watcher_of_source().watch(
+                step, _arrays(feeds), config.ops, stop=config.aborts
+            )
         conclude(checker, watched)
 
     def _watcher_of_source(self) -> Watcher:
@@ -166,7 +168,9 @@ def _own_session(
         try:
             data: bytes | str = source.SerializeToString()
         except ValueError as error:
-            raise ArgumentError("The model is larger than 2 GB: save it and pass its path.") from error
+            raise ArgumentError(
+                "The model is larger than 2 GB: save it and pass its path."
+            ) from error
     else:
         data = source
     return ort.InferenceSession(data, sess_options, providers, provider_options)
@@ -175,6 +179,8 @@ def _own_session(
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Feeds as arrays instead of values of ONNX Runtime."""
     return {
-        name: from_value(feed) if hasattr(feed, "has_value") and hasattr(feed, "data_type") else feed
+        name: from_value(feed)
+        if hasattr(feed, "has_value") and hasattr(feed, "data_type")
+        else feed
         for name, feed in feeds.items()
     }

@@ -110,7 +110,9 @@ class StepWatch:
         flow = make_flow(self.model, emulated=self.emulated)
         rows = watched_values(flow)
         ready = emulate(self.model) if self.emulated else self.model
-        session, names = expose(ready, self.provider, {name for row in rows for name in (row.value, row.exact)})
+        session, names = expose(
+            ready, self.provider, {name for row in rows for name in (row.value, row.exact)}
+        )
         scaled = set(self.scaled)
         for node, reads in zip(flow.nodes, flow.reads, strict=True):
             if not scaled.isdisjoint(reads):
@@ -129,15 +131,21 @@ class StepWatch:
         inputs = {name: measure(value, value, self.provider) for name, value in floats.items()}
         rows = [row for row in shown.rows if row.value in outputs]
         values = {
-            row.value: measure(outputs.get(row.exact, outputs[row.value]), outputs[row.value], self.provider)
+            row.value: measure(
+                outputs.get(row.exact, outputs[row.value]), outputs[row.value], self.provider
+            )
             for row in rows
         }
         seen = floats | {row.value: outputs[row.value] for row in rows}
         stats = {name: tensor_stats(np.asarray(from_value(value))) for name, value in seen.items()}
-        return records_of(step, shown.flow, floats, classify(shown.flow, rows, values, inputs), stats)
+        return records_of(
+            step, shown.flow, floats, classify(shown.flow, rows, values, inputs), stats
+        )
 
 
-def _without_overflows(records: Mapping[str, ValueRecord], scaled: Collection[str]) -> dict[str, ValueRecord]:
+def _without_overflows(
+    records: Mapping[str, ValueRecord], scaled: Collection[str]
+) -> dict[str, ValueRecord]:
     """The records of a step that the loss scale skips, with expected overflows excused."""
     end, finite = inf, True
     for row in records.values():

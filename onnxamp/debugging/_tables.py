@@ -41,7 +41,9 @@ def table_path(path: str | PathLike[str]) -> Path:
         ArgumentError: its suffix is neither .csv nor .xlsx.
     """
     if as_path(path).suffix.lower() not in (".csv", ".xlsx"):
-        raise ArgumentError(f"Tables are written as .csv or .xlsx, but {fspath(path)!r} has neither suffix.")
+        raise ArgumentError(
+            f"Tables are written as .csv or .xlsx, but {fspath(path)!r} has neither suffix."
+        )
     return as_path(path)
 
 
@@ -83,18 +85,27 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
     except (ValueError, csv.Error) as error:
         raise ArgumentError(f"{str(path)!r} is not a table that onnxamp wrote: {error}.") from None
     if not lines or any(len(line) != len(lines[0]) for line in lines):
-        raise ArgumentError(f"{str(path)!r} is incomplete: it is empty, or its rows have different lengths.")
+        raise ArgumentError(
+            f"{str(path)!r} is incomplete: it is empty, or its rows have different lengths."
+        )
     header, *rest = lines
     if lacking := [column for column in columns if column not in header]:
-        raise ArgumentError(f"The table {str(path)!r} has no column {lacking[0]!r}: was it written by another program?")
-    return [{column: _unquoted(cell) for column, cell in zip(header, line, strict=True)} for line in rest]
+        raise ArgumentError(
+            f"The table {str(path)!r} has no column {lacking[0]!r}: was it written by another program?"
+        )
+    return [
+        {column: _unquoted(cell) for column, cell in zip(header, line, strict=True)}
+        for line in rest
+    ]
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_quoted(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows(
+        [_quoted(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return stream.getvalue().encode()
 
 
@@ -104,18 +115,23 @@ def _quoted(text: str) -> str:
 
 
 def _unquoted(cell: str) -> str:
-    return _ESCAPE.sub(lambda match: match.group().encode("ascii").decode("unicode_escape"), cell.removeprefix("'"))
+    return _ESCAPE.sub(
+        lambda match: match.group().encode("ascii").decode("unicode_escape"), cell.removeprefix("'")
+    )
 
 
 def escaped(text: str) -> str:
     """Text on one line: characters that cannot be printed, and backslashes, are escaped."""
     return "".join(
-        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii") for c in text
-    )  # fmt: skip
+        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )
 
 
 def _as_xlsx(
-    columns: Sequence[str], rows: Sequence[Sequence[Cell]], alarming: Callable[[Sequence[Cell]], bool] | None
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    alarming: Callable[[Sequence[Cell]], bool] | None,
 ) -> bytes:
     from openpyxl import Workbook  # noqa: PLC0415 - most users of the package write no spreadsheets
     from openpyxl.cell import WriteOnlyCell  # noqa: PLC0415
@@ -123,18 +139,29 @@ def _as_xlsx(
     from openpyxl.utils import get_column_letter  # noqa: PLC0415
 
     if len(rows) > _MOST_ROWS:
-        raise ArgumentError(f"A spreadsheet holds {_MOST_ROWS} rows, but there are {len(rows)}: write a .csv file.")
+        raise ArgumentError(
+            f"A spreadsheet holds {_MOST_ROWS} rows, but there are {len(rows)}: write a .csv file."
+        )
     book = Workbook(write_only=True)
     sheet = book.create_sheet("onnxamp")
     sheet.freeze_panes = "A2"
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     for number, column in enumerate(columns):
-        longest = max((len(str(row[number])) for row in rows if isinstance(row[number], str)), default=0)
-        sheet.column_dimensions[get_column_letter(number + 1)].width = min(_WIDEST, max(longest, len(column), 10) + 2)
+        longest = max(
+            (len(str(row[number])) for row in rows if isinstance(row[number], str)), default=0
+        )
+        sheet.column_dimensions[get_column_letter(number + 1)].width = min(
+            _WIDEST, max(longest, len(column), 10) + 2
+        )
 
     def styled(cell: Cell, **style: Any) -> Any:
-        empty, number = cell is None or cell == "", isinstance(cell, (int, float)) and isfinite(cell)
-        made = WriteOnlyCell(sheet, None if empty else cell if number else escaped(str(cell))[:_LONGEST])
+        empty, number = (
+            cell is None or cell == "",
+            isinstance(cell, (int, float)) and isfinite(cell),
+        )
+        made = WriteOnlyCell(
+            sheet, None if empty else cell if number else escaped(str(cell))[:_LONGEST]
+        )
         if not empty and not number:
             made.data_type = "s"  # openpyxl takes text that starts with "=" for a formula, and "#N/A" for an error
             made.quotePrefix = True
@@ -145,7 +172,12 @@ def _as_xlsx(
     sheet.append([styled(column, font=Font(bold=True)) for column in columns])
     red = {"fill": PatternFill("solid", fgColor="FFC7CE")}
     for row in rows:
-        sheet.append([styled(cell, **(red if alarming is not None and alarming(row) else {})) for cell in row])
+        sheet.append(
+            [
+                styled(cell, **(red if alarming is not None and alarming(row) else {}))
+                for cell in row
+            ]
+        )
     stream = io.BytesIO()
     book.save(stream)
     return stream.getvalue()

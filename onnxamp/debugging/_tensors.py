@@ -77,7 +77,9 @@ class TensorStats:
     @property
     def fp16(self) -> str | None:
         """How the tensor would leave the range of float16: "overflow", "underflow", or None."""
-        return "overflow" if self.fp16_over else "underflow" if self.fp16_loss > LOST_ABOVE else None
+        return (
+            "overflow" if self.fp16_over else "underflow" if self.fp16_loss > LOST_ABOVE else None
+        )
 
     def __str__(self) -> str:
         return (
@@ -110,9 +112,17 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
     nothing = flat.size == counts[0]
     num_nan, num_inf, num_zero, over_all, under_all = map(int, counts)
     return TensorStats(
-        flat.size, num_nan, num_inf, num_zero, nan if nothing else top, nan if nothing else bottom,
-        total / flat.size if flat.size else nan, over_all, under_all, sqrt(lost / energy) if energy else 0.0,
-    )  # fmt: skip
+        numel=flat.size,
+        num_nan=num_nan,
+        num_inf=num_inf,
+        num_zero=num_zero,
+        max=nan if nothing else top,
+        min=nan if nothing else bottom,
+        mean=total / flat.size if flat.size else nan,
+        fp16_over=over_all,
+        fp16_under=under_all,
+        fp16_loss=sqrt(lost / energy) if energy else 0.0,
+    )
 
 
 def check_numerics(
@@ -165,8 +175,12 @@ def check_numerics(
             raise NumericsError(text, var_name, op=op_type)
         if debug_mode is not DebugMode.CHECK_ALL:
             warnings.warn(text, NumericsWarning, stacklevel=2)
-    elif debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and array.dtype.itemsize >= 4:
-        warnings.warn(f"In float16 there would be {stats.fp16} in {where}.", NumericsWarning, stacklevel=2)
+    elif (
+        debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and array.dtype.itemsize >= 4
+    ):
+        warnings.warn(
+            f"In float16 there would be {stats.fp16} in {where}.", NumericsWarning, stacklevel=2
+        )
     with np.errstate(over="ignore"):  # float64 beyond float32 is infinite there
         values = np.array([stats.max, stats.min, stats.mean]).astype(np.float32)
     return np.array([stats.num_nan, stats.num_inf, stats.num_zero], np.int64), values
@@ -182,5 +196,7 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
     else:
         array = np.asarray(tensor)
     if array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2:  # 2: a type of ml_dtypes
-        raise ArgumentTypeError(f"Only tensors of real numbers have statistics, but this one is of type {array.dtype}.")
+        raise ArgumentTypeError(
+            f"Only tensors of real numbers have statistics, but this one is of type {array.dtype}."
+        )
     return array

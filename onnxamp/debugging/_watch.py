@@ -44,7 +44,9 @@ class RunRecords:
 
     def first_bad(self, ops: OpFilter) -> ValueRecord | None:
         """The first unintended NaN or Inf among the checked ops."""
-        return next((row for row in self.records.values() if row.is_bad and ops.takes(row.op)), None)
+        return next(
+            (row for row in self.records.values() if row.is_bad and ops.takes(row.op)), None
+        )
 
     def sources(self, tensor: str) -> list[ValueRecord]:
         """The float inputs of the node that produces a value, looking through nodes that emulation adds."""
@@ -61,7 +63,11 @@ class RunRecords:
     def story(self, bad: ValueRecord, height: int) -> str:
         """Sentences about the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
         source = next((row for row in self.records.values() if row.fault), None)
-        text = f"It started at {source} ({source.fault})." if bad.inherited and source is not None else ""
+        text = (
+            f"It started at {source} ({source.fault})."
+            if bad.inherited and source is not None
+            else ""
+        )
         level, seen = [bad], {bad.tensor}
         for depth in range(height):
             before = {row.tensor: row for later in level for row in self.sources(later.tensor)}
@@ -85,7 +91,12 @@ class Watcher:
     _rows: list[Watched] = field(default_factory=list)
 
     def watch(
-        self, step: int, sample: Mapping[str, Feed], ops: OpFilter | None = None, *, stop: bool = False
+        self,
+        step: int,
+        sample: Mapping[str, Feed],
+        ops: OpFilter | None = None,
+        *,
+        stop: bool = False,
     ) -> RunRecords:
         """Run the model on a sample.
 
@@ -139,11 +150,17 @@ class _Run:
     def watched(self) -> RunRecords:
         """The records so far."""
         measured = self.measured
-        return records_of(self.step, measured.runner.flow, measured.inputs, measured.checks(), self.stats)
+        return records_of(
+            self.step, measured.runner.flow, measured.inputs, measured.checks(), self.stats
+        )
 
 
 def records_of(
-    step: int, flow: Flow, inputs: Iterable[str], checks: Sequence[ValueCheck], stats: Mapping[str, TensorStats]
+    step: int,
+    flow: Flow,
+    inputs: Iterable[str],
+    checks: Sequence[ValueCheck],
+    stats: Mapping[str, TensorStats],
 ) -> RunRecords:
     """The records of a run.
 
@@ -155,12 +172,24 @@ def records_of(
         stats: statistics of the elements of all these.
     """
     makers = sorted({flow.maker[name] for name in flow.own if name in flow.maker})
-    ranks = {node: rank for rank, node in enumerate(makers)}  # without the nodes that emulation adds
-    records = {name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name]) for name in inputs}
+    ranks = {
+        node: rank for rank, node in enumerate(makers)
+    }  # without the nodes that emulation adds
+    records = {
+        name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name]) for name in inputs
+    }
     for row in checks:
         position, dtype = ranks[flow.maker[row.value]], dtype_of(flow, row.value)
         records[row.value] = ValueRecord(
-            step, position, row.op, row.node, row.value, dtype, stats[row.value], row.fault, row.inherited
+            step=step,
+            position=position,
+            op=row.op,
+            node=row.node,
+            tensor=row.value,
+            dtype=dtype,
+            stats=stats[row.value],
+            fault=row.fault,
+            inherited=row.inherited,
         )
     return RunRecords(step, flow, records, {row.value: row.position for row in checks})
 
@@ -193,17 +222,25 @@ def _recorded(run: RunRecords, config: TensorCheckerConfig) -> tuple[ValueRecord
         bad = run.first_bad(config.ops)
         return () if bad is None else (bad,)
     rows = run.records.values()
-    return tuple(row for row in rows if config.ops.takes(row.op) and row.concerns(config.debug_mode))
+    return tuple(
+        row for row in rows if config.ops.takes(row.op) and row.concerns(config.debug_mode)
+    )
 
 
-def _warn(config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord], file: Path | None) -> None:
+def _warn(
+    config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord], file: Path | None
+) -> None:
     """Warn of what was found in a run that continues."""
     where = "" if file is None else f" All are in {str(file)!r}."
     bad = [row for row in records if row.is_bad]
     if bad:
         text = f"Run {step}: there is NaN or Inf in {counted(bad)}; the first is {bad[0]}.{where}"
         warnings.warn(text, NumericsWarning, stacklevel=_caller())
-    wide = [row for row in records if row.fp16] if config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW else []
+    wide = (
+        [row for row in records if row.fp16]
+        if config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW
+        else []
+    )
     if wide:
         text = f"Run {step}: {counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}.{where}"
         warnings.warn(text, NumericsWarning, stacklevel=_caller())

@@ -108,7 +108,9 @@ def build_train_network(
     """
     _check(optimizer, boost_level, unknown)
     chosen = choose_provider(provider)
-    if boost_level == "O2" and is_plugin(chosen):  # seen: WebGPU leaves them as they are, OpenVINO ends the process
+    if boost_level == "O2" and is_plugin(
+        chosen
+    ):  # seen: WebGPU leaves them as they are, OpenVINO ends the process
         raise ArgumentError(
             f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
             " do not fill: take O1, or provider cuda or cpu (--provider)."
@@ -135,10 +137,19 @@ def build_train_network(
     session = _session(ready, chosen)
     recorded = Recorded(ready, chosen, step.successors, RESULTS) if boost_level == "O2" else None
     net = TrainNetwork(
-        source, masters, graph, step, optimizer, scale, session, Halves(step, ready, chosen),
-        Held(boost_level != "O0", recorded), _runs_on(chosen, is_exact=is_exact), seed,
-        decorated.save_dtype if decorated else None,
-    )  # fmt: skip
+        source=source,
+        masters=masters,
+        model=graph,
+        plan=step,
+        optimizer=optimizer,
+        scale=scale,
+        session=session,
+        halves=Halves(step, ready, chosen),
+        held=Held(boost_level != "O0", recorded),
+        runs_on=_runs_on(chosen, is_exact=is_exact),
+        seed=seed,
+        save_dtype=decorated.save_dtype if decorated else None,
+    )
     if isinstance(manager, GradScaler):
         manager.bind(net)
     return net
@@ -153,7 +164,10 @@ def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
     try:
         return make_session(model, provider)
     except RuntimeFailure as error:
-        way_out = ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).' * is_plugin(provider)
+        way_out = (
+            ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).'
+            * is_plugin(provider)
+        )
         raise RuntimeFailure(f"{error}{way_out}") from error
 
 
@@ -169,9 +183,13 @@ def _check(optimizer: object, boost_level: str, unknown: Mapping[str, object]) -
             " loss_scale_manager, dtype, provider and seed."
         )
     if not isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}.")
+        raise ArgumentTypeError(
+            f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}."
+        )
     if boost_level not in BOOSTS:
-        raise ArgumentError(f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}.")
+        raise ArgumentError(
+            f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}."
+        )
 
 
 def _runs_on(provider: Provider, *, is_exact: bool) -> str:
@@ -196,7 +214,9 @@ def _manager(given: LossScaleManager | FromLevel | None, level: Level) -> LossSc
     return given
 
 
-def _requested(level: str, dtype: DtypeLike, decorated: Decorated | None, cast: Options | None) -> Options:
+def _requested(
+    level: str, dtype: DtypeLike, decorated: Decorated | None, cast: Options | None
+) -> Options:
     """Options of the conversion: the arguments', or those of a decorated model or auto_cast.
 
     Raises:
@@ -205,9 +225,14 @@ def _requested(level: str, dtype: DtypeLike, decorated: Decorated | None, cast: 
     if decorated is None and cast is None:
         return Options.of(level, {"dtype": dtype, "lists": "conservative", "fold": False})
     if (level, dtype_name(dtype)) != ("O0", "float16"):
-        raise ArgumentError("A decorated model or auto_cast sets level and dtype: leave both at their defaults.")
+        raise ArgumentError(
+            "A decorated model or auto_cast sets level and dtype: leave both at their defaults."
+        )
     if cast is None:
-        return Options.of("O2", {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle", "fold": False})
+        return Options.of(
+            "O2",
+            {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle", "fold": False},
+        )
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

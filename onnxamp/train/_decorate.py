@@ -112,19 +112,31 @@ def decorate(
     name, saved = low_type(dtype).name, None if save_dtype is None else dtype_name(save_dtype)
     if saved is not None and saved not in _SAVED:
         raise ArgumentError(f"Unknown save_dtype {saved!r}: choose one of {', '.join(_SAVED)}.")
-    given = optimizers if isinstance(optimizers, Sequence) else [] if optimizers is None else [optimizers]
+    given = (
+        optimizers
+        if isinstance(optimizers, Sequence)
+        else []
+        if optimizers is None
+        else [optimizers]
+    )
     if wrong := [item for item in given if not isinstance(item, Optimizer)]:
-        raise ArgumentTypeError(f"optimizers must be of onnxamp.train, not {type(wrong[0]).__name__}.")
+        raise ArgumentTypeError(
+            f"optimizers must be of onnxamp.train, not {type(wrong[0]).__name__}."
+        )
     if level == "O2":
         if master_weight is False:
-            raise ArgumentError("master_weight=False is not supported: training keeps float32 masters. Leave it None.")
+            raise ArgumentError(
+                "master_weight=False is not supported: training keeps float32 masters. Leave it None."
+            )
         excluded, extra = Excluded(excluded_layers), (saved, bool(master_grad))
         if isinstance(models, (list, tuple)):
             models = [_decorated(model, name, excluded, *extra) for model in models]
         else:
             models = _decorated(models, name, excluded, *extra)
         if unmatched := [text for text in excluded.texts if text not in excluded.matched]:
-            raise ArgumentError(f"excluded_layers: no node has the name or op type {unmatched[0]!r}.")
+            raise ArgumentError(
+                f"excluded_layers: no node has the name or op type {unmatched[0]!r}."
+            )
     return models if optimizers is None else (models, optimizers)
 
 
@@ -140,11 +152,15 @@ class Excluded:
         self.texts = (layers,) if isinstance(layers, str) else tuple(layers or ())
         self.matched: set[str] = set()
         if wrong := [text for text in self.texts if not isinstance(text, str)]:
-            raise ArgumentTypeError(f"excluded_layers must hold strings, not {type(wrong[0]).__name__}.")
+            raise ArgumentTypeError(
+                f"excluded_layers must hold strings, not {type(wrong[0]).__name__}."
+            )
         try:
             self._patterns = {text: re.compile(text) for text in self.texts}
         except re.error as error:
-            raise ArgumentError(f"excluded_layers: {error.pattern!r} is not a regular expression: {error}.") from None
+            raise ArgumentError(
+                f"excluded_layers: {error.pattern!r} is not a regular expression: {error}."
+            ) from None
 
     def takes(self, node: NodeProto) -> bool:
         """Whether the node is one of them."""
@@ -158,12 +174,23 @@ class Excluded:
         return bool(matches)
 
 
-def _decorated(model: Any, dtype: str, excluded: Excluded, saved: str | None, master_grad: bool) -> Decorated:
+def _decorated(
+    model: Any, dtype: str, excluded: Excluded, saved: str | None, master_grad: bool
+) -> Decorated:
     def rule(node: NodeProto) -> str | None:
         return "high" if excluded.takes(node) or op_key(node) in NORMALISATIONS else None
 
     source = Model.of(model).embedded()
-    low = convert_as(source, Options.of("O2", {"dtype": dtype, "lists": "paddle", "fold": False, "rule": rule}))
+    low = convert_as(
+        source, Options.of("O2", {"dtype": dtype, "lists": "paddle", "fold": False, "rule": rule})
+    )
     if saved in FORMATS:
         check_opset(source, Options.of("O2", {"dtype": saved}))
-    return Decorated(low, source, dtype, excluded.texts, saved, master_grad)
+    return Decorated(
+        model=low,
+        source=source,
+        dtype=dtype,
+        excluded=excluded.texts,
+        save_dtype=saved,
+        master_grad=master_grad,
+    )

@@ -43,7 +43,9 @@ class Batches:
     def __post_init__(self) -> None:
         counts = {name: array.shape[0] if array.ndim else 0 for name, array in self.arrays.items()}
         if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
-            raise ArgumentError(f"All arrays need the same number of samples, at least one; they have {counts}.")
+            raise ArgumentError(
+                f"All arrays need the same number of samples, at least one; they have {counts}."
+            )
         if self.size < 1:
             raise ArgumentError(f"A batch needs at least one sample, not {self.size}.")
 
@@ -66,7 +68,9 @@ class Batches:
             yield {name: array[rows] for name, array in self.arrays.items()}
 
 
-def typed_feeds(model: ModelProto, feeds: Mapping[str, Any], labels: str | None = None) -> dict[str, NDArray[Any]]:
+def typed_feeds(
+    model: ModelProto, feeds: Mapping[str, Any], labels: str | None = None
+) -> dict[str, NDArray[Any]]:
     """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
     Args:
@@ -84,12 +88,16 @@ def typed_feeds(model: ModelProto, feeds: Mapping[str, Any], labels: str | None 
             array = np.asarray(feeds[entry.name])
             wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
             if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
-                raise ArgumentError(f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}.")
+                raise ArgumentError(
+                    f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}."
+                )
             if entry.type.tensor_type.HasField("shape"):
                 check_shape(entry.name, array.shape, entry.type.tensor_type.shape)
             typed[entry.name] = array.astype(wanted, copy=False)
     if labels is not None:
-        sizes = _named_sizes(model, {name: array for name, array in typed.items() if name != labels})
+        sizes = _named_sizes(
+            model, {name: array for name, array in typed.items() if name != labels}
+        )
         for dim, size in _named_sizes(model, {labels: typed[labels]}).items():
             if sizes.get(dim, size) != size:
                 raise ArgumentError(
@@ -111,7 +119,9 @@ def draw_masks(
         return {}
     sizes = _named_sizes(model, feeds)
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return {mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks}
+    return {
+        mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks
+    }
 
 
 def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
@@ -120,12 +130,18 @@ def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
     for entry in model.graph.input:
         if entry.name in feeds:
             dims = entry.type.tensor_type.shape.dim
-            sizes |= {d.dim_param: n for d, n in zip(dims, feeds[entry.name].shape, strict=False) if d.dim_param}
+            sizes |= {
+                d.dim_param: n
+                for d, n in zip(dims, feeds[entry.name].shape, strict=False)
+                if d.dim_param
+            }
     return sizes
 
 
 def _shape(mask: Mask, sizes: Mapping[str, int]) -> tuple[int, ...]:
     unknown = [dim for dim in mask.dims if isinstance(dim, str) and dim not in sizes]
     if unknown:
-        raise ArgumentError(f"The dropout mask {mask.name!r} has the size {unknown[0]!r}, which no input has.")
+        raise ArgumentError(
+            f"The dropout mask {mask.name!r} has the size {unknown[0]!r}, which no input has."
+        )
     return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in mask.dims)

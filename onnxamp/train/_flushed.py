@@ -50,7 +50,9 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
         leads = max((layers[value] for value in node.outputs if value in layers), default=ABSENT)
         for value in reached.intersection(node.inputs) if leads != ABSENT else ():
             layers[value] = max(leads, layers.get(value, leads))
-    floats = (value for value in layers if graph.types[value] == FLOAT and value != names.get(SCALE))
+    floats = (
+        value for value in layers if graph.types[value] == FLOAT and value != names.get(SCALE)
+    )
     return {graph.values[value].name: layers[value] for value in floats}
 
 
@@ -67,7 +69,9 @@ def with_sizes(model: ModelProto, values: Sequence[str]) -> tuple[list[NodeProto
     names = NewNames({name for node in model.graph.node for name in node.output})
     nodes, outputs = list[NodeProto](), list[str]()
     for value in values:
-        size, largest, square, root = (names.fresh(f"{value}_{kind}") for kind in ("abs", "largest", "square", "root"))
+        size, largest, square, root = (
+            names.fresh(f"{value}_{kind}") for kind in ("abs", "largest", "square", "root")
+        )
         nodes += [
             helper.make_node("Abs", [value], [size]),
             helper.make_node("ReduceMax", [size], [largest], keepdims=0),
@@ -78,7 +82,9 @@ def with_sizes(model: ModelProto, values: Sequence[str]) -> tuple[list[NodeProto
     return nodes, outputs
 
 
-def layer_scales(layers: Mapping[str, int], sizes: Sequence[Any], count: int, scale: float) -> list[float]:
+def layer_scales(
+    layers: Mapping[str, int], sizes: Sequence[Any], count: int, scale: float
+) -> list[float]:
     """The loss scale of each layer.
 
     Args:
@@ -113,7 +119,9 @@ def _windows(layers: Mapping[str, int], sizes: Sequence[Any]) -> Iterator[tuple[
 def holds_float16(model: ModelProto) -> bool:
     """Whether float16 holds any of a step's values: other types have float32's range."""
     held = {tensor.data_type for tensor in model.graph.initializer}
-    casts = (item.i for node in model.graph.node if node.op_type == "Cast" for item in node.attribute)
+    casts = (
+        item.i for node in model.graph.node if node.op_type == "Cast" for item in node.attribute
+    )
     return TensorProto.FLOAT16 in held or TensorProto.FLOAT16 in casts
 
 
@@ -184,8 +192,17 @@ def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
     return result
 
 
-def _compared(weight: str, mine: NDArray[Any], theirs: NDArray[Any], scale: float) -> FlushedGradient:
+def _compared(
+    weight: str, mine: NDArray[Any], theirs: NDArray[Any], scale: float
+) -> FlushedGradient:
     zeros, exact = mine == 0, theirs == 0
     error = nan if exact.all() else compare(weight, theirs, mine).rel_l2
     flushed = zeros & ~exact
-    return FlushedGradient(zeros.size, float(zeros.mean()), float(exact.mean()), float(flushed.mean()), error, scale)
+    return FlushedGradient(
+        elements=zeros.size,
+        zeros=float(zeros.mean()),
+        exact_zeros=float(exact.mean()),
+        flushed=float(flushed.mean()),
+        error=error,
+        loss_scale=scale,
+    )

@@ -74,14 +74,18 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
     masks: list[Mask] = []
     for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
         if node.key == "Dropout" and (ratio := _ratio(graph, node)):
-            masks.append(Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), ratio))
+            masks.append(
+                Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), ratio)
+            )
             result.graph.node.extend(_dropout(node, masks[-1], result, names))
             continue
         proto = result.graph.node.add()
         proto.CopyFrom(node.proto)
         if node.key == "BatchNormalization":
             statistics |= _over_the_batch(graph, node, proto, names)
-    result.graph.input.extend(helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks)
+    result.graph.input.extend(
+        helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks
+    )
     return Forward(result, statistics, tuple(masks))
 
 
@@ -89,12 +93,16 @@ def _over_the_batch(graph: Graph, node: Node, proto: NodeProto, names: NewNames)
     """Switch a BatchNormalization to training mode; returns its running statistics with their successors."""
     for value in node.inputs[3:]:
         if graph.values[value].origin is not Origin.INITIALIZER:
-            raise ModelError(f"The running statistics of {node.label!r} (BatchNormalization) must be initializers.")
+            raise ModelError(
+                f"The running statistics of {node.label!r} (BatchNormalization) must be initializers."
+            )
     kept = [item for item in proto.attribute if item.name != "training_mode"]
     del proto.attribute[:]
     proto.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
     del proto.output[1:]
-    proto.output.extend(names.fresh(f"{node.label}/{RUNNING}/{name}") for name in ("mean", "variance"))
+    proto.output.extend(
+        names.fresh(f"{node.label}/{RUNNING}/{name}") for name in ("mean", "variance")
+    )
     return dict(zip(proto.input[3:5], proto.output[1:3], strict=True))
 
 
@@ -111,23 +119,35 @@ def _ratio(graph: Graph, node: Node) -> float:
     for tensor in graph.model.graph.initializer:
         if tensor.name == name:
             return float(numpy_helper.to_array(tensor))
-    constant = attribute(producer.proto, "value") if producer is not None and producer.key == "Constant" else None
+    constant = (
+        attribute(producer.proto, "value")
+        if producer is not None and producer.key == "Constant"
+        else None
+    )
     if constant is None:
-        raise GradientError(f"The ratio of {node.label!r} (Dropout) is computed; training needs a constant one.")
+        raise GradientError(
+            f"The ratio of {node.label!r} (Dropout) is computed; training needs a constant one."
+        )
     return float(numpy_helper.to_array(constant))
 
 
 def _known(shape: Dims | None, node: Node) -> Dims:
     if shape is None or None in shape:
-        raise GradientError(f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}.")
+        raise GradientError(
+            f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}."
+        )
     return shape
 
 
 def _dropout(node: Node, mask: Mask, model: ModelProto, names: NewNames) -> list[NodeProto]:
     """Where(mask, x / (1 - ratio), 0)."""
     x, y = node.proto.input[0], node.proto.output[0]
-    scale, zero, scaled = (names.fresh(f"{node.label}/{name}") for name in ("scale", "zero", "scaled"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1 / (1 - mask.ratio), np.float32), scale))
+    scale, zero, scaled = (
+        names.fresh(f"{node.label}/{name}") for name in ("scale", "zero", "scaled")
+    )
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.array(1 / (1 - mask.ratio), np.float32), scale)
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), zero))
     return [
         helper.make_node("Mul", [x, scale], [scaled], name=names.fresh(f"{node.label}/scale/node")),
@@ -179,5 +199,7 @@ def as_inputs(model: ModelProto, names: Sequence[str]) -> dict[str, NDArray[np.f
     model.graph.initializer.extend(copies)
     listed = {entry.name for entry in model.graph.input}  # before IR version 4, weights may be
     added = [name for name in names if name not in listed]
-    model.graph.input.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, held[n].shape) for n in added)
+    model.graph.input.extend(
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, held[n].shape) for n in added
+    )
     return {name: held[name] for name in names}

@@ -170,10 +170,14 @@ class GradScaler(MovingLossScaleManager):
     def _pending(self, optimizer: Any) -> list[tuple[_Network, StepGradients]]:
         """The networks with this optimizer that have gradients, with these."""
         if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
-            raise ArgumentTypeError(f"Pass the optimizer or its network, not {type(optimizer).__name__}.")
+            raise ArgumentTypeError(
+                f"Pass the optimizer or its network, not {type(optimizer).__name__}."
+            )
         own = [net for net in self._networks if net is optimizer or net.optimizer is optimizer]
         if not own:
-            raise ArgumentError("No network was built with this optimizer and loss_scale_manager=scaler.")
+            raise ArgumentError(
+                "No network was built with this optimizer and loss_scale_manager=scaler."
+            )
         if not (ready := [(net, net.pending) for net in own if net.pending is not None]):
             raise CallOrderError("There are no gradients: call net.gradients(batch) first.")
         return ready
@@ -194,7 +198,11 @@ class GradScaler(MovingLossScaleManager):
     def disable(self) -> None:
         """Scale nothing from now on, and say so."""
         if self._enable:
-            warn(["bfloat16 has the range of float32 and needs no loss scale: GradScaler is disabled."])
+            warn(
+                [
+                    "bfloat16 has the range of float32 and needs no loss scale: GradScaler is disabled."
+                ]
+            )
             self._enable = False
             self.scale_state = ScaleState.of(1)
 
@@ -289,7 +297,13 @@ class GradScaler(MovingLossScaleManager):
         self._incr_every, self._decr_every = fresh._incr_every, fresh._decr_every
 
 
-_SETTINGS = ("incr_ratio", "decr_ratio", "incr_every_n_steps", "decr_every_n_nan_or_inf", "use_dynamic_loss_scaling")
+_SETTINGS = (
+    "incr_ratio",
+    "decr_ratio",
+    "incr_every_n_steps",
+    "decr_every_n_nan_or_inf",
+    "use_dynamic_loss_scaling",
+)
 
 
 def _counted(name: str, value: Any) -> int:

@@ -76,13 +76,20 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
         held = self._values.get(name)
         if held is None:
             raise ArgumentError(f"There is no {name!r}: the names are {', '.join(self._values)}.")
-        given, shape = np.array(array), tuple(held.shape if isinstance(held, np.ndarray) else held.shape())
+        given, shape = (
+            np.array(array),
+            tuple(held.shape if isinstance(held, np.ndarray) else held.shape()),
+        )
         if given.shape != shape or not np.can_cast(given.dtype, np.float32, "same_kind"):
-            raise ArgumentError(f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}.")
+            raise ArgumentError(
+                f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}."
+            )
         self._values[name] = given.astype(np.float32, copy=False)
 
     def __delitem__(self, name: str) -> None:
-        raise ArgumentError(f"{name!r} cannot be left out; to freeze a weight, build the network without it.")
+        raise ArgumentError(
+            f"{name!r} cannot be left out; to freeze a weight, build the network without it."
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -93,7 +100,10 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
     def values_for(self, names: Mapping[str, str]) -> Values:
         """As ONNX Runtime's values, by the inputs that ``names`` gives for them."""
         held = ((names[name], value) for name, value in self._values.items())
-        return {name: to_value(value) if isinstance(value, np.ndarray) else value for name, value in held}
+        return {
+            name: to_value(value) if isinstance(value, np.ndarray) else value
+            for name, value in held
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +141,9 @@ class StepGradients:
             CallOrderError: an update was made since, or other gradients were computed.
         """
         if not self.is_current:
-            raise CallOrderError("These gradients are out of date: use what the last gradients() returned, once.")
+            raise CallOrderError(
+                "These gradients are out of date: use what the last gradients() returned, once."
+            )
 
 
 @dataclass(slots=True)
@@ -151,7 +163,9 @@ class Halves:
         wanted = [LOSS, *self.step.gradients.values(), *self.step.statistics.values()]
         outputs = self._run("gradients", values, wanted)
         parts = (self.step.gradients, self.step.statistics)
-        gradients, statistics = (StepArrays({name: outputs[met] for name, met in part.items()}) for part in parts)
+        gradients, statistics = (
+            StepArrays({name: outputs[met] for name, met in part.items()}) for part in parts
+        )
         return float(from_value(outputs[LOSS])), gradients, statistics
 
     def unscaled(self, first: StepGradients) -> StepArrays:
@@ -162,17 +176,27 @@ class Halves:
 
     def update(self, values: Values, first: StepGradients) -> Values:
         """Whether a gradient overflows, their norm, and the successors of the state."""
-        return self._run("update", {**values, **self._met(first)}, [OVERFLOW, NORM, *self.step.successors.values()])
+        return self._run(
+            "update",
+            {**values, **self._met(first)},
+            [OVERFLOW, NORM, *self.step.successors.values()],
+        )
 
     def _met(self, first: StepGradients) -> Values:
-        met = first.gradients.values_for(self.step.gradients) | first.statistics.values_for(self.step.statistics)
+        met = first.gradients.values_for(self.step.gradients) | first.statistics.values_for(
+            self.step.statistics
+        )
         return met | {DIVISOR: to_value(np.array(first.scale, np.float32))}
 
     def _run(self, half: str, values: Values, wanted: Sequence[str]) -> Values:
         if half not in self._sessions:
-            self._sessions[half] = make_session(part_of(self.model, self._boundary(half), wanted), self.provider)
+            self._sessions[half] = make_session(
+                part_of(self.model, self._boundary(half), wanted), self.provider
+            )
         taken = {item.name for item in self._sessions[half].get_inputs()}
-        return run_values(self._sessions[half], {name: v for name, v in values.items() if name in taken}, wanted)
+        return run_values(
+            self._sessions[half], {name: v for name, v in values.items() if name in taken}, wanted
+        )
 
     def _boundary(self, half: str) -> dict[str, tuple[int, ...]]:
         """The values that a half is fed although the whole step computes them, with their shapes."""
@@ -182,7 +206,9 @@ class Halves:
         return {DIVISOR: (), **{met: self.step.state[name].shape for name, met in pairs}}
 
 
-def part_of(model: ModelProto, fed: Mapping[str, Sequence[int]], outputs: Sequence[str]) -> ModelProto:
+def part_of(
+    model: ModelProto, fed: Mapping[str, Sequence[int]], outputs: Sequence[str]
+) -> ModelProto:
     """The part of a model that computes some values of its main graph, given others.
 
     Args:
@@ -194,20 +220,35 @@ def part_of(model: ModelProto, fed: Mapping[str, Sequence[int]], outputs: Sequen
     """
     graph = Graph.of(model)
     names, needs = graph.scopes[0].names, wire(graph).needs
-    kept = _needed(graph, needs, {names[name] for name in outputs}, {names[name] for name in fed if name in names})
+    kept = _needed(
+        graph,
+        needs,
+        {names[name] for name in outputs},
+        {names[name] for name in fed if name in names},
+    )
     result = copy_without(model, "node", "initializer", "input", "output", "value_info")
     read = {graph.values[value].name for index in kept for value in needs[index]}
-    result.graph.node.extend(graph.nodes[index].proto for index in graph.scopes[0].nodes if index in kept)
-    result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in read)
-    result.graph.input.extend(entry for entry in model.graph.input if entry.name in read and entry.name not in fed)
+    result.graph.node.extend(
+        graph.nodes[index].proto for index in graph.scopes[0].nodes if index in kept
+    )
+    result.graph.initializer.extend(
+        tensor for tensor in model.graph.initializer if tensor.name in read
+    )
     result.graph.input.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in fed.items() if name in read
+        entry for entry in model.graph.input if entry.name in read and entry.name not in fed
+    )
+    result.graph.input.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in fed.items()
+        if name in read
     )
     result.graph.output.extend(map(helper.make_empty_tensor_value_info, outputs))
     return result
 
 
-def _needed(graph: Graph, needs: Mapping[int, Sequence[int]], wanted: set[int], fed: set[int]) -> set[int]:
+def _needed(
+    graph: Graph, needs: Mapping[int, Sequence[int]], wanted: set[int], fed: set[int]
+) -> set[int]:
     """The nodes of the main graph that compute the wanted values from the fed ones."""
     kept, stack = set[int](), list(wanted - fed)
     while stack:

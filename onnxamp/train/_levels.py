@@ -34,10 +34,15 @@ from onnxamp.train._step import OWN
 
 NORMALISATIONS: Final = frozenset(
     {
-        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
-        "MeanVarianceNormalization", "RMSNormalization",
+        "BatchNormalization",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LayerNormalization",
+        "LpNormalization",
+        "MeanVarianceNormalization",
+        "RMSNormalization",
     }
-)  # fmt: skip
+)
 LEVELS: Final = tuple(Level)
 _LOW_CONVOLUTIONS: Final = 22
 """First opset at which ONNX Runtime's CUDA Conv takes bfloat16."""
@@ -80,13 +85,22 @@ class Precision:
         """Options for the conversion of the step of ``model``, which is in training mode."""
         options = self.options
         if self._lowers_norms():
-            white = {**dict.fromkeys(NORMALISATIONS, "normalisations are not kept"), **options.preset.white}
-            black = {op: source for op, source in options.preset.black.items() if op not in NORMALISATIONS}
+            white = {
+                **dict.fromkeys(NORMALISATIONS, "normalisations are not kept"),
+                **options.preset.white,
+            }
+            black = {
+                op: source
+                for op, source in options.preset.black.items()
+                if op not in NORMALISATIONS
+            }
             options = replace(options, lists=replace(options.preset, white=white, black=black))
         return replace(options, rule=self._demands(model).of)
 
     def _lowers_norms(self) -> bool:
-        return self.norms is not Norms.KEPT and self.lowered is None and self.options.level != Level.O1
+        return (
+            self.norms is not Norms.KEPT and self.lowered is None and self.options.level != Level.O1
+        )
 
     def _demands(self, model: ModelProto) -> "_Demands":
         """What is settled: excluded nodes, normalisations, and nodes of a converted model.
@@ -96,13 +110,17 @@ class Precision:
         state, as weights are.
         """
         excluded = {_label(node) for node in model.graph.node if self.excludes(node)}
-        norms = {_label(node) for node in model.graph.node if op_key(node) in NORMALISATIONS} - excluded
+        norms = {
+            _label(node) for node in model.graph.node if op_key(node) in NORMALISATIONS
+        } - excluded
         graph = Graph.of(model)
         were = _consistent(graph, self.lowered or {})
         low = {label for label, is_low in were.items() if is_low}
         kept = {OWN, *excluded, *(label for label, is_low in were.items() if not is_low)}
         kept |= {f"{label}/{RUNNING}" for label in norms}
-        listed = {_label(node) for node in model.graph.node if op_key(node) in self.options.user_white}
+        listed = {
+            _label(node) for node in model.graph.node if op_key(node) in self.options.user_white
+        }
         scaled = norms & (low | listed)
         if self.norms is Norms.KEPT:
             kept |= (norms - listed).union(*_written_out(graph))
@@ -111,7 +129,9 @@ class Precision:
             scaled = norms
             written = _written_out(graph) if self.norms is Norms.LOWERED else []
             low |= set[str]().union(*(names for names in written if names.isdisjoint(excluded)))
-        return _Demands(frozenset(kept), frozenset(low), frozenset(f"{label}/{SCALED}" for label in scaled))
+        return _Demands(
+            frozenset(kept), frozenset(low), frozenset(f"{label}/{SCALED}" for label in scaled)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +156,11 @@ class _Demands:
         origins = {origin for name in names for origin in _origins(name)}
         if not self.kept.isdisjoint(origins):
             return "high"
-        return "low" if not (self.low.isdisjoint(names) and self.low_parts.isdisjoint(origins)) else None
+        return (
+            "low"
+            if not (self.low.isdisjoint(names) and self.low_parts.isdisjoint(origins))
+            else None
+        )
 
 
 def _origins(name: str) -> Iterator[str]:
@@ -167,7 +191,9 @@ def _written_out(graph: Graph) -> list[frozenset[str]]:
     found = []
     for match in patterns_of(graph, "normalisation"):
         nodes = [graph.nodes[index] for index in match.nodes]
-        found.append(frozenset(name for node in nodes for name in (node.label, *node.proto.output) if name))
+        found.append(
+            frozenset(name for node in nodes for name in (node.label, *node.proto.output) if name)
+        )
     return found
 
 
@@ -187,21 +213,35 @@ def make_precision(
         ArgumentTypeError: an argument has the wrong type, or ``cast_model_type`` is one that cannot be cast to.
     """
     if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
-        raise ArgumentTypeError(f"keep_batchnorm_fp32 must be a bool, not {type(keep_batchnorm_fp32).__name__}.")
-    norms = None if keep_batchnorm_fp32 is None else Norms.KEPT if keep_batchnorm_fp32 else Norms.LOWERED
+        raise ArgumentTypeError(
+            f"keep_batchnorm_fp32 must be a bool, not {type(keep_batchnorm_fp32).__name__}."
+        )
+    norms = (
+        None
+        if keep_batchnorm_fp32 is None
+        else Norms.KEPT
+        if keep_batchnorm_fp32
+        else Norms.LOWERED
+    )
     if options.level == Level.AUTO:
         if not on_cuda:
-            raise ArgumentError("Level 'auto' needs a CUDA device, and there is none here: choose another level.")
+            raise ArgumentError(
+                "Level 'auto' needs a CUDA device, and there is none here: choose another level."
+            )
         options = replace(options, level=Level.O2)
     if cast_model_type is not None:
         norms = norms or (Norms.KEPT if options.level == Level.O2 else Norms.LOWERED)
         dtype = dtype_name(cast_model_type)
         if dtype not in ("float32", *FORMATS):  # a TypeError in MindSpore, too
-            raise ArgumentTypeError(f"cast_model_type must be float32, float16 or bfloat16, not {dtype}.")
+            raise ArgumentTypeError(
+                f"cast_model_type must be float32, float16 or bfloat16, not {dtype}."
+            )
         changes = {"level": Level.O0} if dtype == "float32" else {"level": Level.O3, "dtype": dtype}
         return Precision(replace(options, **changes), norms, None, excludes)
     if options.level == Level.O0 and masters.dtype is not None:
         was = Norms.KEPT if keep_batchnorm_fp32 else Norms.AS_OTHERS
-        return Precision(replace(options, level=Level.O2, dtype=masters.dtype), was, masters.lowered, excludes)
+        return Precision(
+            replace(options, level=Level.O2, dtype=masters.dtype), was, masters.lowered, excludes
+        )
     norms = norms or (Norms.AS_OTHERS if options.level == Level.O3 else Norms.KEPT)
     return Precision(options, norms, None, excludes)

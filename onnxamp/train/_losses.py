@@ -57,8 +57,14 @@ class Loss:
             ModelError: even the rank of the output is unknown.
         """
         if output is None:
-            raise ModelError("The rank of the model's output is unknown, but the labels need it: declare its shape.")
-        return output if self.but is None else tuple(dim for axis, dim in enumerate(output) if axis != self.but)
+            raise ModelError(
+                "The rank of the model's output is unknown, but the labels need it: declare its shape."
+            )
+        return (
+            output
+            if self.but is None
+            else tuple(dim for axis, dim in enumerate(output) if axis != self.but)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,9 @@ class Classes:
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
     """Mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
-    likelihood = output.op("LogSoftmax", axis=1).op("GatherElements", labels.op("Unsqueeze", [1]), axis=1)
+    likelihood = output.op("LogSoftmax", axis=1).op(
+        "GatherElements", labels.op("Unsqueeze", [1]), axis=1
+    )
     return -likelihood.op("ReduceMean", keepdims=0)
 
 
@@ -118,8 +126,12 @@ def find_loss(loss: "str | Loss | LossFunction") -> Loss:
         return loss
     if isinstance(loss, str):
         if loss not in LOSSES:
-            raise ArgumentError(f"Unknown loss {loss!r}: choose one of {', '.join(LOSSES)}, or pass a function.")
+            raise ArgumentError(
+                f"Unknown loss {loss!r}: choose one of {', '.join(LOSSES)}, or pass a function."
+            )
         return LOSSES[loss]
     if not callable(loss):
-        raise ArgumentTypeError(f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}.")
+        raise ArgumentTypeError(
+            f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}."
+        )
     return Loss(loss)

@@ -58,7 +58,9 @@ def find_masters(model: ModelProto) -> Masters:
     if not dtypes:
         return Masters(model, None, {}, {})
     if len(dtypes) > 1:
-        raise ModelError("The model holds float16 and bfloat16 values: training takes one low-precision type.")
+        raise ModelError(
+            "The model holds float16 and bfloat16 values: training takes one low-precision type."
+        )
     copies = _copies(inlined)
     masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
     return Masters(masters, dtypes.pop(), copies, _lowered(graph))
@@ -67,12 +69,21 @@ def find_masters(model: ModelProto) -> Masters:
 def _copies(model: ModelProto) -> dict[str, str]:
     """Low-precision initializers whose names and numbers say that a conversion copied them from float32 ones."""
     listed = {entry.name for entry in model.graph.input}
-    exact = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and t.name not in listed}
+    exact = {
+        t.name: t
+        for t in model.graph.initializer
+        if t.data_type == TensorProto.FLOAT and t.name not in listed
+    }
     copies = {}
     for tensor in model.graph.initializer:
         low = _LOW.get(tensor.data_type)
         stem = tensor.name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
-        if low is not None and stem in exact and exact[stem].dims == tensor.dims and tensor.name not in listed:
+        if (
+            low is not None
+            and stem in exact
+            and exact[stem].dims == tensor.dims
+            and tensor.name not in listed
+        ):
             ((rounded, _),) = convert([(numpy_helper.to_array(exact[stem]), low.max_finite)], low)
             if rounded == numpy_helper.to_array(tensor).tobytes():
                 copies[tensor.name] = stem
@@ -83,13 +94,16 @@ def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
     """A copy with its nodes named by their labels, which Casts that go would change, and casts in place of copies."""
     result = copy_without(graph.model, "initializer", "node")
     result.graph.node.extend(
-        helper.make_node("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT) for low, exact in copies.items()
+        helper.make_node("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT)
+        for low, exact in copies.items()
     )
     for index in graph.scopes[0].nodes:
         proto = result.graph.node.add()
         proto.CopyFrom(graph.nodes[index].proto)
         proto.name = graph.nodes[index].label
-    result.graph.initializer.extend(t for t in graph.model.graph.initializer if t.name not in copies)
+    result.graph.initializer.extend(
+        t for t in graph.model.graph.initializer if t.name not in copies
+    )
     return result
 
 
@@ -99,7 +113,9 @@ def _lowered(graph: Graph) -> dict[str, bool]:
     for node in graph.nodes:
         kinds = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
         if node.scope == 0 and node.key not in ("Cast", "Constant"):
-            found.setdefault(node.label, set()).update(floats[kind] for kind in kinds if kind in floats)
+            found.setdefault(node.label, set()).update(
+                floats[kind] for kind in kinds if kind in floats
+            )
     return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
 
 

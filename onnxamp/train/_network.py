@@ -67,11 +67,15 @@ def train(
                 result = net.step(feeds)
                 losses.append(result.loss)
                 done += 1
-                advance(f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total)
+                advance(
+                    f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total
+                )
                 if report is not None:
                     report(net.steps, result)
             if not losses:
-                raise ArgumentError("There are no batches, or they cannot be iterated more than once.")
+                raise ArgumentError(
+                    "There are no batches, or they cannot be iterated more than once."
+                )
             means.append(float(np.mean(losses)))
     return means
 
@@ -119,7 +123,9 @@ class TrainNetwork:
     _watch: StepWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._watch = StepWatch(self.model, self.halves.provider, self.runs_on.endswith("emulated"), self.plan.scaled)
+        self._watch = StepWatch(
+            self.model, self.halves.provider, self.runs_on.endswith("emulated"), self.plan.scaled
+        )
         self.held.hold({**self.plan.state, **self.scale.arrays()})
 
     @property
@@ -148,7 +154,9 @@ class TrainNetwork:
         else:
             results = self._watched(check, arrays, scale)
             self.held.hold({name: results[output] for name, output in self.plan.successors.items()})
-        result = StepResult(float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM]))
+        result = StepResult(
+            float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM])
+        )
         self._advance(result, moves_scale=True)
         return result
 
@@ -189,7 +197,9 @@ class TrainNetwork:
         if first is None:
             raise CallOrderError("There are no gradients: call gradients(batch) before apply().")
         if not isinstance(first, StepGradients):
-            raise ArgumentTypeError(f"apply() takes what gradients() returned, not {type(first).__name__}.")
+            raise ArgumentTypeError(
+                f"apply() takes what gradients() returned, not {type(first).__name__}."
+            )
         return self.finish(first, moves_scale=True)[0]
 
     def unscale(self) -> None:
@@ -200,7 +210,9 @@ class TrainNetwork:
         """
         first = self.pending
         if first is None or first.is_unscaled:
-            raise CallOrderError("There are no gradients to unscale: call gradients(batch), and unscale them once.")
+            raise CallOrderError(
+                "There are no gradients to unscale: call gradients(batch), and unscale them once."
+            )
         first.gradients, first.scale, first.is_unscaled = self.halves.unscaled(first), 1.0, True
 
     def finish(self, first: StepGradients, *, moves_scale: bool) -> tuple[StepResult, bool]:
@@ -210,7 +222,9 @@ class TrainNetwork:
             CallOrderError: as :meth:`apply`.
         """
         if first is not self.pending:
-            raise CallOrderError("These gradients are out of date: use what the last gradients() returned, once.")
+            raise CallOrderError(
+                "These gradients are out of date: use what the last gradients() returned, once."
+            )
         is_due = self._is_due()
         self._follow_scale()
         values = {**values_of(self._settings(first.loss_scale)), **self.held.values()}
@@ -224,12 +238,16 @@ class TrainNetwork:
         self._advance(result, moves_scale=moves_scale)
         return result, is_due
 
-    def _watched(self, check: tuple[TensorChecker, int], arrays: Feeds, scale: float) -> dict[str, NDArray[Any]]:
+    def _watched(
+        self, check: tuple[TensorChecker, int], arrays: Feeds, scale: float
+    ) -> dict[str, NDArray[Any]]:
         """All outputs of a whole step under a tensor checker."""
         wanted = [*RESULTS, *self.plan.successors.values()]
         expected = self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
         feeds = {**values_of(arrays), **self.held.values()}
-        made = self._watch.run(check, feeds, wanted, lambda made: expected and bool(from_value(made[OVERFLOW])))
+        made = self._watch.run(
+            check, feeds, wanted, lambda made: expected and bool(from_value(made[OVERFLOW]))
+        )
         return {name: np.asarray(from_value(value)) for name, value in made.items()}
 
     def _advance(self, result: StepResult, *, moves_scale: bool) -> None:
@@ -253,7 +271,9 @@ class TrainNetwork:
     def _inputs(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The batch as the graph takes it, with dropout masks."""
         if wrong := set(feeds) ^ set(self.plan.data):
-            raise ArgumentError(f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown.")
+            raise ArgumentError(
+                f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
+            )
         classes = self.plan.classes
         arrays = typed_feeds(self.plan.model, feeds, None if classes is None else classes.label)
         if classes is not None:
@@ -262,7 +282,10 @@ class TrainNetwork:
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
         """The other inputs of a step with this loss scale, without the state."""
-        arrays = {RATE: np.asarray(self.optimizer.rate(self.steps), np.float32), **self.scale.feeds(scale)}
+        arrays = {
+            RATE: np.asarray(self.optimizer.rate(self.steps), np.float32),
+            **self.scale.feeds(scale),
+        }
         if self.optimizer.accumulate > 1:
             arrays[APPLY] = np.asarray(self._is_due())
         if self.plan.scaling is None:
@@ -318,7 +341,9 @@ class TrainNetwork:
         """
         arrays, scale = self._inputs(feeds), self._take_scale()
         feeds = {**arrays, **self._settings(scale), **self.held.copies()}
-        return flushed_gradients(self.model, self.plan.model, self.plan.gradients, feeds, self.halves.provider)
+        return flushed_gradients(
+            self.model, self.plan.model, self.plan.gradients, feeds, self.halves.provider
+        )
 
     def state(self) -> dict[str, NDArray[Any]]:
         """A copy of all that later steps depend on, by name: weights, optimizer slots, loss scale, counters.

@@ -72,7 +72,11 @@ class Optimizer(ABC):
             _compiled(pattern)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ArgumentError(f"clip_norm must be positive, not {self.clip_norm}.")
-        if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
+        if (
+            isinstance(self.accumulate, bool)
+            or not isinstance(self.accumulate, int)
+            or self.accumulate < 1
+        ):
             raise ArgumentError(f"accumulate must be a positive integer, not {self.accumulate!r}.")
 
     @property
@@ -90,11 +94,15 @@ class Optimizer(ABC):
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        return float(self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate)
+        return float(
+            self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
+        )
 
     def decay_of(self, name: str) -> float:
         """The weight decay of a weight."""
-        decays = (decay for pattern, decay in self.weight_decays.items() if re.fullmatch(pattern, name))
+        decays = (
+            decay for pattern, decay in self.weight_decays.items() if re.fullmatch(pattern, name)
+        )
         return next(decays, self.weight_decay)
 
     def trains(self, name: str) -> bool:
@@ -170,14 +178,19 @@ class Adam(Optimizer):
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:
         """1 / (1 - beta1^t), and the square root of 1 - beta2^t."""
-        first, second = (updates.writer.number(beta, updates.elem) ** updates for beta in (self.beta1, self.beta2))
+        first, second = (
+            updates.writer.number(beta, updates.elem) ** updates
+            for beta in (self.beta1, self.beta2)
+        )
         return 1.0 / (1.0 - first), (1.0 - second).op("Sqrt")
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Write the new weight and moments."""
         return self._adam(move, move.weight, _decayed(move))
 
-    def _adam(self, move: Move, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _adam(
+        self, move: Move, weight: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         scale, root = move.shared
         mean = move.slots["mean"] * self.beta1 + gradient * (1 - self.beta1)
         square = move.slots["square"] * self.beta2 + gradient * gradient * (1 - self.beta2)
@@ -205,7 +218,12 @@ class AdamW(Adam):
         return self._adam(move, weight, move.gradient)
 
 
-OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
+OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adam": Adam,
+    "adamw": AdamW,
+}
 """Optimizers by their names on the command line."""
 
 

@@ -60,7 +60,9 @@ class Recorded:
     def hold(self, state: Arrays) -> Values:
         """Copy a state into the buffers; the values returned are valid until the next step or state."""
         if not self._sides:
-            self._sides = tuple({name: empty_value(a, self.provider) for name, a in state.items()} for _ in range(2))
+            self._sides = tuple(
+                {name: empty_value(a, self.provider) for name, a in state.items()} for _ in range(2)
+            )
         self._turn = 0
         for name, array in state.items():
             _fill(self._sides[0][name], array)
@@ -93,10 +95,15 @@ class Recorded:
         try:
             session = make_session(model, self.provider, cuda_options=options)
         except RuntimeFailure as error:
-            raise RuntimeFailure(f"{error} The step may run at O1: boost_level O1 records no CUDA graphs.") from error
+            raise RuntimeFailure(
+                f"{error} The step may run at O1: boost_level O1 records no CUDA graphs."
+            ) from error
         inputs = {name: empty_value(array, self.provider) for name, array in feeds.items()}
         kinds = {entry.name: entry.type.tensor_type.elem_type for entry in self.model.graph.output}
-        scalars = {name: np.zeros((), helper.tensor_dtype_to_np_dtype(kinds[name])) for name in self.results}
+        scalars = {
+            name: np.zeros((), helper.tensor_dtype_to_np_dtype(kinds[name]))
+            for name in self.results
+        }
         results = {name: empty_value(array, self.provider) for name, array in scalars.items()}
         first = 2 * len(self._shaped)
         runs = []
@@ -120,11 +127,15 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
             entry.CopyFrom(helper.make_tensor_value_info(entry.name, kind, shapes[entry.name]))
     graph = Graph.of(result)
     dims = graph.ask(symbolic_shapes)
-    for node in (graph.nodes[index] for index in graph.scopes[0].nodes if graph.nodes[index].key == "Size"):
+    for node in (
+        graph.nodes[index] for index in graph.scopes[0].nodes if graph.nodes[index].key == "Size"
+    ):
         shape = dims[node.inputs[0]]
         known = [dim for dim in shape or () if isinstance(dim, int)]
         if shape is not None and len(known) == len(shape):
-            count = helper.make_node("Constant", [], node.proto.output, name=node.proto.name, value_int=prod(known))
+            count = helper.make_node(
+                "Constant", [], node.proto.output, name=node.proto.name, value_int=prod(known)
+            )
             node.proto.CopyFrom(count)
     return result
 
@@ -179,7 +190,9 @@ class Held:
         """The state as ONNX Runtime's values."""
         return self.items if self.on_device else values_of(self.items)
 
-    def run(self, session: "ort.InferenceSession", feeds: Feeds, successors: Mapping[str, str]) -> Feeds:
+    def run(
+        self, session: "ort.InferenceSession", feeds: Feeds, successors: Mapping[str, str]
+    ) -> Feeds:
         """Run a whole step and hold the next state; returns the :data:`RESULTS`.
 
         Args:

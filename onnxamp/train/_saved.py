@@ -31,7 +31,11 @@ def trained_model(
     copies = {copy: arrays[name] for copy, name in masters.copies.items() if name in arrays}
     result = with_arrays(source, {**arrays, **copies})
     if save_dtype not in (None, "float32"):
-        exact = (t.name for t in result.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in arrays)
+        exact = (
+            t.name
+            for t in result.graph.initializer
+            if t.data_type == TensorProto.FLOAT and t.name in arrays
+        )
         _store_weights(result, exact, save_dtype)
     return result
 
@@ -58,8 +62,12 @@ def _store_weights(model: ModelProto, weights: Iterable[str], dtype: str) -> Non
         raised = names.fresh(f"{tensor.name}/float32")
         for node, port in graph.uses[value]:
             graph.nodes[node].proto.input[port] = raised
-        casts.append(helper.make_node("Cast", [tensor.name], [raised], names.fresh(f"{raised}/cast"), to=1))
-        array = np.clip(numpy_helper.to_array(tensor), -limit, limit).astype(helper.tensor_dtype_to_np_dtype(elem))
+        casts.append(
+            helper.make_node("Cast", [tensor.name], [raised], names.fresh(f"{raised}/cast"), to=1)
+        )
+        array = np.clip(numpy_helper.to_array(tensor), -limit, limit).astype(
+            helper.tensor_dtype_to_np_dtype(elem)
+        )
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     nodes = [*casts, *model.graph.node]
     copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
@@ -75,7 +83,9 @@ def write_checkpoint(path: Path, state: Mapping[str, NDArray[Any]]) -> None:
     """
     import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
-    arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in state.items()}
+    arrays = {
+        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in state.items()
+    }
     write_file(path, safetensors.numpy.save(arrays, metadata={"kind": "onnxamp training state"}))
 
 

@@ -55,7 +55,9 @@ class LossScale:
         if self.manager is None or self.scaling is None:
             return 1.0
         # What the graph moves needs no check: it was valid when it was given, and the graph keeps it so.
-        return float(self.manager.get_loss_scale()) if self.scaling.moves else scale_of(self.manager)
+        return (
+            float(self.manager.get_loss_scale()) if self.scaling.moves else scale_of(self.manager)
+        )
 
     def feeds(self, scale: float) -> dict[str, NDArray[Any]]:
         """Inputs of a step with this scale: the scale, or how the graph changes it."""
@@ -72,7 +74,9 @@ class LossScale:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What the graph changes, by input; empty if it does not."""
         owner = self._owner()
-        return {} if owner is None else dict(zip(SCALE_STATE, owner.scale_state.arrays(), strict=True))
+        return (
+            {} if owner is None else dict(zip(SCALE_STATE, owner.scale_state.arrays(), strict=True))
+        )
 
     def changed(self) -> dict[str, NDArray[Any]]:
         """:meth:`arrays` if somebody else changed them since the network did."""

@@ -65,7 +65,11 @@ def checked_count(name: str, value: int) -> int:
     Raises:
         ArgumentError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < NEVER:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not 1 <= value < NEVER
+    ):
         raise ArgumentError(f"{name} must be a positive whole number, not {value!r}.")
     return int(value)
 
@@ -178,7 +182,9 @@ class FixedLossScaleManager(LossScaleManager):
         self._drops = checked_flag("drop_overflow_update", drop_overflow_update)
 
     def __repr__(self) -> str:
-        return f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
+        return (
+            f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
+        )
 
     def get_loss_scale(self) -> float:
         """The scale."""
@@ -211,7 +217,9 @@ class ScaleState:
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Scale, good and bad as arrays."""
         held = (self.scale, self.good, self.bad)
-        scale, good, bad = (np.array(item if isinstance(item, np.ndarray) else from_value(item)) for item in held)
+        scale, good, bad = (
+            np.array(item if isinstance(item, np.ndarray) else from_value(item)) for item in held
+        )
         return scale, good, bad
 
     def after(self, update: ScaleUpdate, overflow: bool) -> "ScaleState":
@@ -264,7 +272,9 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         32768.0
     """
 
-    def __init__(self, init_loss_scale: float = 2.0**24, scale_factor: float = 2, scale_window: int = 2000) -> None:
+    def __init__(
+        self, init_loss_scale: float = 2.0**24, scale_factor: float = 2, scale_window: int = 2000
+    ) -> None:
         super().__init__(checked_scale("init_loss_scale", init_loss_scale))
         self._factor = checked_factor("scale_factor", scale_factor)
         self._window = checked_count("scale_window", scale_window)
@@ -285,7 +295,10 @@ def is_moved_by_graph(manager: LossScaleManager | None) -> TypeGuard[MovingLossS
     if not isinstance(manager, MovingLossScaleManager):
         return False
     own, base = type(manager), MovingLossScaleManager
-    return own.get_loss_scale is base.get_loss_scale and own.update_loss_scale is base.update_loss_scale
+    return (
+        own.get_loss_scale is base.get_loss_scale
+        and own.update_loss_scale is base.update_loss_scale
+    )
 
 
 def update_scale(
@@ -303,10 +316,17 @@ def update_scale(
     writer = scale.writer
     first, second = (writer.constant(np.array(index, np.int64)) for index in (0, 1))
     good, bad = overflow.where(0, good + 1), overflow.where(bad + 1, 0)
-    grows, shrinks = good.equals(windows.op("Gather", first)), bad.equals(windows.op("Gather", second))
+    grows, shrinks = (
+        good.equals(windows.op("Gather", first)),
+        bad.equals(windows.op("Gather", second)),
+    )
     larger = (scale * factors.op("Gather", first)).op("Min", writer.number(LARGEST, scale.elem))
     smaller = (scale * factors.op("Gather", second)).op("Max", writer.number(1.0, scale.elem))
-    return [grows.where(larger, shrinks.where(smaller, scale)), grows.where(0, good), shrinks.where(0, bad)]
+    return [
+        grows.where(larger, shrinks.where(smaller, scale)),
+        grows.where(0, good),
+        shrinks.where(0, bad),
+    ]
 
 
 def scale_of(manager: LossScaleManager) -> float:

@@ -116,11 +116,24 @@ def build_step(
     weights = [name for name in find_weights(model, target, own) if optimizer.trains(name)]
     if not weights:
         raise ModelError("No weight of the model matches the optimizer's 'weights'.")
-    data = [entry.name for entry in model.graph.input if entry.name not in (SCALE, *(m.name for m in forward.masks))]
+    data = [
+        entry.name
+        for entry in model.graph.input
+        if entry.name not in (SCALE, *(m.name for m in forward.masks))
+    ]
     state |= as_inputs(model, weights)
     state |= as_inputs(model, [name for name in forward.statistics if name not in weights])
     gradients = differentiate(model, target, weights, lacks)
-    return _with_update(gradients.model, gradients.outputs, forward, optimizer, scaling, state, data, classes)
+    return _with_update(
+        model=gradients.model,
+        gradients=gradients.outputs,
+        forward=forward,
+        optimizer=optimizer,
+        scaling=scaling,
+        state=state,
+        data=data,
+        classes=classes,
+    )
 
 
 def _with_update(
@@ -137,11 +150,15 @@ def _with_update(
     writer = _writer(model)
     writer.prefix = "train/update"
     update = Update(writer, optimizer, scaling, forward, state)
-    met = update.write({name: Tensor(writer, output, TensorProto.FLOAT) for name, output in gradients.items()})
+    met = update.write(
+        {name: Tensor(writer, output, TensorProto.FLOAT) for name, output in gradients.items()}
+    )
     del model.graph.output[:]
     writer.add_to(model.graph)
     kinds = {LOSS: TensorProto.FLOAT, OVERFLOW: TensorProto.BOOL, NORM: TensorProto.FLOAT}
-    model.graph.output.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items())
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items()
+    )
     settings, moved = _settings(optimizer, scaling)
     arrays = update.state | moved
     listed = {entry.name for entry in model.graph.input}
@@ -155,11 +172,22 @@ def _with_update(
     successors = {name: next_of(name) for name in arrays}
     statistics = {name: f"{STATISTIC}{name}" for name in forward.statistics}
     return Step(
-        model, update.state, successors, tuple(gradients), met, statistics, tuple(data), forward.masks, scaling, classes
+        model=model,
+        state=update.state,
+        successors=successors,
+        weights=tuple(gradients),
+        gradients=met,
+        statistics=statistics,
+        data=tuple(data),
+        masks=forward.masks,
+        scaling=scaling,
+        classes=classes,
     )
 
 
-def _settings(optimizer: Optimizer, scaling: Scaling | None) -> tuple[dict[str, Array], dict[str, Array]]:
+def _settings(
+    optimizer: Optimizer, scaling: Scaling | None
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """Arrays like the inputs that are fed in every step, and like the parts of a loss scale that the graph moves."""
     scalar = np.zeros((), np.float32)
     settings: dict[str, Array] = {RATE: scalar}
@@ -178,21 +206,31 @@ def _writer(model: ModelProto) -> Writer:
     return Writer(NewNames(Graph.of(model).all_names()), prefix="train/loss")
 
 
-def _write_loss(model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool) -> tuple[str, Classes | None]:
+def _write_loss(
+    model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool
+) -> tuple[str, Classes | None]:
     """Write the loss, and its scaling; returns the value to differentiate, and what labels may be."""
     kinds = {entry.name: entry.type.tensor_type.elem_type for entry in model.graph.output}
     names = [name for name, kind in kinds.items() if kind in FLOAT_ELEMS]
     if loss is not None and loss.output is not None:
         names = [name for name in names if name == loss.output]
     if not names:
-        wanted = "float output" if loss is None or loss.output is None else f"float output {loss.output!r}"
+        wanted = (
+            "float output"
+            if loss is None or loss.output is None
+            else f"float output {loss.output!r}"
+        )
         raise ModelError(f"The model has no {wanted} for the loss.")
     value, classes = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT), None
     if loss is not None:
         graph = Graph.of(model)
-        shapes = dict(zip((value.name for value in graph.values), graph.ask(symbolic_shapes), strict=True))
+        shapes = dict(
+            zip((value.name for value in graph.values), graph.ask(symbolic_shapes), strict=True)
+        )
         if loss.label in shapes:
-            raise ArgumentError(f"The model already has a value named {loss.label!r}: give the labels another name.")
+            raise ArgumentError(
+                f"The model already has a value named {loss.label!r}: give the labels another name."
+            )
         shape, classes = loss.label_shape(shapes[names[0]]), loss.classes(shapes[names[0]])
         model.graph.input.append(helper.make_tensor_value_info(loss.label, loss.label_type, shape))
         value = loss.function(value, Tensor(writer, loss.label, loss.label_type))

@@ -55,7 +55,9 @@ class Update:
     def keep(self, name: str, initial: Array) -> Tensor:
         """Add a piece of state; returns it as the graph reads it."""
         self.state[name] = initial
-        return Tensor(self.writer, name, helper.np_dtype_to_tensor_dtype(initial.dtype), initial.shape)
+        return Tensor(
+            self.writer, name, helper.np_dtype_to_tensor_dtype(initial.dtype), initial.shape
+        )
 
     def write(self, raw: Mapping[str, Tensor]) -> dict[str, str]:
         """Write everything behind the gradients; returns their names where the halves meet, by weight.
@@ -67,7 +69,9 @@ class Update:
             Tensor(self.writer, SCALE, TensorProto.FLOAT).op("Identity", into=DIVISOR)
         divisor = Tensor(self.writer, DIVISOR, TensorProto.FLOAT)
         met = {name: g.op("Identity", into=f"{GRADIENT}{name}") for name, g in raw.items()}
-        gradients = {name: g.op("Div", divisor, into=f"{UNSCALED}{name}") for name, g in met.items()}
+        gradients = {
+            name: g.op("Div", divisor, into=f"{UNSCALED}{name}") for name, g in met.items()
+        }
         successors: dict[str, Tensor] = {}
         apply = None
         if self.optimizer.accumulate > 1:
@@ -84,8 +88,12 @@ class Update:
                 successors[kept] = new if happens is None else happens.where(new, old)
         skips = self.scaling is not None and self.scaling.skips
         for name, output in self.forward.statistics.items():
-            new = Tensor(self.writer, output, TensorProto.FLOAT).op("Identity", into=f"{STATISTIC}{name}")
-            successors[name] = overflow.where(Tensor(self.writer, name, TensorProto.FLOAT), new) if skips else new
+            new = Tensor(self.writer, output, TensorProto.FLOAT).op(
+                "Identity", into=f"{STATISTIC}{name}"
+            )
+            successors[name] = (
+                overflow.where(Tensor(self.writer, name, TensorProto.FLOAT), new) if skips else new
+            )
         successors[UPDATES] = following if happens is None else happens.where(following, updates)
         if self.scaling is not None and self.scaling.moves:
             successors |= self._next_scale(overflow, apply)
@@ -95,7 +103,9 @@ class Update:
 
     def _next_scale(self, overflow: Tensor, apply: Tensor | None) -> dict[str, Tensor]:
         kinds = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT64)
-        scale, good, bad = (Tensor(self.writer, name, kind) for name, kind in zip(SCALE_STATE, kinds, strict=True))
+        scale, good, bad = (
+            Tensor(self.writer, name, kind) for name, kind in zip(SCALE_STATE, kinds, strict=True)
+        )
         factors = Tensor(self.writer, FACTORS, TensorProto.FLOAT)
         windows = Tensor(self.writer, WINDOWS, TensorProto.INT64)
         updated = update_scale((scale, good, bad), factors, windows, overflow)
@@ -134,16 +144,30 @@ class Update:
     def _clipped(self, gradients: Mapping[str, Tensor], norm: Tensor) -> Mapping[str, Tensor]:
         if self.optimizer.clip_norm is None:
             return gradients
-        factor = (self.optimizer.clip_norm / (norm + _CLIP_EPSILON)).op("Min", self.writer.number(1.0, norm.elem))
+        factor = (self.optimizer.clip_norm / (norm + _CLIP_EPSILON)).op(
+            "Min", self.writer.number(1.0, norm.elem)
+        )
         return {name: gradient * factor for name, gradient in gradients.items()}
 
-    def _moved(self, name: str, gradient: Tensor, shared: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    def _moved(
+        self, name: str, gradient: Tensor, shared: Sequence[Tensor]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         """(before, after) of a weight and its slots, by name."""
         weight = self.keep(name, self.state[name])
         slots = {
-            slot: self.keep(f"train/{slot}/{name}", np.zeros_like(self.state[name])) for slot in self.optimizer.slots
+            slot: self.keep(f"train/{slot}/{name}", np.zeros_like(self.state[name]))
+            for slot in self.optimizer.slots
         }
         rate = Tensor(self.writer, RATE, TensorProto.FLOAT)
-        move = Move(weight, gradient, slots, rate, self.optimizer.decay_of(name), shared)
+        move = Move(
+            weight=weight,
+            gradient=gradient,
+            slots=slots,
+            rate=rate,
+            decay=self.optimizer.decay_of(name),
+            shared=shared,
+        )
         new, kept = self.optimizer.move(move)
-        return {name: (weight, new)} | {slots[slot].name: (slots[slot], after) for slot, after in kept.items()}
+        return {name: (weight, new)} | {
+            slots[slot].name: (slots[slot], after) for slot, after in kept.items()
+        }

@@ -15,13 +15,17 @@ from onnxamp._graph.graph import Graph
 @cache
 def kinds() -> tuple[Kind, ...]:
     """The kinds of hazards, one for each module of this folder."""
-    modules = (import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    modules = (
+        import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
+    )
     return tuple(module.KIND for module in modules)
 
 
 def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
     """All hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones first."""
-    found = [hazard for kind in kinds() if kind.rule is not None for hazard in kind.rule(graph, low)]
+    found = [
+        hazard for kind in kinds() if kind.rule is not None for hazard in kind.rule(graph, low)
+    ]
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
     unique = {(hazard.node, hazard.reason, hazard.value): hazard for hazard in reversed(ranked)}
     return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))

@@ -17,13 +17,29 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     One that becomes zero breaks what it guards where its input is zero, which samples may lack.
     """
     floats = graph.constants.floats().items()
-    numbers = {value: stats.uniform for value, stats in floats if stats is not None and stats.uniform is not None}
-    tiny = {value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal}
+    numbers = {
+        value: stats.uniform
+        for value, stats in floats
+        if stats is not None and stats.uniform is not None
+    }
+    tiny = {
+        value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal
+    }
     zeros = {value for value, number in tiny.items() if abs(number) <= low.smallest_subnormal / 2}
-    read = ((node, position) for node in graph.nodes_of(op_facts().epsilons) for position in range(len(node.inputs)))
-    lost = [(node, port) for node, port in read if _is_lost(tiny.get(node.inputs[port], 0.0), low, node.key)]
+    read = (
+        (node, position)
+        for node in graph.nodes_of(op_facts().epsilons)
+        for position in range(len(node.inputs))
+    )
+    lost = [
+        (node, port)
+        for node, port in read
+        if _is_lost(tiny.get(node.inputs[port], 0.0), low, node.key)
+    ]
     walks = _Walks()
-    lost.sort(key=lambda use: use[0].inputs[use[1]] not in zeros)  # as walks end where earlier ones have been
+    lost.sort(
+        key=lambda use: use[0].inputs[use[1]] not in zeros
+    )  # as walks end where earlier ones have been
     for node, port in lost:
         value = node.inputs[port]
         why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
@@ -66,13 +82,17 @@ def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
-                while between != node.index and between not in kept:  # what carries the value must not flush it
+                while (
+                    between != node.index and between not in kept
+                ):  # what carries the value must not flush it
                     kept.add(between)
                     yield Hazard(between, KIND, why, rare)
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)
-            carries = (reader.index in graph.exact or reader.key == "Sqrt") and graph.is_float_output(reader)
+            carries = (
+                reader.index in graph.exact or reader.key == "Sqrt"
+            ) and graph.is_float_output(reader)
             if carries and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
                 stack.append(reader)
@@ -88,7 +108,9 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
             if producer is not None and producer.index not in seen and producer.key in walk:
                 seen.add(producer.index)
                 stack.append(producer)
-                yield Hazard(producer.index, KIND, f"computes small numbers for the guarded {node.label!r}")
+                yield Hazard(
+                    producer.index, KIND, f"computes small numbers for the guarded {node.label!r}"
+                )
 
 
 _SPECTRAL_REACH = 16

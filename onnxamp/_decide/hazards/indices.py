@@ -75,7 +75,11 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
     """(node, input, what it is there) where a float becomes integers, or is a size."""
     sized = op_facts().index_inputs
     for node in graph.nodes_of({"Cast", *sized}):
-        if node.key == "Cast" and _is_wide(graph, node.input(0)) and graph.types[node.outputs[0]] in _INTEGERS:
+        if (
+            node.key == "Cast"
+            and _is_wide(graph, node.input(0))
+            and graph.types[node.outputs[0]] in _INTEGERS
+        ):
             yield node, node.inputs[0], "becomes integers at"
         for port in sized.get(node.key, ()):
             value = node.input(port)
@@ -131,7 +135,12 @@ def _is_wide(graph: Graph, value: int) -> bool:
 
 def _is_roi(node: Node, port: int) -> bool:
     """Whether the port is a region of interest: input 1 of Resize held scales up to opset 10."""
-    return node.key == "Resize" and port == 1 and node.signature is not None and node.signature.since > 10
+    return (
+        node.key == "Resize"
+        and port == 1
+        and node.signature is not None
+        and node.signature.since > 10
+    )
 
 
 def position_paths(graph: Graph) -> Iterator[Hazard]:
@@ -144,7 +153,10 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     facts = op_facts()
     counting, position = set[int](), set[int]()
     for index in graph.scopes[0].inputs:
-        if graph.types[index] in _FLOATS and graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT):
+        if graph.types[index] in _FLOATS and graph.values[index].origin in (
+            Origin.INPUT,
+            Origin.DEFAULT,
+        ):
             position.add(index)
     sinks: list[Node] = []
     for index in graph.order:
@@ -154,12 +166,18 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
             position.update(node.outputs)
             yield Hazard(index, KIND, "counts in floats")
             continue
-        if node.key == "Cast" and node.input(0) != ABSENT and graph.types[node.inputs[0]] in _INTEGERS:
+        if (
+            node.key == "Cast"
+            and node.input(0) != ABSENT
+            and graph.types[node.inputs[0]] in _INTEGERS
+        ):
             position.update(node.outputs)
             continue
         if position.isdisjoint(node.inputs):
             continue
-        sources = [value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS]
+        sources = [
+            value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS
+        ]
         if node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
             if node.key in facts.rounding:
@@ -186,7 +204,9 @@ def _leading_to(graph: Graph, sinks: list[Node], position: set[int]) -> Iterator
         yield Hazard(
             node.index,
             KIND,
-            "works on positions" if node.index in ends else "leads to an op that needs exact positions",
+            "works on positions"
+            if node.index in ends
+            else "leads to an op that needs exact positions",
         )
         for value in node.inputs:
             producer = graph.producer(value)

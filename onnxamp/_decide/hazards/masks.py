@@ -44,7 +44,11 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _large(low: Format, stats: ConstantStats) -> float | None:
     """A large element of the constant that is no sentinel."""
-    large = stats.uniform if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1 else None
+    large = (
+        stats.uniform
+        if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1
+        else None
+    )
     return large if large is not None and abs(large) < SENTINEL else stats.out_of_range(low)
 
 
@@ -54,8 +58,12 @@ def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     leading = _leading(graph)
     walked: set[int] = set()
     for node in (graph.nodes[index] for index in sorted(leading)):
-        values = [value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)]
-        path = [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
+        values = [
+            value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)
+        ]
+        path = (
+            [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
+        )
         walked.update(path)
         # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
         makers = [graph.producer(graph.constants.source(value)) for value in values]

@@ -35,7 +35,9 @@ def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
         stack = [node]
         while stack:
             for reader, _ in graph.readers(stack.pop()):
-                scales = reader.key == "Mul" or (reader.key == "Add" and _adds_constant(graph, reader))
+                scales = reader.key == "Mul" or (
+                    reader.key == "Add" and _adds_constant(graph, reader)
+                )
                 if reader.index in seen or not (scales or reader.key == "Cast"):
                     continue
                 seen.add(reader.index)
@@ -62,6 +64,9 @@ KIND: Final = Kind(
     rule=_rule,
     breaks=False,
     audit=Audit(
-        5, "scales integer sums in LOW, whose range they exceed", ": it ends at {end:.6g}", rule=integer_products
+        5,
+        "scales integer sums in LOW, whose range they exceed",
+        ": it ends at {end:.6g}",
+        rule=integer_products,
     ),
 )

@@ -19,8 +19,15 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     seen: set[int] = set()
     limit, floats = low.max_finite / 8, graph.constants.floats()
-    large = {value for value, stats in floats.items() if stats is not None and abs(stats.largest_number) > limit}
-    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+    large = {
+        value
+        for value, stats in floats.items()
+        if stats is not None and abs(stats.largest_number) > limit
+    }
+    for node in (
+        graph.nodes[index]
+        for index in sorted({node for value in large for node, _ in graph.uses[value]})
+    ):
         for value in node.inputs:
             beyond = _beyond(graph, low, node, value) if value in large else None
             if beyond is None or _carries(graph, node):
@@ -30,15 +37,26 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, KIND, why)
             for reader in _readers(graph, node, seen):
-                yield Hazard(reader.index, KIND, f"reads what {node.label!r} computes from a constant out of range")
+                yield Hazard(
+                    reader.index,
+                    KIND,
+                    f"reads what {node.label!r} computes from a constant out of range",
+                )
 
 
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
     """Nodes that read a constant with an element beyond ``options.init_max``, as the user asks."""
     limit = options.init_max or inf
     floats = graph.constants.floats().items()
-    large = {value: stats for value, stats in floats if stats and (stats.largest > limit or stats.has_infinite)}
-    for node in (graph.nodes[index] for index in sorted({node for value in large for node, _ in graph.uses[value]})):
+    large = {
+        value: stats
+        for value, stats in floats
+        if stats and (stats.largest > limit or stats.has_infinite)
+    }
+    for node in (
+        graph.nodes[index]
+        for index in sorted({node for value in large for node, _ in graph.uses[value]})
+    ):
         value = next(value for value in node.inputs if value in large)
         why = f"{graph.values[value].name!r} holds {large[value].largest:.6g}; init_max (--init-max) is {limit:.6g}"
         yield Hazard(node.index, KIND, why)
@@ -49,7 +67,11 @@ def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
     stats = graph.constants.stats(value)
     if stats is None:
         return None
-    grows = node.key == "Mul" and stats.uniform is not None and low.max_finite / 8 < abs(stats.uniform) < SENTINEL
+    grows = (
+        node.key == "Mul"
+        and stats.uniform is not None
+        and low.max_finite / 8 < abs(stats.uniform) < SENTINEL
+    )
     return stats.uniform if grows else stats.out_of_range(low)
 
 

@@ -24,7 +24,9 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
     rules = _rules(target)
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]
-        if low in rule["types"] and ("head_size" not in rule or (_head_size(graph, node) or 0) > rule["head_size"]):
+        if low in rule["types"] and (
+            "head_size" not in rule or (_head_size(graph, node) or 0) > rule["head_size"]
+        ):
             where = f"ONNX Runtime {version_of(target)}" if "before" in rule else device_of(target)
             yield node, f"{where}: {rule['because']}"
 
@@ -34,7 +36,11 @@ def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
     """Op -> the rule that holds for the target's version; where no version is named, those of all versions alone."""
     version = version_of(target)
     rules = target_table(target, "wrong").get("rows", ())
-    held = (rule for rule in rules if "before" not in rule or (version and is_older(version, rule["before"])))
+    held = (
+        rule
+        for rule in rules
+        if "before" not in rule or (version and is_older(version, rule["before"]))
+    )
     return {op: rule for rule in held for op in rule["ops"]}
 
 

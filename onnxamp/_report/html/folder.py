@@ -45,7 +45,10 @@ def write_job_page(made: Conversion, tuned: Tuned | None, path: Path) -> None:
     from onnxamp._report.html.render import write  # noqa: PLC0415
 
     made_folder(path.parent)
-    write(conversion_page(made, made.validation, audit_model(made.target, made.plan.target), tuned), path)
+    write(
+        conversion_page(made, made.validation, audit_model(made.target, made.plan.target), tuned),
+        path,
+    )
 
 
 def write_index(report: FolderReport, path: Path) -> None:
@@ -68,8 +71,18 @@ def _line(row: Row, folder: Path) -> Line:
     is_known = not row.has_failed or row.nodes > 0
     cells = (
         Cell("" if row.error is None else number(row.error), row.error),
-        Cell(f"{row.low:,} of {row.nodes:,}" if is_known else "", row.low / row.nodes if row.nodes else None),
+        Cell(
+            f"{row.low:,} of {row.nodes:,}" if is_known else "",
+            row.low / row.nodes if row.nodes else None,
+        ),
         Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
         Cell(size(row.bytes_after) if is_known else "", row.bytes_after if is_known else None),
     )
-    return Line(row.name, link, status_of(row), row.outcome, row.healed or row.message, cells)
+    return Line(
+        name=row.name,
+        link=link,
+        status=status_of(row),
+        outcome=row.outcome,
+        remark=row.healed or row.message,
+        cells=cells,
+    )

@@ -160,7 +160,9 @@ def join_nodes(
     for finding in audit.findings if audit is not None else ():
         where = places.find(finding.node, finding.op) if finding.node else None
         if where is not None:
-            drafts[where].messages.append(Message(LEVELS.get(finding.severity, Level.NOTE), finding_text(finding)))
+            drafts[where].messages.append(
+                Message(LEVELS.get(finding.severity, Level.NOTE), finding_text(finding))
+            )
     return Nodes(tuple(map(_row, drafts)), tuple(values), first)
 
 
@@ -181,7 +183,10 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
             yield Message(Level.ERROR, f"{kind} error of {item.value}: {measured.alarm}")
     local = item.local
     if local is not None and limit is not None and not local.alarm and local.rel_l2 > limit:
-        yield Message(Level.WARNING, f"this op alone is off by {number(local.rel_l2)} (relative L2) in {item.value}")
+        yield Message(
+            Level.WARNING,
+            f"this op alone is off by {number(local.rel_l2)} (relative L2) in {item.value}",
+        )
 
 
 def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
@@ -192,7 +197,9 @@ def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
 def _skeleton(audit: Audit | None, plan: Plan | None) -> list[_Draft]:
     if audit is not None:
         nodes = sorted(audit.nodes, key=lambda node: node.position)
-        return [_Draft(node.node, node.op, node.scope, node.precision, node.provider) for node in nodes]
+        return [
+            _Draft(node.node, node.op, node.scope, node.precision, node.provider) for node in nodes
+        ]
     found: dict[tuple[str, str, int], _Draft] = {}
     for row in plan.rows if plan is not None else ():
         if row.op != "initializer":
@@ -228,14 +235,14 @@ def _value(node: int, item: Measured) -> ValueRow:
     has_range = ranged is not None and ranged.reference_max > 0
     is_ordinary = ranged is not None and (has_range or ranged.reference_zero > 0)
     return ValueRow(
-        node,
-        item.value,
-        item.dtype,
-        local.rel_l2 if local else None,
-        accumulated.rel_l2 if accumulated else None,
-        ranged.reference_least if ranged and has_range else None,
-        ranged.reference_max if ranged and is_ordinary else None,
-        item.exponent if isinstance(item, LayerDiff) else 0,
+        node=node,
+        name=item.value,
+        dtype=item.dtype,
+        local=local.rel_l2 if local else None,
+        accumulated=accumulated.rel_l2 if accumulated else None,
+        least=ranged.reference_least if ranged and has_range else None,
+        largest=ranged.reference_max if ranged and is_ordinary else None,
+        exponent=item.exponent if isinstance(item, LayerDiff) else 0,
     )
 
 
@@ -260,7 +267,9 @@ def _add_plan(drafts: Sequence[_Draft], places: Places, plan: Plan) -> None:
             decided[place].add(row.low)
     for place, lows in decided.items():
         if not drafts[place].precision:
-            drafts[place].precision = "mixed" if len(lows) == 2 else plan.dtype if True in lows else "float32"
+            drafts[place].precision = (
+                "mixed" if len(lows) == 2 else plan.dtype if True in lows else "float32"
+            )
     for hazard in plan.hazards:
         place = places.find(hazard.node, hazard.op)
         if place is not None:
@@ -273,13 +282,22 @@ def _add_plan(drafts: Sequence[_Draft], places: Places, plan: Plan) -> None:
 def _row(draft: _Draft) -> NodeRow:
     texts: dict[str, list[str]] = {}
     for param, reason, detail, low in draft.verdicts:
-        texts.setdefault(told(reason, "" if detail == draft.op else detail, low=low), []).append(param)
+        texts.setdefault(told(reason, "" if detail == draft.op else detail, low=low), []).append(
+            param
+        )
     reason = next(iter(texts), "")
     if len(texts) > 1:
         reason = "; ".join(f"{', '.join(params)}: {text}" for text, params in texts.items())
     high = [title_of(reason) for _, reason, _, low in draft.verdicts if not low]
     kinds = high or [title_of(reason, low=True) for _, reason, _, _ in draft.verdicts]
     return NodeRow(
-        draft.name, draft.op, draft.scope, draft.precision, draft.provider, kinds[0] if kinds else "", reason,
-        draft.op == "Cast" and draft.precision == "mixed", tuple(dict.fromkeys(draft.messages)),
-    )  # fmt: skip
+        name=draft.name,
+        op=draft.op,
+        scope=draft.scope,
+        precision=draft.precision,
+        provider=draft.provider,
+        why=kinds[0] if kinds else "",
+        reason=reason,
+        is_cast=draft.op == "Cast" and draft.precision == "mixed",
+        messages=tuple(dict.fromkeys(draft.messages)),
+    )

@@ -85,15 +85,21 @@ def plot_of(tuned: Tuned) -> Plot:
 
     steps = [left + (right - left) * k / 4 for k in range(5)] if right > left else [left]
     ends = [error for error in (inf, 0.0) if error in errors]
-    labels = {tick: error_text(tuned, tick) if tuned.metric == "snr" else number(tick, 1) for tick in ticks}
+    labels = {
+        tick: error_text(tuned, tick) if tuned.metric == "snr" else number(tick, 1)
+        for tick in ticks
+    }
     points = tuple(_point(tuned, k, x(times[k]), y(error)) for k, error in enumerate(errors))
     return Plot(
-        tuned.metric,
-        points,
-        tuple(points[k] for k in _front(times, errors)),
-        tuple(Tick(x(time), time_text(time)) for time in steps),
-        tuple(Tick(y(error), labels.get(error) or error_text(tuned, error)) for error in (*ends, *ticks)),
-        Tick(y(tuned.tolerance), tolerance_text(tuned)),
+        metric=tuned.metric,
+        points=points,
+        front=tuple(points[k] for k in _front(times, errors)),
+        xs=tuple(Tick(x(time), time_text(time)) for time in steps),
+        ys=tuple(
+            Tick(y(error), labels.get(error) or error_text(tuned, error))
+            for error in (*ends, *ticks)
+        ),
+        limit=Tick(y(tuned.tolerance), tolerance_text(tuned)),
     )
 
 
@@ -130,7 +136,13 @@ def _point(tuned: Tuned, position: int, x: float, y: float) -> Point:
     read = (
         f"Candidate {position}" + (", written" if is_chosen else ""),
         f"{tuned.metric} {error_text(tuned, error)}"
-        + (", predicted" if measured_error(tuned, position) is None else ", expected" if expected else ""),
+        + (
+            ", predicted"
+            if measured_error(tuned, position) is None
+            else ", expected"
+            if expected
+            else ""
+        ),
         f"{time_text(candidate.time)}, {speedup_text(tuned, candidate)} as fast as float32",
         f"{candidate.nodes:,} of {count(tuned.units, 'node')} low: {flops} of the arithmetic, {traffic} of the traffic",
     )
@@ -164,7 +176,9 @@ class Page:
     @property
     def reasons(self) -> list[tuple[str, int]]:
         """Reason -> nodes that stay float32 for it, most frequent first."""
-        kept = Counter(row.why for row in self.nodes if row.why and row.precision in ("float32", "mixed"))
+        kept = Counter(
+            row.why for row in self.nodes if row.why and row.precision in ("float32", "mixed")
+        )
         return sorted(kept.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -188,13 +202,17 @@ def conversion_page(
         return diff_page(diff, audit)
     made = replace(made, validation=diff)
     report = tuning_report(made, tuned, audit=audit) if tuned else conversion_report(made, audit)
-    page = _page(_with_findings(report, audit), audit, diff.layers if diff else layers, diff, made.plan)
+    page = _page(
+        _with_findings(report, audit), audit, diff.layers if diff else layers, diff, made.plan
+    )
     return replace(page, low=FORMATS[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
 
 
 def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
     """The page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
-    page = _page(_with_findings(preview_report(made, audit, command), audit), audit, (), None, made.plan)
+    page = _page(
+        _with_findings(preview_report(made, audit, command), audit), audit, (), None, made.plan
+    )
     return replace(page, low=FORMATS[made.plan.dtype])
 
 
@@ -214,7 +232,9 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
     """
     page = _page(check_report(audit, run, model), audit, run.values if run else (), run)
     precisions = {row.precision for row in page.nodes} | {value.dtype for value in page.values}
-    return replace(page, low=next((low for name, low in FORMATS.items() if name in precisions), None))
+    return replace(
+        page, low=next((low for name, low in FORMATS.items() if name in precisions), None)
+    )
 
 
 def _page(
@@ -224,10 +244,21 @@ def _page(
     ran: DiffReport | RunCheck | None,
     plan: Plan | None = None,
 ) -> Page:
-    bad, limit = ran.first_bad if ran else None, _shared_limit(ran) if isinstance(ran, DiffReport) else None
+    bad, limit = (
+        ran.first_bad if ran else None,
+        _shared_limit(ran) if isinstance(ran, DiffReport) else None,
+    )
     joined = join_nodes(audit, plan, measured, limit, bad)
     told = f"{bad.op}: {bad.alarm}" if bad else ""
-    return Page(report, joined.nodes, joined.values, None, limit, joined.first_bad, told)
+    return Page(
+        report=report,
+        nodes=joined.nodes,
+        values=joined.values,
+        low=None,
+        limit=limit,
+        first_bad=joined.first_bad,
+        first_bad_text=told,
+    )
 
 
 def _shared_limit(diff: DiffReport) -> float | None:

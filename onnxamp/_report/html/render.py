@@ -57,7 +57,9 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
     """
     made = _environment().get_template("part.html.jinja")
     prefix = f"onnxamp-{sha256(repr(report).encode()).hexdigest()[:8]}-"
-    return made.render(report=report, plot=plot_of(tuned) if tuned else None, style=_scoped_style(), prefix=prefix)
+    return made.render(
+        report=report, plot=plot_of(tuned) if tuned else None, style=_scoped_style(), prefix=prefix
+    )
 
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
@@ -65,17 +67,31 @@ def render_index(report: Report, lines: Iterable[Any]) -> str:
     script, style = _static("index.js"), _static("page.css")
     made = _environment().get_template("index.html.jinja")
     return made.render(
-        report=report, lines=lines, prefix="", script=script, style=style,
-        script_hash=_hash(script), style_hash=_hash(style),
-    )  # fmt: skip
+        report=report,
+        lines=lines,
+        prefix="",
+        script=script,
+        style=style,
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+    )
 
 
 @cache
 def _scoped_style() -> str:
     """The styles of the parts, nested in the class of the part."""
-    sheet = re.sub(r"/\* Figure \*/.*?(?=/\* Candidates)|@media print.*", "", _static("page.css"), flags=re.DOTALL)
+    sheet = re.sub(
+        r"/\* Figure \*/.*?(?=/\* Candidates)|@media print.*",
+        "",
+        _static("page.css"),
+        flags=re.DOTALL,
+    )
     sheet = re.sub(r"^:root\[.*\n|^html .*\n", "", sheet, flags=re.MULTILINE)
-    return ".onnxamp-report {\n" + re.sub(r"^(?::root|body) \{", "& {", sheet, flags=re.MULTILINE) + "}\n"
+    return (
+        ".onnxamp-report {\n"
+        + re.sub(r"^(?::root|body) \{", "& {", sheet, flags=re.MULTILINE)
+        + "}\n"
+    )
 
 
 def write(page: Page, path: str | PathLike[str]) -> None:
@@ -124,7 +140,11 @@ def _is_kind(part: Part, kind: str) -> bool:
 
 @cache
 def _static(name: str) -> str:
-    return (files("onnxamp._report.html") / "static" / name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    return (
+        (files("onnxamp._report.html") / "static" / name)
+        .read_text(encoding="utf-8")
+        .replace("\r\n", "\n")
+    )
 
 
 @cache
@@ -139,13 +159,19 @@ def _hash(text: str) -> str:
 
 def _embedded(data: Any) -> str:
     """JSON that can stand inside a script element."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(
+        _ESCAPES
+    )
 
 
 def _data(page: Page) -> dict[str, Any]:
     """What the script draws and lists: columns instead of records, which are several times smaller."""
     low = page.low
-    limits = (low.max_finite, low.smallest_normal, low.smallest_subnormal, low.epsilon / 2) if low else ()
+    limits = (
+        (low.max_finite, low.smallest_normal, low.smallest_subnormal, low.epsilon / 2)
+        if low
+        else ()
+    )
     return {
         "nodes": _nodes(page.nodes),
         "values": _values(page.values),
@@ -177,7 +203,9 @@ def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
         "name": [named(value.name) for value in values],
         "dtype": _table(value.dtype for value in values),
         **{number: [_number(getattr(value, number)) for value in values] for number in numbers},
-        "exponents": {number: value.exponent for number, value in enumerate(values) if value.exponent},
+        "exponents": {
+            number: value.exponent for number, value in enumerate(values) if value.exponent
+        },
     }
 
 

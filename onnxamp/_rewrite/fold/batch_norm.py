@@ -36,7 +36,18 @@ def batch_norms(graph: Graph) -> list[Fold]:
         if weights is not None:
             nodes = frozenset((producer.index, node.index))
             inputs = (producer.inputs[0], *weights)
-            folds.append(Fold(KIND, producer.key, 1, nodes, node.index, inputs, {}, producer.index))
+            folds.append(
+                Fold(
+                    kind=KIND,
+                    op=producer.key,
+                    opset=1,
+                    nodes=nodes,
+                    last=node.index,
+                    inputs=inputs,
+                    attributes={},
+                    first=producer.index,
+                )
+            )
     return folds
 
 
@@ -45,7 +56,9 @@ def _weights(graph: Graph, producer: Node, node: Node) -> tuple[NewWeight, NewWe
 
     None where their shapes do not fit, or a number would be none or beyond float32.
     """
-    scale, shift, mean, variance = (_read(graph, value).astype(np.float64) for value in node.inputs[1:])
+    scale, shift, mean, variance = (
+        _read(graph, value).astype(np.float64) for value in node.inputs[1:]
+    )
     epsilon, channels = attribute(node.proto, "epsilon"), scale.size
     weight, bias = _read(graph, producer.inputs[1]), _bias(graph, producer, channels)
     shapes = _shapes(producer, weight.shape, channels)
@@ -79,12 +92,16 @@ def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
         return bias if bias.shape == (channels,) else None
     beta = attribute(producer.proto, "beta")
     per_channel = bias.size == 1 or bias.shape in ((channels,), (1, channels))
-    return np.broadcast_to(bias.reshape(-1), channels) * (1.0 if beta is None else beta) if per_channel else None
+    return (
+        np.broadcast_to(bias.reshape(-1), channels) * (1.0 if beta is None else beta)
+        if per_channel
+        else None
+    )
 
 
 def _shapes(
     producer: Node, weight: tuple[int, ...], channels: int
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:  # fmt: skip
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Shapes in which weight and factor are multiplied; None where the weight has not so many output channels."""
     if producer.key == "Gemm":
         axis = 0 if attribute(producer.proto, "transB") else 1
@@ -103,7 +120,11 @@ def _shapes(
 
 def _times(weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """The product in float64, one part of the first axis at a time, so that it takes no second copy of the weight."""
-    made, source, factors = np.empty(split, np.float32), weight.reshape(split), factor.reshape(shape)
+    made, source, factors = (
+        np.empty(split, np.float32),
+        weight.reshape(split),
+        factor.reshape(shape),
+    )
     for index in range(split[0]):
         made[index] = source[index] * factors[index if shape[0] > 1 else 0]
     return made.reshape(weight.shape)

@@ -35,10 +35,16 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
     names, graphs = NewNames(taken), scope_graphs(view, model)
     made: dict[int, list[NodeProto]] = {}
     for fold in folds:
-        made[_place(fold)] = _new_nodes(view, fold, names, graphs, listed=model.ir_version < WEIGHTS_ALONE)
-    scopes = {view.nodes[index].scope for index in going.nodes} | {view.values[value].scope for value in going.weights}
+        made[_place(fold)] = _new_nodes(
+            view, fold, names, graphs, listed=model.ir_version < WEIGHTS_ALONE
+        )
+    scopes = {view.nodes[index].scope for index in going.nodes} | {
+        view.values[value].scope for value in going.weights
+    }
     scopes |= {view.nodes[place].scope for place in made}
-    for index in sorted(scopes, reverse=True):  # bodies first: rebuilding a node list copies its nodes
+    for index in sorted(
+        scopes, reverse=True
+    ):  # bodies first: rebuilding a node list copies its nodes
         _rebuild(view, index, graphs[index], going, made)
 
 
@@ -63,8 +69,15 @@ class _Going:
         for fold in self.folds:
             reads.update(value for value in fold.inputs if isinstance(value, int))
         lost: Counter[int] = Counter()
-        listed = frozenset(self.view.scopes[0].inputs)  # weights of the old style: without them, callers must give one
-        pending = [value for node in self.nodes for value in self.view.nodes[node].inputs if value != ABSENT]
+        listed = frozenset(
+            self.view.scopes[0].inputs
+        )  # weights of the old style: without them, callers must give one
+        pending = [
+            value
+            for node in self.nodes
+            for value in self.view.nodes[node].inputs
+            if value != ABSENT
+        ]
         while pending:
             value = pending.pop()
             lost[value] += 1
@@ -72,14 +85,20 @@ class _Going:
                 continue
             producer = self.view.producer(value)
             if producer is not None and producer.index not in self.nodes and not producer.bodies:
-                if all(made == ABSENT or self._unread(made, reads, lost) for made in producer.outputs):
+                if all(
+                    made == ABSENT or self._unread(made, reads, lost) for made in producer.outputs
+                ):
                     self.nodes.add(producer.index)
                     pending += [found for found in producer.inputs if found != ABSENT]
             elif self.view.values[value].origin is Origin.INITIALIZER and value not in listed:
                 self.weights.add(value)
 
     def _unread(self, value: int, reads: Counter[int], lost: Counter[int]) -> bool:
-        return not self.view.results[value] and not reads[value] and lost[value] >= len(self.view.uses[value])
+        return (
+            not self.view.results[value]
+            and not reads[value]
+            and lost[value] >= len(self.view.uses[value])
+        )
 
 
 def _new_nodes(
@@ -121,7 +140,7 @@ def _named(weight: NewWeight, names: NewNames) -> TensorProto:
 
 def _rebuild(
     view: View, scope: int, graph: GraphProto, going: _Going, made: dict[int, list[NodeProto]]
-) -> None:  # fmt: skip
+) -> None:
     """One graph without what goes, and with what comes in its place."""
     first = view.scopes[scope].nodes.start
     rebuilt = GraphProto()
@@ -140,13 +159,16 @@ def _rebuild(
     graph.value_info.extend(rebuilt.value_info)
     count = len(view.scopes[scope].proto.initializer)
     for position in reversed(range(count)):
-        if view.scopes[scope].names[view.scopes[scope].proto.initializer[position].name] in going.weights:
+        if (
+            view.scopes[scope].names[view.scopes[scope].proto.initializer[position].name]
+            in going.weights
+        ):
             del graph.initializer[position]
 
 
 def _in_order(
     protos: list[NodeProto], first: int, going: _Going, made: dict[int, list[NodeProto]]
-) -> Iterator[NodeProto]:  # fmt: skip
+) -> Iterator[NodeProto]:
     for index, proto in enumerate(protos, first):
         yield from made.get(index, ())
         if index not in going.nodes:
@@ -211,7 +233,9 @@ def fold_graph(graph: Graph, options: Options, selection: Selection) -> Folded:
     """
     current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
-    possible = [fold for fold in find_folds(graph, with_weights=False) if selection.takes(graph, fold)]
+    possible = [
+        fold for fold in find_folds(graph, with_weights=False) if selection.takes(graph, fold)
+    ]
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
@@ -266,20 +290,30 @@ def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> lis
 def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None) -> str:
     """Why folds have to be left."""
     opset = min(fold.opset for fold in late)
-    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
+    text = (
+        f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
+    )
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
     if opset > _newest(target):
         version = version_meant(target)
         return f"{text}, and ONNX Runtime {version} loads none beyond {_newest(target)}."
     losers = _losers(graph, late, target, opset)
-    return f"{text}, where {', '.join(losers)} would lose kernels on {target}." if losers else f"{text}."
+    return (
+        f"{text}, where {', '.join(losers)} would lose kernels on {target}."
+        if losers
+        else f"{text}."
+    )
 
 
 def told(folds: Sequence[Fold]) -> str:
     """How many of each kind: "12 LayerNorms and 24 Gelus"."""
     counts = Counter(
-        form_table().kinds[fold.kind].called if fold.kind in form_table().kinds else fold.kind for fold in folds
+        form_table().kinds[fold.kind].called if fold.kind in form_table().kinds else fold.kind
+        for fold in folds
     )
-    parts = [f"{n} {kind}{'' if n == 1 else 'es' if kind.endswith('x') else 's'}" for kind, n in counts.items()]
+    parts = [
+        f"{n} {kind}{'' if n == 1 else 'es' if kind.endswith('x') else 's'}"
+        for kind, n in counts.items()
+    ]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -26,8 +26,14 @@ def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     if graph.shapes[match.values["x"]] == ():
         return None
     return Fold(
-        kind.name, kind.op, kind.opset, match.nodes, match.core, (match.values["x"],), kind.attributes
-    )  # fmt: skip
+        kind=kind.name,
+        op=kind.op,
+        opset=kind.opset,
+        nodes=match.nodes,
+        last=match.core,
+        inputs=(match.values["x"],),
+        attributes=kind.attributes,
+    )
 
 
 def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
@@ -38,7 +44,15 @@ def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     axis, opset = match.axes[0], kind.opset
     if graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
         axis, opset = len(shape) - 1, 1
-    return Fold(kind.name, kind.op, opset, match.nodes, match.core, (match.values["x"],), {"axis": axis})
+    return Fold(
+        kind=kind.name,
+        op=kind.op,
+        opset=opset,
+        nodes=match.nodes,
+        last=match.core,
+        inputs=(match.values["x"],),
+        attributes={"axis": axis},
+    )
 
 
 _ONES: Final = 1 << 16
@@ -49,7 +63,12 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     """The normalisation that the form is, with gain and bias; None where it is none."""
     count = len(match.axes)
     epsilon = graph.constants.scalar(match.values["epsilon"])
-    if match.axes != tuple(range(-count, 0)) or epsilon is None or epsilon < 0 or not _is_mean(graph, match):
+    if (
+        match.axes != tuple(range(-count, 0))
+        or epsilon is None
+        or epsilon < 0
+        or not _is_mean(graph, match)
+    ):
         return None
     match = _narrowed(graph, match)
     dims = _normalised(graph, match)
@@ -65,13 +84,25 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     bias = weights.get("bias")
     inputs = (match.values["x"], gain) if bias is None else (match.values["x"], gain, bias)
     attributes = {"axis": -count, "epsilon": epsilon}
-    return Fold(kind.name, kind.op, kind.opset, match.nodes, match.core, inputs, attributes)
+    return Fold(
+        kind=kind.name,
+        op=kind.op,
+        opset=kind.opset,
+        nodes=match.nodes,
+        last=match.core,
+        inputs=inputs,
+        attributes=attributes,
+    )
 
 
 def _is_mean(graph: Graph, match: Match) -> bool:
     """Whether sums are divided by what they sum up."""
     shape = graph.shapes[match.values["x"]]
-    wanted = {name: graph.constants.scalar(match.values[name]) for name in ("count", "share") if name in match.values}
+    wanted = {
+        name: graph.constants.scalar(match.values[name])
+        for name in ("count", "share")
+        if name in match.values
+    }
     if not wanted:
         return True
     sizes = [] if shape is None else [shape[axis] for axis in match.axes]
@@ -79,7 +110,10 @@ def _is_mean(graph: Graph, match: Match) -> bool:
         return False
     total = prod(size or 0 for size in sizes)
     parts = {"count": total, "share": 1 / max(total, 1)}
-    return all(value is not None and isclose(value, parts[name], rel_tol=1e-6) for name, value in wanted.items())
+    return all(
+        value is not None and isclose(value, parts[name], rel_tol=1e-6)
+        for name, value in wanted.items()
+    )
 
 
 def _narrowed(graph: Graph, match: Match) -> Match:
@@ -91,12 +125,16 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return match
     low = graph.types[before.inputs[0]]
-    if low != graph.types[behind.outputs[0]] or low not in {kind.tensor for kind in FORMATS.values()}:
+    if low != graph.types[behind.outputs[0]] or low not in {
+        kind.tensor for kind in FORMATS.values()
+    }:
         return match
     if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
         return match
     values = {**match.values, "x": before.inputs[0]}
-    return replace(match, nodes=match.nodes | between | {behind.index}, values=values, core=behind.index)
+    return replace(
+        match, nodes=match.nodes | between | {behind.index}, values=values, core=behind.index
+    )
 
 
 def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
@@ -126,7 +164,9 @@ def _with_next(
     return replace(match, nodes=match.nodes | nodes | {node.index}, core=node.index)
 
 
-def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None]) -> int | NewWeight | None:
+def _suiting(
+    graph: Graph, match: Match, value: int, dims: Sequence[int | None]
+) -> int | NewWeight | None:
     """The constant as a weight of the normalised shape; None where it is not constant or has another one.
 
     A length of one axis that is not known is what the constant says, unless that is 1: anything would meet that.
@@ -140,7 +180,9 @@ def _suiting(graph: Graph, match: Match, value: int, dims: Sequence[int | None])
         return None
     while len(sizes) > len(dims) and sizes[0] == 1:
         del sizes[0]
-    if len(sizes) != len(dims) or any(dim not in (None, size) for dim, size in zip(dims, sizes, strict=True)):
+    if len(sizes) != len(dims) or any(
+        dim not in (None, size) for dim, size in zip(dims, sizes, strict=True)
+    ):
         return None
     if None in dims and (len(dims) > 1 or sizes == [1]):
         return None
@@ -201,7 +243,9 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
         fold = _RULES[kind.op](graph, kind, match)
         if fold is None:
             continue
-        ended.add(match.core)  # of several matches that end at one node, the first that is complete counts
+        ended.add(
+            match.core
+        )  # of several matches that end at one node, the first that is complete counts
         if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(_read_by(fold)):
             taken |= fold.nodes
             folds.append(fold)

@@ -79,7 +79,9 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
     if wanted <= rank:
         return [proto]
     wide = site.fresh(f"{proto.input[1]}/aligned")
-    node = helper.make_node("Unsqueeze", [proto.input[1]], [wide], site.fresh("align"), axes=list(range(rank, wanted)))
+    node = helper.make_node(
+        "Unsqueeze", [proto.input[1]], [wide], site.fresh("align"), axes=list(range(rank, wanted))
+    )
     proto.input[1] = wide
     return [node, proto]
 
@@ -152,9 +154,15 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
     kernel = attribute(proto, "kernel_shape")
     if attribute(proto, "ceil_mode") and attribute(proto, "auto_pad") in (None, b"NOTSET"):
         ones = [1] * len(kernel)
-        strides, dilations = attribute(proto, "strides") or ones, attribute(proto, "dilations") or ones
+        strides, dilations = (
+            attribute(proto, "strides") or ones,
+            attribute(proto, "dilations") or ones,
+        )
         behind = (attribute(proto, "pads") or [0] * 2 * len(kernel))[len(kernel) :]
-        if any((k - 1) * d + 1 < s + p for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)):
+        if any(
+            (k - 1) * d + 1 < s + p
+            for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)
+        ):
             raise StuckError("ceil_mode leaves out windows that begin in the padding there")
     return [proto]
 
@@ -176,21 +184,44 @@ def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
         return [proto]
     nodes, count = list[NodeProto](), channels // groups
     for position, name in ((1, "scale"), (2, "bias")):
-        column, table, every = (site.fresh(f"{name}/{part}") for part in ("column", "table", "channels"))
+        column, table, every = (
+            site.fresh(f"{name}/{part}") for part in ("column", "table", "channels")
+        )
         read, to = proto.input[position], site.writer.ints
         nodes += [
-            helper.make_node("Reshape", [read, to([-1, 1], site.named("column"))], [column], site.fresh(f"{name}/1")),
-            helper.make_node("Expand", [column, to([1, count], site.named("times"))], [table], site.fresh(f"{name}/2")),
-            helper.make_node("Reshape", [table, to([-1], site.named("row"))], [every], site.fresh(f"{name}/3")),
+            helper.make_node(
+                "Reshape",
+                [read, to([-1, 1], site.named("column"))],
+                [column],
+                site.fresh(f"{name}/1"),
+            ),
+            helper.make_node(
+                "Expand",
+                [column, to([1, count], site.named("times"))],
+                [table],
+                site.fresh(f"{name}/2"),
+            ),
+            helper.make_node(
+                "Reshape", [table, to([-1], site.named("row"))], [every], site.fresh(f"{name}/3")
+            ),
         ]
         proto.input[position] = every
     return [*nodes, proto]
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    "type_number": _type_number, "pads": _pads, "one_input": _one_input, "whole_p": _whole_p, "broadcast": _broadcast,
-    "slope": _slope, "scales": _scales, "region": _region, "sizes": _sizes, "coerced": _coerced, "parts": _parts,
+    "type_number": _type_number,
+    "pads": _pads,
+    "one_input": _one_input,
+    "whole_p": _whole_p,
+    "broadcast": _broadcast,
+    "slope": _slope,
+    "scales": _scales,
+    "region": _region,
+    "sizes": _sizes,
+    "coerced": _coerced,
+    "parts": _parts,
     "windows": _windows,
     "per_channel": _per_channel,
-}  # fmt: skip
+}
 """The rules by the names that the table has for them."""

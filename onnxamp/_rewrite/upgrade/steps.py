@@ -56,7 +56,17 @@ class Step:
     @property
     def is_silent(self) -> bool:
         """Whether every node can take the step and stays as it is."""
-        said = (self.lost, self.drop, self.only, self.types, self.why, self.missing, self.words, self.inputs, self.call)
+        said = (
+            self.lost,
+            self.drop,
+            self.only,
+            self.types,
+            self.why,
+            self.missing,
+            self.words,
+            self.inputs,
+            self.call,
+        )
         return self.known and not self.renamed and self.outputs is None and not any(said)
 
 
@@ -114,16 +124,35 @@ def _step(old: OpSchema, new: OpSchema) -> Step:
     row = rows.get((old.name, version))
     name = old.name if row is None else row.get("name", old.name)
     target = new if name == old.name else _schema(name, version)
-    defaults = {key: helper.get_attribute_value(item.default_value) for key, item in _with_default(old).items()}
+    defaults = {
+        key: helper.get_attribute_value(item.default_value)
+        for key, item in _with_default(old).items()
+    }
     if target is None or version > checked or (row is None and _differ(old, target)):
         return Step(name, version, known=False, renamed=False, defaults=defaults, lost={})
     row = row or {}
-    moved = (MovedAttribute(item["from"], item["at"], item["as"], item.get("unless")) for item in row.get("inputs", ()))
+    moved = (
+        MovedAttribute(item["from"], item["at"], item["as"], item.get("unless"))
+        for item in row.get("inputs", ())
+    )
     return Step(
-        name, version, True, name != old.name, defaults, _lost(old, target, row), row.get("drop", ()), row.get("only"),
-        row.get("types", ()), row.get("outputs"), row.get("unread", False), row.get("why", ""), row.get("set"),
-        row.get("words"), tuple(moved), row.get("call", ""),
-    )  # fmt: skip
+        op=name,
+        version=version,
+        known=True,
+        renamed=name != old.name,
+        defaults=defaults,
+        lost=_lost(old, target, row),
+        drop=row.get("drop", ()),
+        only=row.get("only"),
+        types=row.get("types", ()),
+        outputs=row.get("outputs"),
+        unread=row.get("unread", False),
+        why=row.get("why", ""),
+        missing=row.get("set"),
+        words=row.get("words"),
+        inputs=tuple(moved),
+        call=row.get("call", ""),
+    )
 
 
 def _with_default(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
@@ -134,7 +163,10 @@ def _differ(old: OpSchema, new: OpSchema) -> bool:
     """Whether more than types and words differ."""
 
     def shape(schema: OpSchema) -> Any:
-        ports = ([(port.option, port.is_homogeneous) for port in ports] for ports in (schema.inputs, schema.outputs))
+        ports = (
+            [(port.option, port.is_homogeneous) for port in ports]
+            for ports in (schema.inputs, schema.outputs)
+        )
         attributes = {
             name: (item.type, item.required, item.default_value.SerializeToString())
             for name, item in schema.attributes.items()
@@ -147,7 +179,9 @@ def _differ(old: OpSchema, new: OpSchema) -> bool:
 _VARIADIC: Final = OpSchema.FormalParameterOption.Variadic
 
 
-def _lost(old: OpSchema, new: OpSchema, row: Mapping[str, Any]) -> dict[tuple[str, int], frozenset[str]]:
+def _lost(
+    old: OpSchema, new: OpSchema, row: Mapping[str, Any]
+) -> dict[tuple[str, int], frozenset[str]]:
     """(side, position) -> the types that the new schema admits, where the old one admits others as well.
 
     Inputs that come or go with attributes shift others: those are what the table says, and not compared.

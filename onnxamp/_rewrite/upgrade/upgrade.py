@@ -14,7 +14,14 @@ from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.edits import add_constants, place_nodes
 from onnxamp._rewrite.upgrade.rules import RULES
 from onnxamp._rewrite.upgrade.steps import MovedAttribute, Step, is_silent, steps_of
-from onnxamp._rewrite.upgrade.writer import Site, StuckError, Writer, drop_attributes, set_attribute, take_attribute
+from onnxamp._rewrite.upgrade.writer import (
+    Site,
+    StuckError,
+    Writer,
+    drop_attributes,
+    set_attribute,
+    take_attribute,
+)
 
 
 class StuckAtError(Exception):
@@ -94,7 +101,9 @@ def _check(step: Step, proto: NodeProto, site: Site) -> None:
         names = proto.input if side == "inputs" else proto.output
         found = site.type_of(names[position]) if position < len(names) and names[position] else None
         if found is not None and found not in admitted:
-            raise StuckError(f"it takes no {found} there" if side == "inputs" else f"it makes no {found} there")
+            raise StuckError(
+                f"it takes no {found} there" if side == "inputs" else f"it makes no {found} there"
+            )
 
 
 def _is_read(site: Site, name: str) -> bool:
@@ -170,7 +179,9 @@ class Upgrade:
         tensors = [tensor for tensor in self.writer.constants.values() if tensor.name in read]
         add_constants(model, tensors)
         sets = [model.opset_import, *(function.opset_import for function in model.functions)]
-        for entry in (entry for entries in sets for entry in entries if default_domain(entry.domain) == ""):
+        for entry in (
+            entry for entries in sets for entry in entries if default_domain(entry.domain) == ""
+        ):
             entry.version = max(entry.version, self.opset)
         if not any(default_domain(entry.domain) == "" for entry in model.opset_import):
             model.opset_import.add(domain="", version=self.opset)
@@ -209,7 +220,9 @@ def _attempt(graph: Graph, current: int, opset: int) -> tuple[Obstacle | None, _
             if node.signature is None:
                 continue
             try:
-                attempt.nodes[node.index] = upgraded_nodes(Site(graph, node, attempt.writer), current, opset)
+                attempt.nodes[node.index] = upgraded_nodes(
+                    Site(graph, node, attempt.writer), current, opset
+                )
             except StuckAtError as stuck:
                 found.append(Obstacle(stuck.version, node.label, key, str(stuck)))
     return min(found, key=lambda obstacle: obstacle.opset, default=None), attempt
@@ -239,6 +252,10 @@ def upgraded(graph: Graph, opset: int) -> Graph:
     plan = plan_upgrade(graph, opset)
     if plan.obstacle is not None:
         far = plan.opset if plan.opset > graph.book.opsets[""] else None
-        advice = f" --opset {far} is as far as the model goes." if far else " Leave the opset out, or pass keep."
+        advice = (
+            f" --opset {far} is as far as the model goes."
+            if far
+            else " Leave the opset out, or pass keep."
+        )
         raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.{advice}")
     return plan.apply()

@@ -59,7 +59,10 @@ class Site:
 
     def __post_init__(self) -> None:
         proto, node = self.node.proto, self.node
-        pairs = (*zip(proto.input, node.inputs, strict=True), *zip(proto.output, node.outputs, strict=True))
+        pairs = (
+            *zip(proto.input, node.inputs, strict=True),
+            *zip(proto.output, node.outputs, strict=True),
+        )
         object.__setattr__(self, "values", dict(pairs))
 
     def named(self, what: str) -> str:

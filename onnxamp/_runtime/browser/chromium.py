@@ -67,7 +67,11 @@ def _command(*, is_software: bool) -> list[str]:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--no-sandbox")  # Chromium refuses to start as root with it
     table = read_table("browser")
-    return [*command, *table["flags"], *(table["on_software"] if is_software else _facts().get("flags", ()))]
+    return [
+        *command,
+        *table["flags"],
+        *(table["on_software"] if is_software else _facts().get("flags", ())),
+    ]
 
 
 class Chromium:
@@ -94,7 +98,9 @@ class Chromium:
                 self._process = _silent([*command, _start_page(self._profile, url)])
         except OSError as error:
             self._tidy()
-            raise RuntimeFailure(f"Chromium ({command[0]}) cannot be started: {error.strerror}.") from error
+            raise RuntimeFailure(
+                f"Chromium ({command[0]}) cannot be started: {error.strerror}."
+            ) from error
 
     def _piped(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         """Start it with pipes at the numbers where it expects them."""
@@ -102,7 +108,9 @@ class Chromium:
 
         (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
         self._pipe = (our_in, our_out)
-        theirs = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number in (their_in, their_out)]
+        theirs = [
+            fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number in (their_in, their_out)
+        ]
         try:
             launch = [sys.executable, "-IS", "-c", _LAUNCH, *map(str, theirs), *command]
             return _silent(launch, pass_fds=theirs, start_new_session=True)
@@ -144,7 +152,9 @@ def _start_page(profile: Path, url: str) -> str:
     """The address of a page that leads to another one; it is in the profile, which only this user can read."""
     page = profile / "start.html"
     page.touch(mode=0o600)
-    page.write_text(f"<!doctype html><script>location.replace({json.dumps(url)})</script>", encoding="utf-8")
+    page.write_text(
+        f"<!doctype html><script>location.replace({json.dumps(url)})</script>", encoding="utf-8"
+    )
     return page.as_uri()
 
 

@@ -14,10 +14,19 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._runtime.values import Array
 
 TYPES: Final[Mapping[str, Any]] = {
-    "float32": np.float32, "float16": np.float16, "float64": np.float64, "bool": np.bool_,
-    "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64,
-    "uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64,
-}  # fmt: skip
+    "float32": np.float32,
+    "float16": np.float16,
+    "float64": np.float64,
+    "bool": np.bool_,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+}
 """NumPy's types by the names that onnxruntime-web gives them."""
 _NAMES: Final = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
@@ -31,7 +40,9 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     rows: list[dict[str, Any]] = []
     parts, start = [], 0
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or (array.dtype not in _NAMES and array.dtype.kind not in "USO"):
+        if not isinstance(array, np.ndarray) or (
+            array.dtype not in _NAMES and array.dtype.kind not in "USO"
+        ):
             what = array.dtype if isinstance(array, np.ndarray) else "no tensor"
             raise RuntimeFailure(
                 f"A browser cannot be fed {name!r}: onnxruntime-web takes tensors, but this is {what}."
@@ -58,7 +69,9 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
             array = np.array(row["texts"], object)
         else:
             dtype = np.dtype(TYPES[row["type"]])
-            array = np.frombuffer(message[behind + row["start"] : behind + row["end"]], dtype.newbyteorder("<"))
+            array = np.frombuffer(
+                message[behind + row["start"] : behind + row["end"]], dtype.newbyteorder("<")
+            )
             array = array.astype(dtype)
         arrays[row["name"]] = array.reshape(row["shape"])
     return header, arrays

@@ -16,7 +16,12 @@ from secrets import compare_digest, token_urlsafe
 from threading import Event, Thread
 from typing import BinaryIO, Final
 
-_TYPES: Final = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".html": "text/html"}
+_TYPES: Final = {
+    ".mjs": "text/javascript",
+    ".js": "text/javascript",
+    ".wasm": "application/wasm",
+    ".html": "text/html",
+}
 _WAIT: Final = 20.0
 """Seconds that the page waits for a question before it asks again."""
 _HOME: Final = "127.0.0.1"
@@ -48,7 +53,9 @@ class Server:
         self.questions: Queue[bytes] = Queue()
         self.answers: Queue[bytes] = Queue()
         self._server = _Http(self)
-        self._thread = Thread(target=self._server.serve_forever, args=(0.05,), name="onnxamp-browser", daemon=True)
+        self._thread = Thread(
+            target=self._server.serve_forever, args=(0.05,), name="onnxamp-browser", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -124,7 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(404)
         else:
             with found[0] as stream:
-                self._headers(200, found[1], _TYPES.get(Path(name).suffix, "application/octet-stream"))
+                self._headers(
+                    200, found[1], _TYPES.get(Path(name).suffix, "application/octet-stream")
+                )
                 shutil.copyfileobj(stream, self.wfile, 1 << 20)
 
     def do_POST(self) -> None:
@@ -142,7 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
         host, origin = self._owner.host, self.headers.get("Origin")
         is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host
         is_own = is_own and origin in (None, f"http://{host}")
-        return "/".join(rest) if is_own and compare_digest(key.encode(), self._owner.key.encode()) else None
+        return (
+            "/".join(rest)
+            if is_own and compare_digest(key.encode(), self._owner.key.encode())
+            else None
+        )
 
     def _wait_for_the_end(self) -> None:
         """The page holds this connection as long as it lives."""
@@ -160,7 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _headers(self, code: int, length: int, kind: str) -> None:
         self.send_response(code)
-        fields: Mapping[str, str] = {"Content-Type": kind, "Content-Length": str(length), **_ISOLATED}
+        fields: Mapping[str, str] = {
+            "Content-Type": kind,
+            "Content-Length": str(length),
+            **_ISOLATED,
+        }
         for field, value in fields.items():
             self.send_header(field, value)
         self.end_headers()

@@ -79,7 +79,9 @@ class Browser:
         adapter = facts["adapter"]
         told = (adapter["description"], f"{adapter['vendor']} {adapter['architecture']}".strip())
         self.device: str = next(filter(None, told), "an unnamed GPU")
-        self.is_software = adapter["fallback"] or adapter["architecture"] in read_table("browser")["software"]
+        self.is_software = (
+            adapter["fallback"] or adapter["architecture"] in read_table("browser")["software"]
+        )
         self.has_float16: bool = facts["float16"]
         self.web: str = facts["version"]
         self.version = "Chromium " + next(iter(re.findall(r"Chrome/(\d+)", facts["agent"])), "")
@@ -108,9 +110,12 @@ class Browser:
         return f"onnxruntime-web {self.web}"
 
     def ask(
-        self, what: str, header: Mapping[str, Any], arrays: Mapping[str, Array] | None = None,
+        self,
+        what: str,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, Array] | None = None,
         seconds: float = _ANSWERING,
-    ) -> tuple[dict[str, Any], dict[str, Array]]:  # fmt: skip
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
         """The page's answer to a question.
 
         Raises:
@@ -144,7 +149,9 @@ class Browser:
             RuntimeFailure: the model does not load, or not on WebGPU.
         """
         if lowest == "bfloat16":
-            raise RuntimeFailure("onnxruntime-web computes no bfloat16: --dtype float16 converts for browsers.")
+            raise RuntimeFailure(
+                "onnxruntime-web computes no bfloat16: --dtype float16 converts for browsers."
+            )
         if lowest == "float16" and not self.has_float16:
             raise RuntimeFailure(
                 f"{self.device} in {self.version} does not compute float16 (it lacks WebGPU's shader-f16); take a GPU"
@@ -188,7 +195,9 @@ class WebSession:
         left: nodes that the CPU runs, by op type.
     """
 
-    def __init__(self, browser: Browser, number: int, model: ModelProto | str | PathLike[str]) -> None:
+    def __init__(
+        self, browser: Browser, number: int, model: ModelProto | str | PathLike[str]
+    ) -> None:
         """As :meth:`Browser.open`."""
         self._browser, self.number = browser, number
         with source_of(model) as source:
@@ -231,7 +240,9 @@ class WebSession:
 
     def time(self, runs: int) -> list[float]:
         """Seconds of each of so many runs in a row on the last inputs, timed in the page, outputs read back."""
-        taken: list[float] = self._browser.ask("time", {"number": self.number, "count": runs})[0]["taken"]
+        taken: list[float] = self._browser.ask("time", {"number": self.number, "count": runs})[0][
+            "taken"
+        ]
         return taken
 
 
@@ -244,7 +255,9 @@ def _files(source: bytes | str) -> dict[str, bytes | Path]:
     files: dict[str, bytes | Path] = {"": source if isinstance(source, bytes) else Path(source)}
     if isinstance(source, str):
         files |= data_locations(load_model(Path(source)), Path(source).parent)
-    size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
+    size = sum(
+        len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values()
+    )
     if size > _MEMORY:
         raise RuntimeFailure(
             f"The model takes {size / 1e9:.1f} GB: a browser's WebAssembly addresses no more than 4 GB."
@@ -256,7 +269,9 @@ def _typed(name: str, feed: Feed, kind: str) -> Array:
     """An input as the array that it has to be."""
     feed = np.asarray(feed) if isinstance(feed, np.generic) else feed
     if (kind != "string" and kind not in TYPES) or not isinstance(feed, np.ndarray):
-        raise RuntimeFailure(f"The input {name!r} cannot be given to a browser: onnxruntime-web has no such type.")
+        raise RuntimeFailure(
+            f"The input {name!r} cannot be given to a browser: onnxruntime-web has no such type."
+        )
     found = as_typed(feed, f"tensor({_ONNX_NAMES.get(kind, kind)})")
     assert isinstance(found, np.ndarray)
     return found

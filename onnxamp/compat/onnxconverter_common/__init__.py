@@ -43,11 +43,35 @@ __all__ = [
 ]
 
 DEFAULT_OP_BLOCK_LIST: list[str] = [
-    "ArrayFeatureExtractor", "Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "FeatureVectorizer", "Imputer",
-    "LabelEncoder", "LinearClassifier", "LinearRegressor", "Normalizer", "OneHotEncoder", "RandomUniformLike",
-    "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap",
-    "NonMaxSuppression", "TopK", "RoiAlign", "Resize", "Range", "CumSum", "Min", "Max", "Upsample",
-]  # fmt: skip
+    "ArrayFeatureExtractor",
+    "Binarizer",
+    "CastMap",
+    "CategoryMapper",
+    "DictVectorizer",
+    "FeatureVectorizer",
+    "Imputer",
+    "LabelEncoder",
+    "LinearClassifier",
+    "LinearRegressor",
+    "Normalizer",
+    "OneHotEncoder",
+    "RandomUniformLike",
+    "SVMClassifier",
+    "SVMRegressor",
+    "Scaler",
+    "TreeEnsembleClassifier",
+    "TreeEnsembleRegressor",
+    "ZipMap",
+    "NonMaxSuppression",
+    "TopK",
+    "RoiAlign",
+    "Resize",
+    "Range",
+    "CumSum",
+    "Min",
+    "Max",
+    "Upsample",
+]
 """Op types that stay float32 where no ``op_block_list`` is given, as in onnxconverter-common 1.16."""
 
 Judge: TypeAlias = Callable[[list[Any], list[Any]], bool]
@@ -104,9 +128,13 @@ def convert_float_to_float16(
         )
     blocked = DEFAULT_OP_BLOCK_LIST if op_block_list is None else op_block_list
     return convert_all_but(
-        opened, blocked, known=DEFAULT_OP_BLOCK_LIST, within=Range(min_positive_val, max_finite_val),
-        keep_io_types=keep_io_types, keep_nodes=node_block_list,
-    )  # fmt: skip
+        opened,
+        blocked,
+        known=DEFAULT_OP_BLOCK_LIST,
+        within=Range(min_positive_val, max_finite_val),
+        keep_io_types=keep_io_types,
+        keep_nodes=node_block_list,
+    )
 
 
 def convert_float_to_float16_model_path(
@@ -125,7 +153,9 @@ def convert_float_to_float16_model_path(
         >>> convert_float_to_float16_model_path("models/classifier.onnx").graph.input[0].type.tensor_type.elem_type
         10
     """
-    return convert_float_to_float16(as_path(model_path), min_positive_val, max_finite_val, keep_io_types)
+    return convert_float_to_float16(
+        as_path(model_path), min_positive_val, max_finite_val, keep_io_types
+    )
 
 
 def convert_np_to_float16(
@@ -155,7 +185,11 @@ def convert_np_to_float16(
     numbers = np.asarray(np_array, np.float64)
     if moved := int(within.outside(np.abs(numbers)).sum()):
         count = "1 number is" if moved == 1 else f"{moved} numbers are"
-        warn([f"{count} outside [{min_positive_val:g}, {max_finite_val:g}] in magnitude, and limited to it."])
+        warn(
+            [
+                f"{count} outside [{min_positive_val:g}, {max_finite_val:g}] in magnitude, and limited to it."
+            ]
+        )
     return to_float16(numbers, within)
 
 
@@ -272,14 +306,22 @@ def auto_convert_mixed_precision_model_path(
         ...     convert("models/classifier.onnx", feeds, f"{folder}/low.onnx", ["CPUExecutionProvider"], rtol=0.05)
     """
     if not isinstance(source_model_path, (str, PathLike)):
-        raise ArgumentTypeError(f"source_model_path must be a path, not {type(source_model_path).__name__}.")
+        raise ArgumentTypeError(
+            f"source_model_path must be a path, not {type(source_model_path).__name__}."
+        )
     if not isinstance(input_feed, Mapping):
-        raise ArgumentTypeError(f"input_feed must be a dict of arrays by input, not {type(input_feed).__name__}.")
+        raise ArgumentTypeError(
+            f"input_feed must be a dict of arrays by input, not {type(input_feed).__name__}."
+        )
     if not as_path(source_model_path).exists():
         raise ArgumentError(f"There is no file {str(source_model_path)!r}.")
     target = as_path(target_model_path)
     if location is not None and location != f"{target.name}.data":
-        warn([f"location={location!r} is not obeyed: a data file would be called {target.name + '.data'!r}."])
+        warn(
+            [
+                f"location={location!r} is not obeyed: a data file would be called {target.name + '.data'!r}."
+            ]
+        )
     if verbose:
         warn(["verbose=True has no effect: nothing is printed."])
     model = Model.of(as_path(source_model_path))

@@ -16,7 +16,13 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._public import export
-from onnxamp.compat._convert import Range, convert_all_but, largest_change, tensor_to_float16, to_float16
+from onnxamp.compat._convert import (
+    Range,
+    convert_all_but,
+    largest_change,
+    tensor_to_float16,
+    to_float16,
+)
 
 __all__ = [
     "DEFAULT_OP_BLOCK_LIST",
@@ -27,11 +33,35 @@ __all__ = [
 ]
 
 DEFAULT_OP_BLOCK_LIST: list[str] = [
-    "ArrayFeatureExtractor", "Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "FeatureVectorizer", "Imputer",
-    "LabelEncoder", "LinearClassifier", "LinearRegressor", "Normalizer", "OneHotEncoder", "RandomUniformLike",
-    "SVMClassifier", "SVMRegressor", "Scaler", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "TreeEnsemble",
-    "ZipMap", "NonMaxSuppression", "TopK", "RoiAlign", "Range", "CumSum", "Min", "Max", "Upsample",
-]  # fmt: skip
+    "ArrayFeatureExtractor",
+    "Binarizer",
+    "CastMap",
+    "CategoryMapper",
+    "DictVectorizer",
+    "FeatureVectorizer",
+    "Imputer",
+    "LabelEncoder",
+    "LinearClassifier",
+    "LinearRegressor",
+    "Normalizer",
+    "OneHotEncoder",
+    "RandomUniformLike",
+    "SVMClassifier",
+    "SVMRegressor",
+    "Scaler",
+    "TreeEnsembleClassifier",
+    "TreeEnsembleRegressor",
+    "TreeEnsemble",
+    "ZipMap",
+    "NonMaxSuppression",
+    "TopK",
+    "RoiAlign",
+    "Range",
+    "CumSum",
+    "Min",
+    "Max",
+    "Upsample",
+]
 """Op types that stay float32 where no ``op_block_list`` is given, as in ONNX Runtime 1.31."""
 
 _LEAST: Final = 5.96e-08
@@ -85,9 +115,13 @@ def convert_float_to_float16(
     """
     del disable_shape_infer
     if min_positive_val < _LEAST or max_finite_val > _MOST:
-        raise ArgumentError(f"min_positive_val must be at least {_LEAST}, and max_finite_val at most {_MOST}.")
+        raise ArgumentError(
+            f"min_positive_val must be at least {_LEAST}, and max_finite_val at most {_MOST}."
+        )
     if force_fp16_inputs:
-        raise ArgumentError("force_fp16_inputs is not supported: which inputs can be float16 follows from schemas.")
+        raise ArgumentError(
+            "force_fp16_inputs is not supported: which inputs can be float16 follows from schemas."
+        )
     if use_bfloat16_as_blocked_nodes_dtype:
         raise ArgumentError(
             "use_bfloat16_as_blocked_nodes_dtype is not supported: blocked nodes stay float32. For bfloat16 throughout,"
@@ -95,10 +129,14 @@ def convert_float_to_float16(
         )
     blocked = DEFAULT_OP_BLOCK_LIST if op_block_list is None else op_block_list
     return convert_all_but(
-        Model.of(model), blocked, known=DEFAULT_OP_BLOCK_LIST, within=Range(min_positive_val, max_finite_val),
-        keep_io_types=keep_io_types, keep_nodes=node_block_list,
+        Model.of(model),
+        blocked,
+        known=DEFAULT_OP_BLOCK_LIST,
+        within=Range(min_positive_val, max_finite_val),
+        keep_io_types=keep_io_types,
+        keep_nodes=node_block_list,
         low_weights=".*" if force_fp16_initializers else (),
-    )  # fmt: skip
+    )
 
 
 def convert_np_to_float16(

@@ -84,7 +84,9 @@ class Call:
         """
         dims = self[position].dims
         if dims is None:
-            raise self.error(f"needs the rank of its input {self[position].name!r}, which is unknown")
+            raise self.error(
+                f"needs the rank of its input {self[position].name!r}, which is unknown"
+            )
         return len(dims)
 
     def with_second_output(self, name: str, elem: int) -> Tensor:

@@ -39,8 +39,12 @@ def expand(model: ModelProto, loss: str, wanted: Sequence[str]) -> ForwardPass:
         if unrolled:
             model = _unrolled(read_forward_pass(graph, path), unrolled)
         else:
-            model = inline_functions(model, {(node.proto.domain, node.proto.op_type) for node in lacking})
-    raise GradientError(f"Function bodies are nested deeper than {_ROUNDS} levels: inline them first.")
+            model = inline_functions(
+                model, {(node.proto.domain, node.proto.op_type) for node in lacking}
+            )
+    raise GradientError(
+        f"Function bodies are nested deeper than {_ROUNDS} levels: inline them first."
+    )
 
 
 def value_of(graph: Graph, name: str) -> int:
@@ -61,7 +65,9 @@ def _check(node: Node) -> None:
             f"{what}, and has subgraphs, for which there is no gradient rule: unroll or inline it first."
         )
     if node.key not in UNROLLED and (node.signature is None or not node.signature.has_function):
-        raise GradientError(f"{what}, and has no gradient rule: replace it, or do not train the weights before it.")
+        raise GradientError(
+            f"{what}, and has no gradient rule: replace it, or do not train the weights before it."
+        )
 
 
 def _unrolled(forward: ForwardPass, nodes: Sequence[Node]) -> ModelProto:

@@ -21,8 +21,11 @@ from onnxamp.train._gradients.writer import Tensor, Writer
 SMALL: Final = 4096
 """Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
 _KINDS: Final[Mapping[str, Any]] = {
-    "value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32,
-}  # fmt: skip
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_float": np.float32,
+    "value_floats": np.float32,
+}
 
 _Known = dict[str, NDArray[Any]]
 
@@ -50,12 +53,18 @@ def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> Path:
         reads = (*node.inputs, *captured.get(node.index, ()))
         if node.key not in FLAT and any(value in moved for value in reads):
             movers.append(node)
-            moved.update(value for value in node.outputs if value != ABSENT and elems[value] in differentiable)
+            moved.update(
+                value
+                for value in node.outputs
+                if value != ABSENT and elems[value] in differentiable
+            )
     needed, between = {loss} & moved, []
     for node in reversed(movers):
         if any(value in needed for value in node.outputs):
             between.append(node)
-            needed.update(value for value in (*node.inputs, *captured.get(node.index, ())) if value in moved)
+            needed.update(
+                value for value in (*node.inputs, *captured.get(node.index, ())) if value in moved
+            )
     return Path(tuple(between[::-1]), frozenset(moved), elems)
 
 
@@ -69,7 +78,9 @@ def _captured(graph: Graph) -> dict[int, list[int]]:
     for value in graph.values:
         if value.scope == 0:
             scopes = [graph.nodes[index].scope for index, _ in graph.uses[value.index]]
-            for scope in filter(None, (*scopes, *(scope for scope, _ in graph.results[value.index]))):
+            for scope in filter(
+                None, (*scopes, *(scope for scope, _ in graph.results[value.index]))
+            ):
                 captured.setdefault(owners[scope], []).append(value.index)
     return captured
 
@@ -87,18 +98,20 @@ class ForwardPass:
         """A value as rules see it; None for an absent one."""
         if value == ABSENT:
             return None
-        return Tensor(writer, self.graph.values[value].name, self.path.elems[value], self.dims[value])
+        return Tensor(
+            writer, self.graph.values[value].name, self.path.elems[value], self.dims[value]
+        )
 
     def call(self, writer: Writer, node: Node) -> Call:
         """A node as rules see it; its proto is a copy that they may change."""
         return Call(
-            writer,
-            copied(node),
-            tuple(self.handle(writer, value) for value in node.inputs),
-            tuple(self.handle(writer, value) for value in node.outputs),
-            tuple(value in self.path.moved for value in node.inputs),
-            node.label,
-            self.known,
+            writer=writer,
+            proto=copied(node),
+            inputs=tuple(self.handle(writer, value) for value in node.inputs),
+            outputs=tuple(self.handle(writer, value) for value in node.outputs),
+            wants=tuple(value in self.path.moved for value in node.inputs),
+            label=node.label,
+            known=self.known,
         )
 
 
@@ -114,9 +127,16 @@ def read_forward_pass(graph: Graph, path: Path) -> ForwardPass:
     dims = graph.ask(symbolic_shapes)
     known = _constants(graph, path.elems, dims)
     computed = {
-        name for node in graph.nodes if node.scope == 0 and node.key != "Constant" for name in node.proto.output
+        name
+        for node in graph.nodes
+        if node.scope == 0 and node.key != "Constant"
+        for name in node.proto.output
     }
-    folded = {name: numpy_helper.from_array(array, name) for name, array in known.items() if name in computed}
+    folded = {
+        name: numpy_helper.from_array(array, name)
+        for name, array in known.items()
+        if name in computed
+    }
     if folded:
         dims = symbolic_shapes(graph, folded)
     return ForwardPass(graph, path, dims, known)
@@ -130,7 +150,9 @@ def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) 
     constants: _Known = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in graph.model.graph.initializer
-        if tensor.name not in listed and _is_small(tensor) and tensor.data_location != TensorProto.EXTERNAL
+        if tensor.name not in listed
+        and _is_small(tensor)
+        and tensor.data_location != TensorProto.EXTERNAL
     }
     known, computed = set(constants), []
     for node in (graph.nodes[index] for index in graph.order):
@@ -145,7 +167,11 @@ def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) 
         elif node.key == "Constant":
             constants.update(_constant(node.proto))
             known.update(constants.keys() & {name})
-        elif node.inputs and all(not n or n in known for n in node.proto.input) and _counts(node, elems):
+        elif (
+            node.inputs
+            and all(not n or n in known for n in node.proto.input)
+            and _counts(node, elems)
+        ):
             computed.append(node)
             known.update(node.proto.output)
     return _evaluated(graph.model, computed, constants)
@@ -180,10 +206,13 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
     read_names = {name for node in nodes for name in node.proto.input} & constants.keys()
     feeds = {name: constants[name] for name in read_names}
     inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), None) for n, a in feeds.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), None)
+        for n, a in feeds.items()
     ]
     results = [helper.make_empty_tensor_value_info(name) for name in outputs]
     graph = helper.make_graph([node.proto for node in nodes], "constants", inputs, results)
-    opsets = [helper.make_opsetid(domain, version) for domain, version in opset_imports(model).items()]
+    opsets = [
+        helper.make_opsetid(domain, version) for domain, version in opset_imports(model).items()
+    ]
     made = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds)
     return constants | {name: np.asarray(array) for name, array in zip(outputs, made, strict=True)}

@@ -32,7 +32,11 @@ def _concat(call: Call) -> Grads:
         return call.dys
     sizes = [call[i].known_size(axis) for i in range(count)]
     known = [size for size in sizes if size is not None]
-    split = known if len(known) == count else call.writer.vector(*(call[i].size(axis) for i in range(count)))
+    split = (
+        known
+        if len(known) == count
+        else call.writer.vector(*(call[i].size(axis) for i in range(count)))
+    )
     return call.writer.ops("Split", call.dy, split, into=[""] * count, axis=axis)
 
 
@@ -68,13 +72,22 @@ def _slice(call: Call) -> Grads:
         size = call.x.size(axis)
         places = _places(call, position, axis, step)
         if step != 1:
-            dy = scatter(dy, places if isinstance(places, Tensor) else call.writer.constant(places), axis, size, rank)
+            dy = scatter(
+                dy,
+                places if isinstance(places, Tensor) else call.writer.constant(places),
+                axis,
+                size,
+                rank,
+            )
         elif isinstance(places, Tensor):
             before = places.op("Slice", [0], [1])
             pads[axis] = (before, size - before - places.op("Shape"))
         else:
             start, whole = int(places[0]) if places.size else 0, call.x.known_size(axis) or 0
-            pads[axis] = (call.writer.ints([start]), call.writer.ints([whole - start - places.size]))
+            pads[axis] = (
+                call.writer.ints([start]),
+                call.writer.ints([whole - start - places.size]),
+            )
     return [_padded(dy, pads, rank) if pads else dy, *[None] * 4]
 
 
@@ -85,7 +98,9 @@ def _places(call: Call, position: int, axis: int, step: int) -> Tensor | NDArray
         return np.arange(size, dtype=np.int64)[int(starts[position]) : int(ends[position]) : step]
     zero, one = (call.writer.number(number, TensorProto.INT64) for number in (0, 1))
     every = zero.op("Range", call.x.size(axis).op("Squeeze"), one)
-    bounds = [call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64) for port in (1, 2)]
+    bounds = [
+        call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64) for port in (1, 2)
+    ]
     return every.op("Slice", *bounds, [0], [step])
 
 
@@ -114,7 +129,10 @@ def _padded(dy: Tensor, pads: Mapping[int, tuple[Tensor, Tensor]], rank: int) ->
     """
     none = dy.writer.ints([0])
     return dy.op(
-        "Pad", dy.writer.vector(*(pads.get(axis, (none, none))[end] for end in (0, 1) for axis in range(rank)))
+        "Pad",
+        dy.writer.vector(
+            *(pads.get(axis, (none, none))[end] for end in (0, 1) for axis in range(rank))
+        ),
     )
 
 
@@ -164,12 +182,17 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
         starts = [max(before, 0) for before in added.values()]
         stops = [2**62 if ends[axis][1] <= 0 else -ends[axis][1] for axis in added]
         dy = dy.op("Slice", starts, stops, list(added))
-    amounts = [max(-ends[axis][end], 0) if axis in ends else 0 for end in (0, 1) for axis in range(rank)]
+    amounts = [
+        max(-ends[axis][end], 0) if axis in ends else 0 for end in (0, 1) for axis in range(rank)
+    ]
     return dy.op("Pad", amounts) if any(amounts) else dy
 
 
 def _trilu(call: Call) -> Grads:
-    return [call.dy.op("Trilu", call[1] if call.has(1) else None, upper=call.attribute("upper", 1)), None]
+    return [
+        call.dy.op("Trilu", call[1] if call.has(1) else None, upper=call.attribute("upper", 1)),
+        None,
+    ]
 
 
 def _depth_to_space(call: Call) -> Grads:

@@ -13,14 +13,18 @@ RUNNING: Final = "running"
 """The same for its running statistics, and for the nodes that compute them."""
 
 
-def _normalised(x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True) -> tuple[Tensor, Tensor]:
+def _normalised(
+    x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
+) -> tuple[Tensor, Tensor]:
     """``x``, centred if asked and divided by its standard deviation; and the reciprocal of the latter."""
     shifted = x - x.mean(axes) if centred else x
     inverse = ((shifted * shifted).mean(axes) + epsilon).op("Sqrt").op("Reciprocal")
     return shifted * inverse, inverse
 
 
-def _through(dy: Tensor, unit: Tensor, inverse: Tensor, axes: Sequence[int], *, centred: bool = True) -> Tensor:
+def _through(
+    dy: Tensor, unit: Tensor, inverse: Tensor, axes: Sequence[int], *, centred: bool = True
+) -> Tensor:
     """The gradient of the input of :func:`_normalised`, from the gradient ``dy`` of its result ``unit``."""
     rest = dy - unit * (dy * unit).mean(axes)
     return (rest - dy.mean(axes) if centred else rest) * inverse
@@ -29,11 +33,15 @@ def _through(dy: Tensor, unit: Tensor, inverse: Tensor, axes: Sequence[int], *, 
 def _layer(call: Call) -> Grads:
     """LayerNormalization and RMSNormalization; the mean and deviation that they may output have no rule."""
     if any(dy is not None for dy in call.dys[1:]):
-        raise call.error("outputs its mean or deviation to the loss, for which there is no gradient rule")
+        raise call.error(
+            "outputs its mean or deviation to the loss, for which there is no gradient rule"
+        )
     centred, dy, scale = call.proto.op_type == "LayerNormalization", call.dy, call[1]
     start = int(call.attribute("axis", -1))
     axes = list(range(start, 0)) if start < 0 else list(range(start, call.rank()))
-    unit, inverse = _normalised(call.x, axes, float(call.attribute("epsilon", 1e-5)), centred=centred)
+    unit, inverse = _normalised(
+        call.x, axes, float(call.attribute("epsilon", 1e-5)), centred=centred
+    )
     return [
         _through(dy * scale, unit, inverse, axes, centred=centred) if call.wants[0] else None,
         sum_to(dy * unit, call.y.dims, scale) if call.wants[1] else None,
@@ -73,7 +81,9 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
     (scaled + per_channel(call[2], rank)).op("Identity", into=call.y.name)
     call.writer.prefix = f"{call.label}/{RUNNING}"
     momentum = float(call.attribute("momentum", 0.9))
-    for old, statistic, running in zip(call.inputs[3:], (mean, variance), call.outputs[1:], strict=False):
+    for old, statistic, running in zip(
+        call.inputs[3:], (mean, variance), call.outputs[1:], strict=False
+    ):
         if running is not None and old is not None:
             (old * momentum).op("Add", statistic.reshape(-1) * (1 - momentum), into=running.name)
     call.writer.prefix = call.label

@@ -36,7 +36,10 @@ def broadcast(local: Callable[[Call], _Recipes]) -> Rule:
 
     def rule(call: Call) -> Grads:
         recipes = local(call)
-        return [sum_to(write(), call.y.dims, call[i]) if call.wants[i] else None for i, write in enumerate(recipes)]
+        return [
+            sum_to(write(), call.y.dims, call[i]) if call.wants[i] else None
+            for i, write in enumerate(recipes)
+        ]
 
     return rule
 
@@ -106,7 +109,9 @@ def _gelu(call: Call) -> Tensor:
         inner = (squared * (3 * 0.044715) + 1) * _SQRT_2_OVER_PI
         return call.dy * 0.5 * (1 + t + call.x * (1 - t * t) * inner)
     phi = ((call.x * math.sqrt(0.5)).op("Erf") + 1) * 0.5
-    return call.dy * (phi + call.x * (call.x * call.x * -0.5).op("Exp") * (1 / math.sqrt(2 * math.pi)))
+    return call.dy * (
+        phi + call.x * (call.x * call.x * -0.5).op("Exp") * (1 / math.sqrt(2 * math.pi))
+    )
 
 
 def _softmax(call: Call) -> Tensor:
@@ -148,7 +153,9 @@ def _pow(call: Call) -> _Recipes:
 
 def _prelu(call: Call) -> _Recipes:
     x, slope = call.x, call[1]
-    return (lambda: (x > 0).where(call.dy, call.dy * slope)), (lambda: (x < 0).where(call.dy * x, 0))
+    return (lambda: (x > 0).where(call.dy, call.dy * slope)), (
+        lambda: (x < 0).where(call.dy * x, 0)
+    )
 
 
 def _where(call: Call) -> _Recipes:

@@ -26,7 +26,9 @@ def _gemm(call: Call) -> Grads:
 
 def _gemm_of(a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0) -> Tensor:
     """Alpha A' B' of two matrices."""
-    return a.op("Gemm", b, alpha=alpha if alpha != 1 else None, transA=flip_a or None, transB=flip_b or None)
+    return a.op(
+        "Gemm", b, alpha=alpha if alpha != 1 else None, transA=flip_a or None, transB=flip_b or None
+    )
 
 
 def _matmul(call: Call) -> Grads:
@@ -34,10 +36,16 @@ def _matmul(call: Call) -> Grads:
     dy, a, b = call.dy, call[0], call[1]
     rank_a, rank_b, y = call.rank(0), call.rank(1), call.y.dims
     if rank_b == 1:
-        b, dy = replace(b.op("Unsqueeze", [1]), dims=None if b.dims is None else (*b.dims, 1)), dy.op("Unsqueeze", [-1])
+        b, dy = (
+            replace(b.op("Unsqueeze", [1]), dims=None if b.dims is None else (*b.dims, 1)),
+            dy.op("Unsqueeze", [-1]),
+        )
         y = None if y is None else (*y, 1)
     if rank_a == 1:
-        a, dy = replace(a.op("Unsqueeze", [0]), dims=None if a.dims is None else (1, *a.dims)), dy.op("Unsqueeze", [-2])
+        a, dy = (
+            replace(a.op("Unsqueeze", [0]), dims=None if a.dims is None else (1, *a.dims)),
+            dy.op("Unsqueeze", [-2]),
+        )
         y = None if y is None else (*y[:-1], 1, y[-1])
     da = _left(dy, replace(dy, dims=y), a, b) if call.wants[0] else None
     db = _right(dy, replace(dy, dims=y), a, b) if call.wants[1] else None
@@ -64,7 +72,9 @@ def _right(dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     assert a.dims is not None
     assert b.dims is not None
     if len(b.dims) == 2:
-        rows = (a, dy) if len(a.dims) == 2 else (a.reshape(-1, a.size(-1)), dy.reshape(-1, b.size(-1)))
+        rows = (
+            (a, dy) if len(a.dims) == 2 else (a.reshape(-1, a.size(-1)), dy.reshape(-1, b.size(-1)))
+        )
         return _gemm_of(*rows, 1, 0)
     product = _transposed(a).op("MatMul", dy)
     return sum_to(product, None if y.dims is None else (*y.dims[:-2], *b.dims[-2:]), b)
@@ -90,10 +100,14 @@ def _einsum(call: Call) -> Grads:
     for position, term in enumerate(terms):
         others = [i for i in range(len(terms)) if i != position]
         if not set(term) <= set(result).union(*(terms[i] for i in others)):
-            raise call.error(f"has the equation {equation!r}, which sums over a letter of one operand only")
+            raise call.error(
+                f"has the equation {equation!r}, which sums over a letter of one operand only"
+            )
         reverse = ",".join([result, *(terms[i] for i in others)]) + f"->{term}"
         operands = [call[i] for i in others]
-        grads.append(call.dy.op("Einsum", *operands, equation=reverse) if call.wants[position] else None)
+        grads.append(
+            call.dy.op("Einsum", *operands, equation=reverse) if call.wants[position] else None
+        )
     return grads
 
 

@@ -8,7 +8,11 @@ from onnxamp.train._gradients.calls import Call
 from onnxamp.train._gradients.writer import Tensor
 
 _GATES: Final = {"GRU": 3, "LSTM": 4, "RNN": 1}
-_ACTIVATIONS: Final = {"GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"], "RNN": ["Tanh"]}
+_ACTIVATIONS: Final = {
+    "GRU": ["Sigmoid", "Tanh"],
+    "LSTM": ["Sigmoid", "Tanh", "Tanh"],
+    "RNN": ["Tanh"],
+}
 """Default activations of one direction, as the schemas say."""
 
 
@@ -49,11 +53,16 @@ def unroll(call: Call) -> None:
         backward = directions == "reverse" or index == 1
         given = {port: parts[index] for port, parts in pieces.items() if parts}
         steps, final = _run(call, kind, x, given, length, backward=backward)
-        rows.append(call.writer.concat([step.op("Unsqueeze", [0]) for step in steps], 0).op("Unsqueeze", [1]))
+        rows.append(
+            call.writer.concat([step.op("Unsqueeze", [0]) for step in steps], 0).op(
+                "Unsqueeze", [1]
+            )
+        )
         finals.append(final)
     outputs = [call.writer.concat(rows, 1)]
     outputs += [
-        call.writer.concat([state.op("Unsqueeze", [0]) for state in states], 0) for states in zip(*finals, strict=True)
+        call.writer.concat([state.op("Unsqueeze", [0]) for state in states], 0)
+        for states in zip(*finals, strict=True)
     ]
     for port, (made, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
         if wanted is not None:
@@ -63,17 +72,27 @@ def unroll(call: Call) -> None:
 
 def _check(call: Call) -> None:
     kind = call.proto.op_type
-    layout, directions = int(call.attribute("layout", 0)), str(call.attribute("direction", "forward"))
+    layout, directions = (
+        int(call.attribute("layout", 0)),
+        str(call.attribute("direction", "forward")),
+    )
     if call.has(4):
-        raise call.error("takes sequence lengths; only sequences of one length have a gradient rule")
+        raise call.error(
+            "takes sequence lengths; only sequences of one length have a gradient rule"
+        )
     if call.has(7) or call.attribute("input_forget", 0):
         raise call.error("has peepholes or coupled gates, for which there is no gradient rule")
     if call.attribute("clip") is not None:
         raise call.error("clips its cell state, for which there is no gradient rule")
-    named = [name.decode() if isinstance(name, bytes) else name for name in call.attribute("activations", [])]
+    named = [
+        name.decode() if isinstance(name, bytes) else name
+        for name in call.attribute("activations", [])
+    ]
     defaults = _ACTIVATIONS[kind] * (2 if directions == "bidirectional" else 1)
     if named and [name.lower() for name in named] != [name.lower() for name in defaults]:
-        raise call.error(f"has the activations {', '.join(named)}; only the default ones have a gradient rule")
+        raise call.error(
+            f"has the activations {', '.join(named)}; only the default ones have a gradient rule"
+        )
     if call.x.known_size(layout) is None:
         raise call.error(
             "must be unrolled for its gradient, but its sequence length is unknown: give the input a fixed length"
@@ -86,7 +105,11 @@ def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
         return []
     axis = 1 if port > 3 and call.attribute("layout", 0) else 0
     whole = call[port]
-    parts = call.writer.ops("Split", whole, [1] * count, into=[""] * count, axis=axis) if count > 1 else [whole]
+    parts = (
+        call.writer.ops("Split", whole, [1] * count, into=[""] * count, axis=axis)
+        if count > 1
+        else [whole]
+    )
     return [part.op("Squeeze", [axis]) for part in parts]
 
 
@@ -99,11 +122,17 @@ def _run(
     inputs = x.op("MatMul", given[1].transpose([1, 0]))
     recurrent_bias = None
     if 3 in given:
-        own, recurrent = call.writer.ops("Split", given[3], [_GATES[kind] * width] * 2, into=["", ""], axis=0)
+        own, recurrent = call.writer.ops(
+            "Split", given[3], [_GATES[kind] * width] * 2, into=["", ""], axis=0
+        )
         recurrent_bias = recurrent if late_bias else None
         inputs = inputs + (own if late_bias else own + recurrent)
     cell = _Cell(call, given[2].transpose([1, 0]), recurrent_bias)
-    steps = call.writer.ops("Split", inputs, [1] * length, into=[""] * length, axis=0) if length > 1 else [inputs]
+    steps = (
+        call.writer.ops("Split", inputs, [1] * length, into=[""] * length, axis=0)
+        if length > 1
+        else [inputs]
+    )
     batch = call.x.size(0 if call.attribute("layout", 0) else 1)
     empty = call.writer.zeros(call.writer.vector(batch, width), x.elem)
     state: _State = tuple(given.get(port, empty) for port in ((5, 6) if kind == "LSTM" else (5,)))
@@ -136,7 +165,9 @@ def _gru(cell: _Cell, x: Tensor, state: _State) -> _State:
         new = (theirs[2] + r * ours[2]).op("Tanh")
     else:
         width = int(cell.call.attribute("hidden_size"))
-        early, late = x.writer.ops("Split", cell.recurrence, [2 * width, width], into=["", ""], axis=1)
+        early, late = x.writer.ops(
+            "Split", cell.recurrence, [2 * width, width], into=["", ""], axis=1
+        )
         first, last = x.writer.ops("Split", x, [2 * width, width], into=["", ""], axis=1)
         z, r = (gate.op("Sigmoid") for gate in _split(cell, first + hidden.op("MatMul", early), 2))
         new = (last + (r * hidden).op("MatMul", late)).op("Tanh")

@@ -31,7 +31,9 @@ def _kept(call: Call, y: Tensor) -> Tensor:
 def _reduced(call: Call, op_type: str, x: Tensor) -> Tensor:
     """``x`` reduced over the node's axes, which remain with size 1."""
     axes = call[1] if call.has(1) else None
-    return x.op(op_type, axes, keepdims=1, noop_with_empty_axes=call.attribute("noop_with_empty_axes"))
+    return x.op(
+        op_type, axes, keepdims=1, noop_with_empty_axes=call.attribute("noop_with_empty_axes")
+    )
 
 
 def _mean(call: Call) -> Tensor:

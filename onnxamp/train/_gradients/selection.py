@@ -25,12 +25,18 @@ def _gather(call: Call) -> Grads:
         head = [data.op("Shape", start=0, end=axis)] if axis else []
         dy = dy.reshape(*head, -1, data.op("Shape", start=axis + 1))
     size = data.op("Shape", start=axis, end=axis + 1)
-    return [scatter(dy, indices.cast(TensorProto.INT64), axis, size, call.rank(0) if axis else 1), None]
+    return [
+        scatter(dy, indices.cast(TensorProto.INT64), axis, size, call.rank(0) if axis else 1),
+        None,
+    ]
 
 
 def _gather_elements(call: Call) -> Grads:
     axis = int(call.attribute("axis", 0))
-    return [call.x.zeros_like().op("ScatterElements", call[1], call.dy, axis=axis, reduction="add"), None]
+    return [
+        call.x.zeros_like().op("ScatterElements", call[1], call.dy, axis=axis, reduction="add"),
+        None,
+    ]
 
 
 def _gather_nd(call: Call) -> Grads:
@@ -67,7 +73,10 @@ def _resize(call: Call) -> Grads:
         else:
             raise call.error(f"resizes axis {axis}, whose size is unknown")
         factor = matrix.shape[1] // matrix.shape[0]
-        copies = call.attribute("mode", "nearest") == "nearest" and matrix.shape[1] == factor * matrix.shape[0]
+        copies = (
+            call.attribute("mode", "nearest") == "nearest"
+            and matrix.shape[1] == factor * matrix.shape[0]
+        )
         if copies and (matrix.argmax(0) == np.arange(matrix.shape[1]) // factor).all():
             dy = _summed(dy, axis, before or -1, factor, rank)
         elif before is not None and after is not None:
@@ -82,11 +91,17 @@ def _resized(call: Call) -> dict[int, float | None]:
     rank, scales = call.rank(), call.constant(2)
     axes = [int(axis) % rank for axis in call.attribute("axes", range(rank))]
     if scales is not None and scales.size:
-        return {axis: scale for axis, scale in zip(axes, scales.tolist(), strict=True) if scale != 1}
+        return {
+            axis: scale for axis, scale in zip(axes, scales.tolist(), strict=True) if scale != 1
+        }
     x, y = call.x.dims or (), call.y.dims or (None,) * rank
     pairs = [(axis, x[axis], y[axis]) for axis in axes]
     # Computed sizes repeat those of batch and channels, even where shape inference cannot show it.
-    unclear = [(axis, a, b) for axis, a, b in pairs if axis > 1 or (isinstance(a, int) and isinstance(b, int))]
+    unclear = [
+        (axis, a, b)
+        for axis, a, b in pairs
+        if axis > 1 or (isinstance(a, int) and isinstance(b, int))
+    ]
     return {axis: None for axis, a, b in unclear if a != b or a is None}
 
 
@@ -94,18 +109,24 @@ def _matrix(call: Call, scale: float | None, before: int, after: int) -> NDArray
     """[size before, size after]: the weight of each element of an axis in each element of the resized one."""
     from onnxamp._runtime.session import make_session, run  # noqa: PLC0415
 
-    attributes = {a.name: helper.get_attribute_value(a) for a in call.proto.attribute if a.name != "axes"}
+    attributes = {
+        a.name: helper.get_attribute_value(a) for a in call.proto.attribute if a.name != "axes"
+    }
     attributes.pop("keep_aspect_ratio_policy", None)
-    given: NDArray[Any] = np.asarray([1, scale], np.float32) if scale else np.asarray([before, after], np.int64)
+    given: NDArray[Any] = (
+        np.asarray([1, scale], np.float32) if scale else np.asarray([before, after], np.int64)
+    )
     kind = helper.np_dtype_to_tensor_dtype(given.dtype)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
     inputs = [x, helper.make_tensor_value_info("given", kind, [2])]
-    node = helper.make_node("Resize", ["x", "", "given"] if scale else ["x", "", "", "given"], ["y"], **attributes)
+    node = helper.make_node(
+        "Resize", ["x", "", "given"] if scale else ["x", "", "", "given"], ["y"], **attributes
+    )
     graph = helper.make_graph([node], "resize", inputs, [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    weights: NDArray[np.float32] = run(make_session(model), {"x": np.eye(before, dtype=np.float32), "given": given})[
-        "y"
-    ]
+    weights: NDArray[np.float32] = run(
+        make_session(model), {"x": np.eye(before, dtype=np.float32), "given": given}
+    )["y"]
     return weights
 
 
@@ -117,7 +138,9 @@ def _summed(dy: Tensor, axis: int, small: int, factor: int, rank: int) -> Tensor
 
 def _along(dy: Tensor, matrix: NDArray[np.float32], axis: int, rank: int) -> Tensor:
     """``dy`` multiplied along an axis by the transpose of the matrix."""
-    weights = dy.writer.constant(np.ascontiguousarray(matrix.T).astype(helper.tensor_dtype_to_np_dtype(dy.elem)))
+    weights = dy.writer.constant(
+        np.ascontiguousarray(matrix.T).astype(helper.tensor_dtype_to_np_dtype(dy.elem))
+    )
     if axis == rank - 1:
         return dy.op("MatMul", weights)
     perm = [i for i in range(rank) if i != axis] + [axis]
@@ -128,7 +151,9 @@ def _scatter_elements(call: Call) -> Grads:
     axis, dy = int(call.attribute("axis", 0)), call.dy
     data = dy
     if _overwrites(call):
-        data = dy.op("ScatterElements", call[1], call.writer.zeros(call[1].shape(), dy.elem), axis=axis)
+        data = dy.op(
+            "ScatterElements", call[1], call.writer.zeros(call[1].shape(), dy.elem), axis=axis
+        )
     return [data, None, dy.op("GatherElements", call[1], axis=axis)]
 
 
@@ -148,7 +173,9 @@ def _overwrites(call: Call) -> bool:
     """
     reduction = call.attribute("reduction", "none")
     if reduction not in ("none", "add"):
-        raise call.error(f"scatters with reduction {reduction!r}, for which there is no gradient rule")
+        raise call.error(
+            f"scatters with reduction {reduction!r}, for which there is no gradient rule"
+        )
     return bool(reduction == "none")
 
 

@@ -26,7 +26,11 @@ def repeated_axes(x: Dims | None, y: Dims | None) -> list[int] | None:
     lead = len(y) - len(x)
     axes = list(range(lead))
     for axis, (small, large) in enumerate(zip(x, y[lead:], strict=True), lead):
-        if large == 1 or (isinstance(small, int) and small != 1) or (small is not None and small == large):
+        if (
+            large == 1
+            or (isinstance(small, int) and small != 1)
+            or (small is not None and small == large)
+        ):
             continue
         if small != 1:
             return None

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Final
 
-from onnxamp.train._gradients import movement, normalisations, pointwise, products, reductions, selection, windows
+from onnxamp.train._gradients import (
+    movement,
+    normalisations,
+    pointwise,
+    products,
+    reductions,
+    selection,
+    windows,
+)
 from onnxamp.train._gradients.calls import Forward, Rule
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -13,7 +21,11 @@ RULES: Final[Mapping[str, Rule]] = {
 }
 """Rules by op type of ai.onnx."""
 
-FORWARD: Final[Mapping[str, Forward]] = {**normalisations.FORWARD, **pointwise.FORWARD, **windows.FORWARD}
+FORWARD: Final[Mapping[str, Forward]] = {
+    **normalisations.FORWARD,
+    **pointwise.FORWARD,
+    **windows.FORWARD,
+}
 """Ops whose forward pass keeps values for the rule, or is decomposed."""
 
 ALWAYS: Final = frozenset({"BatchNormalization"})
@@ -21,10 +33,20 @@ ALWAYS: Final = frozenset({"BatchNormalization"})
 
 FLAT: Final = frozenset(
     {
-        "Bernoulli", "Ceil", "ConstantOfShape", "EyeLike", "Floor", "Hardmax", "Multinomial", "OneHot",
-        "RandomNormalLike", "RandomUniformLike", "Round", "Sign",
+        "Bernoulli",
+        "Ceil",
+        "ConstantOfShape",
+        "EyeLike",
+        "Floor",
+        "Hardmax",
+        "Multinomial",
+        "OneHot",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Round",
+        "Sign",
     }
-)  # fmt: skip
+)
 """Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
 
 Outputs that are not floats end the path, too, and need no entry.

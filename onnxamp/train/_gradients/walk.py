@@ -76,7 +76,9 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
     return differentiate(Model.of(model).embedded(), loss, wanted)
 
 
-def differentiate(model: ModelProto, loss: str, wanted: Iterable[str], lacks: Container[str] = ()) -> Gradients:
+def differentiate(
+    model: ModelProto, loss: str, wanted: Iterable[str], lacks: Container[str] = ()
+) -> Gradients:
     """:func:`add_gradients` for a well-formed model with its weights. Linear in nodes, except for shape inference.
 
     ``lacks`` is what the engine that is meant cannot run, as in the ``engine.toml`` of a target.
@@ -86,7 +88,9 @@ def differentiate(model: ModelProto, loss: str, wanted: Iterable[str], lacks: Co
         raise ArgumentError("Name at least one value whose gradient is wanted.")
     version = opset_imports(model)[""]
     if version < MIN_OPSET:
-        raise OpsetError(f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first.")
+        raise OpsetError(
+            f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
+        )
     forward = expand(model, loss, names)
     writer = Writer(NewNames(forward.graph.all_names()), lacks=lacks)
     saved = _write_forward(forward, writer)
@@ -96,7 +100,11 @@ def differentiate(model: ModelProto, loss: str, wanted: Iterable[str], lacks: Co
         raise GradientError(
             f"The loss {loss!r} does not depend on {missing[0]!r}, or only through ops of zero gradient."
         )
-    return _assembled(forward, writer, {name: gradient for name, gradient in by_name.items() if gradient is not None})
+    return _assembled(
+        forward,
+        writer,
+        {name: gradient for name, gradient in by_name.items() if gradient is not None},
+    )
 
 
 def _write_forward(forward: ForwardPass, writer: Writer) -> dict[int, tuple[Tensor, ...]]:
@@ -130,11 +138,17 @@ class _Backward:
             dys = [self._total(value) for value in node.outputs]
             if all(dy is None for dy in dys):
                 continue
-            call = replace(self.forward.call(self.writer, node), saved=saved.get(node.index, ()), dys=dys)
+            call = replace(
+                self.forward.call(self.writer, node), saved=saved.get(node.index, ()), dys=dys
+            )
             if dys[0] is None and node.key not in _PARTIAL:
-                raise call.error("reaches the loss through an output other than the first, which has no gradient rule")
+                raise call.error(
+                    "reaches the loss through an output other than the first, which has no gradient rule"
+                )
             self.writer.prefix = f"{node.label}/gradient"
-            for value, dx, is_wanted in zip(node.inputs, RULES[node.key](call), call.wants, strict=False):
+            for value, dx, is_wanted in zip(
+                node.inputs, RULES[node.key](call), call.wants, strict=False
+            ):
                 if dx is not None and is_wanted:
                     self.addends.setdefault(value, []).append(dx)
         for value in list(self.addends):
@@ -152,7 +166,9 @@ class _Backward:
         if value.elem not in FLOAT_ELEMS:
             raise GradientError(f"The loss {value.name!r} is not of a float type.")
         if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
-            raise GradientError(f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first.")
+            raise GradientError(
+                f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
+            )
         one = self.writer.number(1, value.elem)
         if value.dims is None:
             return one.op("Expand", value.op("Shape"))
@@ -175,6 +191,8 @@ def _assembled(forward: ForwardPass, writer: Writer, gradients: Mapping[str, Ten
         writer.prefix = outputs[name] = writer.names.fresh(f"{name}/gradient")
         gradient.op("Identity", into=outputs[name])
         dims = forward.dims[value_of(forward.graph, name)]
-        result.graph.output.append(helper.make_tensor_value_info(outputs[name], gradient.elem, dims))
+        result.graph.output.append(
+            helper.make_tensor_value_info(outputs[name], gradient.elem, dims)
+        )
     writer.add_to(result.graph)
     return Gradients(result, outputs)

@@ -65,7 +65,10 @@ def _window(call: Call, kernel: Sequence[int] | None = None) -> Window:
             raise call.error(f"pads by {auto}, which needs input sizes that are unknown")
         out = -(-size // strides[axis])
         totals.append(max((out - 1) * strides[axis] + plain.extent(axis) - size, 0))
-    less, more = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
+    less, more = (
+        tuple(total // 2 for total in totals),
+        tuple(total - total // 2 for total in totals),
+    )
     ends = (less, more) if auto == "SAME_UPPER" else (more, less)
     return Window(sizes, strides, dilations, *ends)
 
@@ -103,9 +106,13 @@ def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -
     sizes. Elements at the end that the strides skipped become zeros.
     """
     dx = dy.op(
-        "ConvTranspose", weight, strides=window.strides, dilations=window.dilations, group=group,
+        "ConvTranspose",
+        weight,
+        strides=window.strides,
+        dilations=window.dilations,
+        group=group,
         kernel_shape=window.kernel,
-    )  # fmt: skip
+    )
     skipped = [max(s - 1 - after, 0) for s, after in zip(window.strides, window.after, strict=True)]
     axes = list(range(2, window.rank + 2))
     if any(skipped):
@@ -133,9 +140,18 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
         swapped = x.transpose([1, 0, *spatial])
     else:
         batch, sizes = x.size(0), x.op("Shape", start=2)
-        split = x.reshape(batch, group, -1, sizes).transpose([2, 1, 0, *(axis + 1 for axis in spatial)])
+        split = x.reshape(batch, group, -1, sizes).transpose(
+            [2, 1, 0, *(axis + 1 for axis in spatial)]
+        )
         swapped = split.reshape(0, -1, sizes)
-    dw = swapped.op("Conv", kernel, group=group, strides=window.dilations, dilations=window.strides, pads=window.pads)
+    dw = swapped.op(
+        "Conv",
+        kernel,
+        group=group,
+        strides=window.dilations,
+        dilations=window.strides,
+        pads=window.pads,
+    )
     if max(window.strides) > 1:
         dw = dw.op("Slice", [0] * window.rank, list(window.kernel), spatial)
     return dw.transpose([1, 0, *spatial])
@@ -146,8 +162,12 @@ def _conv_transpose(call: Call) -> Grads:
     dy, x, weight = call.dy, call[0], call[1]
     group, rank = int(call.attribute("group", 1)), call.rank() - 2
     extra = [int(n) for n in call.attribute("output_padding") or (0,) * rank]
-    if call.attribute("output_shape") or str(call.attribute("auto_pad", "NOTSET")).startswith("SAME"):
-        raise call.error("derives its padding from an output size; only explicit pads have a gradient rule")
+    if call.attribute("output_shape") or str(call.attribute("auto_pad", "NOTSET")).startswith(
+        "SAME"
+    ):
+        raise call.error(
+            "derives its padding from an output size; only explicit pads have a gradient rule"
+        )
     window = _window(call, _kernel_of(call))
     if any(n >= s for n, s in zip(extra, window.strides, strict=True)):
         raise call.error(
@@ -156,9 +176,14 @@ def _conv_transpose(call: Call) -> Grads:
     dx = dw = None
     if call.wants[0]:
         dx = dy.op(
-            "Conv", weight, group=group, strides=window.strides, dilations=window.dilations, pads=window.pads,
+            "Conv",
+            weight,
+            group=group,
+            strides=window.strides,
+            dilations=window.dilations,
+            pads=window.pads,
             kernel_shape=window.kernel,
-        )  # fmt: skip
+        )
     if call.wants[1]:
         dw = _weight_gradient(dy, x, window, group)
     return [dx, dw, _bias_gradient(dy, window) if call.wants_input(2) else None]
@@ -167,7 +192,9 @@ def _conv_transpose(call: Call) -> Grads:
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
     """The node itself, with its indices as second output where the engine has them."""
     if call.attribute("storage_order", 0):
-        raise call.error("has column-major indices (storage_order), for which there is no gradient rule")
+        raise call.error(
+            "has column-major indices (storage_order), for which there is no gradient rule"
+        )
     if _INDICES in call.writer.lacks:
         call.writer.nodes.append(call.proto)
         return ()
@@ -192,11 +219,14 @@ def _to_first_maxima(call: Call) -> Tensor:
     x, y, dy, window = call.x, call.y, call.dy, _window(call)
     axes, count = list(range(2, window.rank + 2)), prod(window.kernel)
     more = [
-        a + bool(call.attribute("ceil_mode", 0)) * (s - 1) for a, s in zip(window.after, window.strides, strict=True)
+        a + bool(call.attribute("ceil_mode", 0)) * (s - 1)
+        for a, s in zip(window.after, window.strides, strict=True)
     ]
     padded = x
     if any((*window.before, *more)):
-        least = call.writer.number(float(np.finfo(helper.tensor_dtype_to_np_dtype(x.elem)).min), x.elem)
+        least = call.writer.number(
+            float(np.finfo(helper.tensor_dtype_to_np_dtype(x.elem)).min), x.elem
+        )
         padded = x.op("Pad", [0, 0, *window.before, 0, 0, *more], least)
     inner, places = y.op("Shape", start=2), []
     for place in np.ndindex(*window.kernel):
@@ -207,7 +237,9 @@ def _to_first_maxima(call: Call) -> Tensor:
     first = call.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1, elem=TensorProto.INT64)
     numbers = call.writer.ints(range(count)).reshape(1, count, *[1] * window.rank)
     each = first.equals(numbers).where(dy.reshape(-1, 1, inner), 0)
-    shift = np.eye(count, dtype=helper.tensor_dtype_to_np_dtype(dy.elem)).reshape(count, 1, *window.kernel)
+    shift = np.eye(count, dtype=helper.tensor_dtype_to_np_dtype(dy.elem)).reshape(
+        count, 1, *window.kernel
+    )
     return reshape_like(_spread(each, call.writer.constant(shift), window, 1, x), x)
 
 
@@ -226,7 +258,9 @@ def _average_pool(call: Call) -> Grads:
     """
     x, window = call.x, _window(call)
     dy = call.dy
-    ones = call.writer.constant(np.ones((1, 1, *window.kernel), helper.tensor_dtype_to_np_dtype(dy.elem)))
+    ones = call.writer.constant(
+        np.ones((1, 1, *window.kernel), helper.tensor_dtype_to_np_dtype(dy.elem))
+    )
     sizes = dy.writer.vector(-1, 1, dy.op("Shape", start=2))
     share = (dy / _counts(call, window, dy)).reshape(sizes)
     return [reshape_like(_spread(share, ones, window, 1, x), x)]
@@ -238,7 +272,10 @@ def _counts(call: Call, window: Window, dy: Tensor) -> Tensor:
     Raises:
         GradientError: it differs between windows and depends on unknown sizes.
     """
-    with_pads, ceil = bool(call.attribute("count_include_pad", 0)), bool(call.attribute("ceil_mode", 0))
+    with_pads, ceil = (
+        bool(call.attribute("count_include_pad", 0)),
+        bool(call.attribute("ceil_mode", 0)),
+    )
     if not ceil and (with_pads or not any(window.pads)):
         return dy.writer.number(prod(window.kernel), dy.elem)
     rows: list[NDArray[np.float64]] = []

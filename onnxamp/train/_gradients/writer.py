@@ -93,7 +93,10 @@ class Tensor:
     def where(self, yes: "Tensor | Number", no: "Tensor | Number") -> "Tensor":
         """``yes`` where this bool tensor is True, ``no`` elsewhere; at least one of them is a tensor."""
         elem = next(side.elem for side in (yes, no) if isinstance(side, Tensor))
-        sides = (side if isinstance(side, Tensor) else self.writer.number(side, elem) for side in (yes, no))
+        sides = (
+            side if isinstance(side, Tensor) else self.writer.number(side, elem)
+            for side in (yes, no)
+        )
         return self.writer.op("Where", self, *sides, elem=elem)
 
     def cast(self, elem: int) -> "Tensor":
@@ -114,7 +117,11 @@ class Tensor:
     def size(self, axis: int) -> "Tensor":
         """The size of an axis as an int64 vector of one element."""
         size = self.known_size(axis)
-        return self.op("Shape", start=axis, end=axis + 1 or None) if size is None else self.writer.ints([size])
+        return (
+            self.op("Shape", start=axis, end=axis + 1 or None)
+            if size is None
+            else self.writer.ints([size])
+        )
 
     def reshape(self, *sizes: "int | Tensor") -> "Tensor":
         """The value in another shape, made of numbers and int64 vectors."""
@@ -138,7 +145,8 @@ class Tensor:
 
     def _write(self, op_type: str, *sides: "Tensor | Number") -> "Tensor":
         return self.writer.op(
-            op_type, *(s if isinstance(s, Tensor) else self.writer.number(s, self.elem) for s in sides)
+            op_type,
+            *(s if isinstance(s, Tensor) else self.writer.number(s, self.elem) for s in sides),
         )
 
 
@@ -154,7 +162,9 @@ class Writer:
     prefix: str = "grad"
     """Start of the names of new values: the node or value whose gradient is being written."""
 
-    def op(self, op_type: str, *inputs: Any, elem: int | None = None, into: str = "", **attributes: Any) -> Tensor:
+    def op(
+        self, op_type: str, *inputs: Any, elem: int | None = None, into: str = "", **attributes: Any
+    ) -> Tensor:
         """Write a node with one output.
 
         Args:
@@ -167,19 +177,30 @@ class Writer:
         return self.ops(op_type, *inputs, elem=elem, into=(into,), **attributes)[0]
 
     def ops(
-        self, op_type: str, *inputs: Any, elem: int | None = None, into: Sequence[str] = ("",), **attributes: Any
+        self,
+        op_type: str,
+        *inputs: Any,
+        elem: int | None = None,
+        into: Sequence[str] = ("",),
+        **attributes: Any,
     ) -> list[Tensor]:
         """Write a node with one output per name in ``into``; "" asks for a new name."""
         tensors = [self.lift(item) for item in inputs]
         names = [name or self.names.fresh(f"{self.prefix}/{op_type}") for name in into]
         kept = {key: value for key, value in attributes.items() if value is not None}
-        node = helper.make_node(op_type, ["" if t is None else t.name for t in tensors], names, **kept)
+        node = helper.make_node(
+            op_type, ["" if t is None else t.name for t in tensors], names, **kept
+        )
         node.name = self.names.fresh(f"{names[0]}/node")
         self.nodes.append(node)
         if elem is None and op_type in _BOOL:
             elem = TensorProto.BOOL
         elif elem is None:
-            elem = TensorProto.INT64 if op_type in _INT64 else next(t.elem for t in tensors if t is not None)
+            elem = (
+                TensorProto.INT64
+                if op_type in _INT64
+                else next(t.elem for t in tensors if t is not None)
+            )
         return [Tensor(self, name, elem) for name in names]
 
     def add_to(self, graph: GraphProto) -> None:
@@ -191,7 +212,9 @@ class Writer:
         """An item as an input of a node."""
         if item is None or isinstance(item, Tensor):
             return item
-        return self.constant(np.asarray(item, np.int64) if isinstance(item, (list, tuple)) else item)
+        return self.constant(
+            np.asarray(item, np.int64) if isinstance(item, (list, tuple)) else item
+        )
 
     def number(self, value: Number, elem: int) -> Tensor:
         """A scalar constant."""
@@ -211,7 +234,9 @@ class Writer:
                 pieces[-1].append(part)
             else:
                 pieces.append([part])
-        return self.concat([self.ints(piece) if isinstance(piece, list) else piece for piece in pieces], 0)
+        return self.concat(
+            [self.ints(piece) if isinstance(piece, list) else piece for piece in pieces], 0
+        )
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """The parts joined along an axis; a single part is returned as it is."""
