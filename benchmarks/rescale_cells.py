@@ -224,9 +224,9 @@ def estimated(model: ModelProto, feeds: Feeds) -> float:
     for node in graph.nodes:
         types = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
         total += estimate.launches(node) * LAUNCH_US
-        total += (
-            estimate.work(node).time(estimate.device, low=FLOAT16.tensor in types) if estimate.launches(node) else 0
-        )
+        if estimate.launches(node):
+            low = FLOAT16 if FLOAT16.tensor in types else None
+            total += estimate.work(node).time(estimate.device, low=low)
     return total
 
 

@@ -51,7 +51,7 @@ def measured(model: Path, tolerance: float, samples: int, limit: float) -> dict[
         plan = Path(folder, "plan.json")
         command = [
             sys.executable, "-c", CHILD, str(model), "-o", str(Path(folder, "low.onnx")), "--samples", str(samples),
-            "--tolerance", str(tolerance), "--save-plan", str(plan),
+            "--tolerance", str(tolerance), "--save-plan", str(plan), "--allow-slower",
         ]  # fmt: skip
         found = watched(command, limit=limit, memory=32 << 30, environment=os.environ)
         if plan.exists():

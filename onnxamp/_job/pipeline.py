@@ -60,9 +60,9 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
     """
     from onnxamp._job.writing import CONVERSION, unfinished, write_conversion  # noqa: PLC0415 - only files need it
 
+    early = _early_warnings(request)
     with _begun(request) as (begun, comparison):
         kept = unfinished(begun, sink)
-        early = _early_warnings(request)
         job = _settled(request, begun, comparison)
         job.run.report("converting", 0, 0)
         if comparison is None:
@@ -91,8 +91,8 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     Raises:
         As :func:`convert_to_file`, apart from what is about writing.
     """
+    early = _early_warnings(request)
     with _begun(request) as (begun, _):
-        early = _early_warnings(request)
         job = _settled(request, begun, None)
         converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
     warnings = converted.analysis.pins.warnings if job.tuned is None else job.tuned.plan.warnings
@@ -106,8 +106,8 @@ def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
     Raises:
         As :func:`convert_in_memory`.
     """
+    early = _early_warnings(request)
     with _begun(request) as (begun, _):
-        early = _early_warnings(request)
         job = _settled(request, begun, None)
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
@@ -175,10 +175,11 @@ def _early_warnings(request: Request) -> list[str]:
     """
     if request.plan is not None:
         return []
-    if not request.measures and request.validation is None:
-        refuse_misspelt(request.model, request.options)
-        return []
-    early = early_warnings(request.model, request.options)
+    with declared_ops(request.options.custom_ops):
+        if not request.measures and request.validation is None:
+            refuse_misspelt(request.model, request.options)
+            return []
+        early = early_warnings(request.model, request.options)
     request.warn(early)
     return early
 

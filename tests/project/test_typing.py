@@ -95,7 +95,7 @@ RIGHT = {
     "applied to a proto": "onnx.onnx_ml_pb2.ModelProto",
     "applied to a graph": "caller.SurgeonGraph",
     "planned": "onnxamp._convert.plan.Plan",
-    "file": "onnxamp._convert.convert.Conversion",
+    "file": "onnxamp._job.writing.Conversion",
 }
 
 
