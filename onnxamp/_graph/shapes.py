@@ -8,7 +8,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import ELEM_NUMBERS
-from onnxamp._graph.view import ABSENT, View, scope_graphs
+from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
 from onnxamp._model.protos import all_nodes, node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
 
@@ -49,6 +49,7 @@ def with_shapes(
     """
     skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
+    _declare_before_casts(skeleton, view, types)
     if given:
         _fix(skeleton.graph, given)
     return _inferred(skeleton, data_prop=bool(given))
@@ -223,6 +224,34 @@ def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None])
                 entry = graph.value_info.add(name=view.values[value].name)
                 entry.type.tensor_type.elem_type = elem
     skeleton.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
+
+
+def _declare_before_casts(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:
+    """Declare the input of a Cast with the declared shape of its output.
+
+    A conversion renames a value and puts a Cast behind it, which keeps the name and with it the declared shape. Without
+    this, what reads the renamed value would have no shape either, and a second conversion would see other sizes.
+    """
+    graphs = scope_graphs(view, skeleton)
+    declared: dict[int, TypeProto] = {}
+    for scope, graph in zip(view.scopes, graphs, strict=True):
+        for entry in (*graph.value_info, *graph.output, *graph.input):
+            if entry.name in scope.names and entry.type.tensor_type.HasField("shape"):
+                declared[scope.names[entry.name]] = entry.type
+    for index in reversed(view.order):
+        node = view.nodes[index]
+        if node.key != "Cast" or ABSENT in (node.input(0), *node.outputs):
+            continue
+        value, output = node.inputs[0], node.outputs[0]
+        elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1])
+        if output not in declared or value in declared or elem is None:
+            continue
+        if view.values[value].origin is not Origin.NODE:
+            continue
+        entry = graphs[view.values[value].scope].value_info.add(name=view.values[value].name)
+        entry.type.CopyFrom(declared[output])
+        entry.type.tensor_type.elem_type = elem
+        declared[value] = entry.type
 
 
 def _skeleton(view: View) -> ModelProto:

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 from graphs.case import add_weights, parse
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 from properties import frozen, graphs, op_key
@@ -90,6 +90,7 @@ def converts_once(seed: int, op: str, size: int) -> None:
 
 
 @examples(60)
+@example(6280, "Scan", 8)
 @given(st.integers(0, 2**64 - 1), st.sampled_from(FOCUS), st.sampled_from((2, 4, 8, 12)))
 def test_random_models_and_options(seed: int, op: str, size: int) -> None:
     converts_once(seed, op, size)
@@ -135,6 +136,10 @@ MODELS = {
         <float[2,3] small = {1.125, 1.625, 0.875, 0.875, 2, 2}> {
         s = Softsign (small)  y = Trilu (small)  r = ReduceMax <keepdims = 0> (s)
         z = ThresholdedRelu <alpha = 0.25> (r)  b = BlackmanWindow (n) }""",
+    "a renamed value whose shape is only declared": """
+        (float x, float[3] v, int64[k] n) => (float[?,?,?,?] y, float[3] z) {
+        y = Expand (x, n)  d = DepthToSpace <blocksize = 2> (y)  r = ReduceMax <keepdims = 0> (d)
+        e = Mul (v, r)  z = Softmax (e) }""",
     "an idle Cast of an input": """(float[2,8] x) => (float[2,8] y) { y = Cast <to = 1> (x) }""",
     "an idle Cast": """(float[2,8] x) => (float[2,8] y, float[2,8] z) {
         y = Cast <to = 1> (x)  h = MatMul (y, w)  z = Softmax (h) }""",
