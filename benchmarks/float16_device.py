@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Node, scope_graphs
 from onnxamp._model.protos import copied
 from onnxamp._runtime.emulate import without_rounding

@@ -10,7 +10,6 @@ from typing import Any, Final
 from onnx import NodeProto
 
 from onnxamp._api import converted_as
-from onnxamp._context import active_within
 from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.words import told
 from onnxamp._dtypes import DtypeLike
@@ -19,6 +18,7 @@ from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset, preset
 from onnxamp._options.options import Options, Rule
+from onnxamp._public import active_within
 from onnxamp._report.text import as_sentence
 from onnxamp._runtime.device import compute_capability
 from onnxamp._runtime.session import cuda_available

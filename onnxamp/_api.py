@@ -14,8 +14,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
 from onnxamp._job.request import Request, Validation
-from onnxamp._model.graphsurgeon import is_graphsurgeon, to_graphsurgeon
-from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
@@ -23,14 +22,14 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._target.versions import AUTO
+from onnxamp._target.targets import AUTO
 from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, Search
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion
-    from onnxamp._numerics.accept import AcceptLike
+    from onnxamp._numerics.limits import AcceptLike
     from onnxamp._runtime.engines import Progress
     from onnxamp._runtime.samples import SamplesLike
     from onnxamp._runtime.session import Provider
@@ -460,7 +459,7 @@ def tune_model(
         >>> tuned.error <= 1e-2
         True
     """
-    from onnxamp._numerics.accept import Accept  # noqa: PLC0415 - loads what runs models
+    from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - loads what runs models
     from onnxamp._tuning.results import TunedModel  # noqa: PLC0415
 
     asked = Options.of(Level.AUTO, options)

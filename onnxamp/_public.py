@@ -1,8 +1,10 @@
 """Public names: the modules that users import them from, and how results show themselves."""
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,3 +56,16 @@ def export(module: str, names: Iterable[str]) -> None:
         home = getattr(members[name], "__module__", None)
         if isinstance(home, str) and home.startswith("onnxamp") and "._" in home:
             members[name].__module__ = module
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def active_within(variable: ContextVar[T], value: T) -> Iterator[T]:
+    """Give a context variable a value for the length of a ``with`` block."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from onnxamp._printable import printable
+from onnxamp._errors import printable
 
 
 class OnnxAmpWarning(UserWarning):

@@ -35,11 +35,11 @@ from op_forms import FLOATS, Form, Types, body_forms, elem, node_forms, random_f
 
 from onnxamp import OnnxAmpError
 from onnxamp._dtypes import ELEM_NUMBERS
-from onnxamp._runtime.answering import answer_with
-from onnxamp._runtime.child import Child
+from onnxamp._runtime.building import Child
+from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import assigned_nodes, make_session, run
 from onnxamp._target.kernels import runs_on
-from onnxamp._target.versions import older_installed, release
+from onnxamp._target.targets import older_installed, release
 
 EXPORTS = ROOT / "tests" / "exports.toml"
 LEFT = "left to the CPU"

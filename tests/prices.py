@@ -6,13 +6,13 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.precision import DUPLICATE
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
-from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.costs import LAUNCH
+from onnxamp._target.roofline import LAUNCH
 from onnxamp._target.targets import target_of
 
 

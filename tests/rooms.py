@@ -1,9 +1,7 @@
 """The rooms of the package."""
 
 ROOMS = (
-    "_printable",
     "_public",
-    "_context",
     "_errors",
     "_warnings",
     "_dtypes",

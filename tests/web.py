@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 from repository import ROOT
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._runtime.browser.chromium import CHROMIUM, find_chromium
-from onnxamp._runtime.browser.session import open_browser
-from onnxamp._runtime.browser.web import WEB, find_web
+from onnxamp._runtime.browser.server import WEB, find_web
+from onnxamp._runtime.browser.session import CHROMIUM, find_chromium, open_browser
 
 SOURCE = Path(__file__).parent / "standin" / "any_vulkan.c"
 DRIVERS = Path("/usr/share/vulkan/icd.d")

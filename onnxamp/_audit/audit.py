@@ -9,17 +9,20 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
-from onnxamp._audit.casts import cast_traffic, sized
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
-from onnxamp._audit.faults import import_faults, type_faults
+from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
 from onnxamp._audit.findings import Audit, Casts, Engine, Finding, LoadsFrom, NodeFacts, ordered
-from onnxamp._audit.hazards import low_hazards
-from onnxamp._audit.weights import weight_findings, weight_types
-from onnxamp._convert.hints import decomposed
-from onnxamp._decide.dequantized import shared_factors, split_scales
+from onnxamp._audit.hazards import low_hazards, weight_findings, weight_types
+from onnxamp._convert.causes import decomposed
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
-from onnxamp._decide.reads import straight_reads
-from onnxamp._decide.straight import constant_reads, passed_states, stacked_up
+from onnxamp._decide.ports import straight_reads
+from onnxamp._decide.straight import (
+    constant_reads,
+    passed_states,
+    shared_factors,
+    split_scales,
+    stacked_up,
+)
 from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
@@ -33,8 +36,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
-from onnxamp._target.targets import target_of, targets
-from onnxamp._target.versions import known_versions, release, version_of
+from onnxamp._target.targets import known_versions, release, target_of, targets, version_of
 
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:

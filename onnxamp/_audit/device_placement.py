@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from onnxamp._audit.casts import Sized, element_bytes
+from onnxamp._audit.faults import Sized, element_bytes
 from onnxamp._audit.findings import Finding
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
@@ -23,8 +23,7 @@ from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target.kernels import carries, fails, has_kernel, kernel_table, runs_on
-from onnxamp._target.targets import target_of
-from onnxamp._target.versions import CPU, cpu_of, version_of
+from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
 def home(target: str) -> str:

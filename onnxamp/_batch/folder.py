@@ -18,8 +18,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, page_of
 from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
-from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.limits import make_limits
+from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName, is_auto
 from onnxamp._options.options import Options

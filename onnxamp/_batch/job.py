@@ -22,7 +22,7 @@ from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
-from onnxamp._numerics.accept import Accept
+from onnxamp._numerics.limits import Accept
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops

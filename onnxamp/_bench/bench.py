@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from onnx import ModelProto
 
-from onnxamp._bench.causes import Evidence, find_causes
 from onnxamp._bench.records import Bench, BenchReport, Timing
-from onnxamp._bench.timing import Clock, Timed, interleave, latency, profile, ratio, timed, warm_up
+from onnxamp._bench.timing import (
+    Clock,
+    Evidence,
+    Timed,
+    find_causes,
+    interleave,
+    latency,
+    profile,
+    ratio,
+    timed,
+    warm_up,
+)
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
@@ -31,9 +41,9 @@ from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import Provider, assigned_nodes, make_session, short_provider
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.sizes import listed
-from onnxamp._runtime.spill import save_spilled, unfolded
+from onnxamp._runtime.spool import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
-from onnxamp._workers.folders import temporary_folder
+from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -113,7 +113,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that slows a model down. :mod:`onnxamp._bench.causes` lists the kinds."""
+    """Something that slows a model down. :mod:`onnxamp._bench.timing` lists the kinds."""
 
     model: str
     kind: str

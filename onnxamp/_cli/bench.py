@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._cli.common import new_command, show
+from onnxamp._cli.common import FILE, new_command, show
 from onnxamp._cli.options import (
     custom_ops_option,
     given_samples,
@@ -15,7 +15,6 @@ from onnxamp._cli.options import (
     report_options,
     run_options,
 )
-from onnxamp._cli.types import FILE
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 

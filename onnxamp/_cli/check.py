@@ -9,6 +9,7 @@ import click
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
+    Target,
     check_outputs,
     files_of,
     first_arrays,
@@ -30,12 +31,10 @@ from onnxamp._cli.options import (
     samples_of,
     state_option,
 )
-from onnxamp._cli.types import Target
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
-from onnxamp._numerics.cure import Trial
-from onnxamp._numerics.cure_run import cure_run
+from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.fits import find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._numerics.whole import check_whole, cure_whole

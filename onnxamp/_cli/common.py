@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -12,15 +13,17 @@ import click
 import numpy as np
 
 from onnxamp._cli.door import door, note_report
-from onnxamp._cli.grouped import GroupedCommand
-from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError
+from onnxamp._dtypes import FORMATS, dtype_name, low_type
+from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError, OutputError, printable
 from onnxamp._job.request import failed_name
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
-from onnxamp._paths.paths import is_remote, made_folder
-from onnxamp._printable import printable
+from onnxamp._ops.targets import read_table
+from onnxamp._options.checks import check_opset
+from onnxamp._options.options import COMMAND_LINE
+from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.custom_ops import custom_ops
+from onnxamp._target.kernels import check_target
 
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion
@@ -30,6 +33,112 @@ if TYPE_CHECKING:
     from onnxamp._report.parts import Report
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
+
+
+def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | None:
+    """Return what takes the place of an option that is another tool's; None if it is none.
+
+    Args:
+        arguments: what was typed.
+        unknown: the option that is unknown; None if something else is wrong, as where "-ope" was taken for "-o pe".
+    """
+    typed = [text.partition("=")[0] for text in arguments]
+    known = [text for text in typed if _is_word(text) and any(_meanings(text))]
+    name = next(iter(known), unknown) if unknown is None or len(unknown) == len("-n") else unknown
+    meanings: dict[str, list[str]] = {}
+    for tool, meaning in _meanings(name or ""):
+        meanings.setdefault(meaning, []).append(tool)
+    if not meanings:
+        return None
+    return " ".join(_sentence(name or "", meaning, tools) for meaning, tools in meanings.items())
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text is like "-ne", which is taken for two options of one letter."""
+    return len(text) > len("-n") and text.startswith("-") and not text.startswith("--")
+
+
+def _meanings(name: str) -> Iterator[tuple[str, str]]:
+    for tool, row in read_table("other_tools").items():
+        if name in row["options"]:
+            yield tool, row["options"][name]
+
+
+def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
+    *others, last = (f"{tool}'s" for tool in tools)
+    owners = f"{', '.join(others)} and {last}" if others else last
+    if meaning.startswith("nothing"):
+        return f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
+    return f"{owners} {name} is onnxamp's {meaning}."
+
+
+_FEW: Final = 15
+"""Options that need no headings."""
+_HEADINGS: Final = {
+    **dict.fromkeys(COMMAND_LINE, "What becomes low precision"),
+    **dict.fromkeys(
+        ("inputs", "samples", "dims", "seed", "provider", "libraries", "jobs", "cluster", "budget"),
+        "Inputs and runs",
+    ),
+    **dict.fromkeys(
+        ("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"), "Validation"
+    ),
+    **dict.fromkeys(
+        (
+            "save_plan",
+            "external_data",
+            "shard_size",
+            "data_names",
+            "html",
+            "format",
+            "quiet",
+            "verbose",
+            "help",
+        ),
+        "Files and report",
+    ),
+}
+"""Parameter -> its heading; others are the command's own, and come first."""
+
+
+class GroupedCommand(click.Command):
+    """A command that lists its options by what they are for, and knows the names that other tools give them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what was typed.
+
+        Raises:
+            UsageError: an option is unknown; the message names what takes the place of other tools' options.
+        """
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            unknown = error.option_name if isinstance(error, click.NoSuchOption) else None
+            told = told_of_other_tools(typed, unknown)
+            if told is None:
+                raise
+            raise click.UsageError(told, ctx) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, under headings where there are many."""
+        found: dict[str, list[tuple[str, str]]] = {
+            heading: [] for heading in ("Options", *_HEADINGS.values())
+        }
+        for option in (
+            parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
+        ):
+            record = option.get_help_record(ctx)
+            if record is not None:
+                name = "help" if "--help" in option.opts else option.name or ""
+                found[_HEADINGS.get(name, "Options")].append(record)
+        if sum(map(len, found.values())) <= _FEW:
+            super().format_options(ctx, formatter)
+            return
+        for heading, records in found.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 IN_FOLDER: Final = "*"
@@ -255,3 +364,100 @@ def _is_printed_to(path: Path) -> bool:
             if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
                 return True
     return False
+
+
+class _File(click.Path):
+    """A path of a file here, or a URL. Whoever reads it says what is wrong with it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. "-" is none: results are validated and then put in their place, which streams are not."""
+        if value == "-":
+            self.fail(
+                "'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name)."
+            )
+        try:
+            path = as_path(value)
+        except MissingPackageError as error:
+            raise click.ClickException(str(error)) from None
+        except OnnxAmpError as error:
+            self.fail(str(error), param, ctx)
+        return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
+
+
+FILE: Final = _File(path_type=Path, readable=False)
+"""The type of every option that names a file."""
+
+
+class OutputPath(_File):
+    """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; that of a folder with a placeholder for the name of the file."""
+        is_folder = isinstance(value, str) and value.endswith(("/", os.sep))
+        path: Path = super().convert(value, param, ctx)
+        return path / IN_FOLDER if is_folder else path
+
+
+class Words(click.Choice[str]):
+    """Words in either case, and the usual short names of types."""
+
+    def __init__(self, words: Iterable[str], named: str | None = None) -> None:
+        super().__init__(list(words), case_sensitive=False)
+        self.named = named
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word as it is listed; one that names follow as it stands."""
+        if self.named is not None and isinstance(value, str) and value.startswith(f"{self.named}:"):
+            return value
+        if not FORMATS.keys().isdisjoint(self.choices) and isinstance(value, str):
+            value = dtype_name(value)
+        if self.named is not None and str(value).lower() not in self.choices:
+            self.fail(
+                f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+class LevelChoice(click.Choice[str]):
+    """Levels, in either case, and O1 to O3 as numbers, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The level as it is listed."""
+        words = {word.lower(): word for word in self.choices}
+        text = str(value).lower()
+        found = words.get(text) or words.get(f"o{text}")
+        return found or self.fail(
+            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.", param, ctx
+        )
+
+
+class OpsetType(click.types.StringParamType):
+    """A number, or one of the words that an opset can be."""
+
+    name = "opset"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number or the word."""
+        try:
+            return check_opset(int(value) if str(value).isdecimal() else str(value).lower())
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Target(click.types.StringParamType):
+    """A target, perhaps with a version of ONNX Runtime."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The target that is meant."""
+        try:
+            with warnings.catch_warnings(record=True, action="always") as caught:
+                target = check_target(str(value).lower())
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+        for warning in caught:
+            click.echo(f"Warning: {printable(str(warning.message))}", err=True)
+        return target

@@ -8,7 +8,16 @@ from typing import Any, Final
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show, write_page
+from onnxamp._cli.common import (
+    FILE,
+    Target,
+    check_outputs,
+    files_of,
+    given_files,
+    new_command,
+    show,
+    write_page,
+)
 from onnxamp._cli.options import (
     accept_option,
     cure_time_option,
@@ -25,7 +34,6 @@ from onnxamp._cli.options import (
     state_option,
     target_of_engine,
 )
-from onnxamp._cli.types import FILE, Target
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources

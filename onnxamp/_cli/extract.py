@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show
+from onnxamp._cli.common import FILE, check_outputs, files_of, given_files, new_command, show
 from onnxamp._cli.options import (
     custom_arguments,
     custom_ops_option,
@@ -15,7 +15,6 @@ from onnxamp._cli.options import (
     report_options,
     run_options,
 )
-from onnxamp._cli.types import FILE
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model

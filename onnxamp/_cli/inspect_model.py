@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxamp._cli.common import new_command, show, tell
+from onnxamp._cli.common import LevelChoice, new_command, show, tell
 from onnxamp._cli.options import (
     conversion_options,
     format_option,
@@ -15,10 +15,8 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
 )
-from onnxamp._cli.types import LevelChoice
-from onnxamp._convert.causes import cost_sentences
-from onnxamp._convert.deciding import analyse_safely
-from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
+from onnxamp._convert.causes import batch_norm_hint, cost_sentences, fold_hint, opset_hint
+from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.types import FILE, OpsetType, OutputPath, Target, Words
+from onnxamp._cli.common import FILE, OpsetType, OutputPath, Target, Words
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._numerics.metrics import DiffMetric
-from onnxamp._ops.tables import read_table
-from onnxamp._ops.targets import device_of
+from onnxamp._ops.targets import device_of, read_table
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Options, default_of
 from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS, LEAST, MOST
@@ -22,7 +21,7 @@ from onnxamp._target.targets import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.accept import Accept
+    from onnxamp._numerics.limits import Accept
     from onnxamp._runtime.engines import Executable
     from onnxamp._runtime.samples import Samples
     from onnxamp._runtime.session import Provider
@@ -279,7 +278,7 @@ def samples_of(
         ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
     """
     from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs it
-    from onnxamp._runtime.sampling import as_samples  # noqa: PLC0415
+    from onnxamp._runtime.samples import as_samples  # noqa: PLC0415
 
     given = given_samples(options)
     samples = as_samples(
@@ -330,7 +329,7 @@ def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> "
         return None
     if ":" not in name:
         raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.", param=parameter)
-    from onnxamp._numerics.accept import Accept  # noqa: PLC0415 - few commands are given a judge
+    from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - few commands are given a judge
 
     try:
         return Accept.of(name)

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 import click
 
-from onnxamp._cli.common import check_outputs, files_of, given_files, new_command, show
+from onnxamp._cli.common import (
+    FILE,
+    LevelChoice,
+    check_outputs,
+    files_of,
+    given_files,
+    new_command,
+    show,
+)
 from onnxamp._cli.options import (
     custom_ops_option,
     library_option,
@@ -18,7 +26,6 @@ from onnxamp._cli.options import (
     provider_option,
     report_options,
 )
-from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._dtypes import FORMATS, low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.nearest import suggestion
@@ -41,8 +48,8 @@ from onnxamp.train import (
     build_train_network,
 )
 from onnxamp.train._build import BOOSTS
+from onnxamp.train._feeds import LOSSES
 from onnxamp.train._levels import LEVELS
-from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
 from onnxamp.train._scaling import FromLevel
 

@@ -9,6 +9,8 @@ import click
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
+    FILE,
+    LevelChoice,
     check_outputs,
     files_of,
     given_files,
@@ -25,7 +27,6 @@ from onnxamp._cli.options import (
     options_of,
     report_options,
 )
-from onnxamp._cli.types import FILE, LevelChoice
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type

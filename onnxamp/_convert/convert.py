@@ -9,19 +9,22 @@ is in :mod:`onnxamp._job.pipeline`.
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.deciding import carried_out
+from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
-from onnxamp._convert.upgrades import Proof
-from onnxamp._errors import ArgumentError
+from onnxamp._convert.upgrades import Proof, at_best_opset
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._errors import ArgumentError, InternalError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -29,8 +32,197 @@ from onnxamp._model.storage import load_external_data
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import apply_edits
+from onnxamp._rewrite.fold.fold import output_of
+from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
+
+_ROUNDS: Final = 8
+"""Results that may be wrong before no more nodes are kept in float32 for that."""
+
+T = TypeVar("T")
+
+
+def analyse_model(
+    model: Model,
+    options: Options,
+    plan: Plan | None = None,
+    proof: Proof | None = None,
+    least: int = 1,
+) -> tuple[Prepared, Analysis]:
+    """Prepare a model and decide its precision.
+
+    The options of the analysis name the patterns that were folded (:attr:`Options.folded`), so that a plan repeats it.
+
+    Args:
+        model: the model.
+        options: the options of the conversion.
+        plan: decisions to repeat, at the opset that they were made for.
+        proof: judges upgrades and folds that nobody asked for.
+        least: the opset that the caller needs, whether it pays or not.
+
+    Raises:
+        OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
+        Others as :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
+    """
+    if plan is not None or not options.may_fold:
+        return at_best_opset(model, options, plan, proof, least)
+    unproven: list[Graph] = []
+    unfolded = at_best_opset(model, options, None, unproven.append, least)
+    folded = _folded(model, unfolded[1], least)
+    why = None
+    if folded is not None:
+        why = proof(folded[1].graph) if proof is not None else None
+        if why is None:
+            return folded
+    if unproven and proof is not None:
+        unfolded = at_best_opset(model, options, None, proof, least)
+    if why is None:
+        return unfolded
+    refused = f"Not folded into single ops: {why}."
+    return replace(unfolded[0], refused=(*unfolded[0].refused, refused)), unfolded[1]
+
+
+def soundly(options: Options, attempt: Callable[[Options], T]) -> T:
+    """Return what an attempt makes of options.
+
+    Where its result is wrong, which is a bug, the nodes around the fault stay float32 (:attr:`Options.unsound`), and
+    another attempt follows.
+
+    Raises:
+        InternalError: the fault has no place, or stays. Others as the attempt.
+    """
+    for _ in range(_ROUNDS):
+        try:
+            return attempt(options)
+        except InternalError as error:
+            unsound = tuple(dict.fromkeys((*options.unsound, *error.nodes)))
+            if len(unsound) == len(options.unsound):
+                raise
+            _LOG.info("%d nodes stay float32: %s", len(unsound), error)
+            options = replace(options, unsound=unsound)
+    return attempt(options)
+
+
+def carried_out(
+    model: Model,
+    options: Options,
+    plan: Plan | None,
+    proof: Proof | None,
+    carry_out: Callable[[Prepared, Analysis], T],
+) -> T:
+    """Return what becomes of a model by what is decided about it: nothing wrong, whatever bugs there are.
+
+    The nodes around a fault stay float32, or else the whole model, and a warning says so.
+
+    Args:
+        model, options, plan, proof: as for :func:`analyse_model`.
+        carry_out: makes the result, and verifies it.
+
+    Raises:
+        As :func:`analyse_model` and ``carry_out``.
+    """
+    try:
+        return soundly(options, lambda asked: carry_out(*analyse_model(model, asked, plan, proof)))
+    except InternalError as error:
+        return carry_out(*_in_float32(model, options, error))
+
+
+def all_unsound(model: Model, options: Options) -> Options:
+    """Return the options with which the whole model stays as it is, whatever bugs there are."""
+    unsound = (name for node in model.ask(graph_of).nodes for name in node.proto.output if name)
+    return replace(
+        options,
+        unsound=tuple(unsound),
+        keep_io_types=True,
+        low_weights=(),
+        keep_functions=True,
+        fold=False,
+        folded=(),
+        rescale=False,
+        rescaling=None,
+        split_k=False,
+    )
+
+
+def analyse_safely(
+    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None
+) -> tuple[Prepared, Analysis]:
+    """Return what :func:`analyse_model` does; where a bug shows in it, the model in float32."""
+    return carried_out(model, options, plan, proof, lambda ready, analysis: (ready, analysis))
+
+
+def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[Prepared, Analysis]:
+    """Return the model as level O0 leaves it, with a warning that a bug is why.
+
+    Raises:
+        As :func:`analyse_model`.
+    """
+    prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
+    pins = replace(
+        analysis.pins, warnings=(*analysis.pins.warnings, f"The whole model stays float32: {error}")
+    )
+    return prepared, replace(analysis, pins=pins)
+
+
+def _folded(model: Model, unfolded: Analysis, least: int) -> tuple[Prepared, Analysis] | None:
+    """Return what is decided with those patterns folded that become low by it; None if the result is no faster."""
+    options, candidates = unfolded.options, _candidates(unfolded)
+    if not candidates:
+        return None
+    prepared, analysis = at_best_opset(model, replace(options, folded=candidates), least=least)
+    lowered = _lowered(analysis)
+    if lowered and len(lowered) < len(candidates):
+        prepared, analysis = at_best_opset(model, replace(options, folded=lowered), least=least)
+    if not lowered or time_on_target(analysis) >= time_on_target(unfolded):
+        return None
+    return replace(prepared, notes=(*prepared.notes, _note(unfolded, analysis))), analysis
+
+
+def _candidates(analysis: Analysis) -> tuple[str, ...]:
+    """Return the outputs of the patterns that are not low as they are, unless the user named one of their nodes."""
+    graph, options = analysis.graph, analysis.options
+    folds = graph.ask(find_folds, with_weights=False)
+    if not folds:
+        return ()
+    kept = set(find_overrides(graph, options).of_node)
+    kept |= {node for key in options.user_black for node in graph.by_key.get(key, ())}
+    return tuple(
+        output_of(graph, fold)
+        for fold in folds
+        if fold.nodes.isdisjoint(kept) and not all(is_low(analysis, node) for node in fold.nodes)
+    )
+
+
+def _lowered(analysis: Analysis) -> tuple[str, ...]:
+    """Return the outputs of the folded patterns whose single ops are low."""
+    folded = frozenset(analysis.options.folded)
+    return tuple(
+        value.name
+        for value in analysis.graph.values
+        if value.name in folded
+        and value.producer in analysis.ports.of_node
+        and is_low(analysis, value.producer)
+    )
+
+
+def is_low(analysis: Analysis, node: int) -> bool:
+    """Return whether all precision variables of a node are low."""
+    return all(
+        analysis.decision.low[variable]
+        for variable in analysis.ports.of_node.get(node, {}).values()
+    )
+
+
+def _note(before: Analysis, after: Analysis) -> str:
+    first, last = len(before.edits.casts), len(after.edits.casts)
+    saves = (
+        f" saves {first - last} of {first} new Casts"
+        if last < first
+        else " makes the result faster"
+    )
+    return f"Folding{saves}; --no-fold leaves the patterns as they are."
+
 
 _LOG: Final = logging.getLogger("onnxamp")
 

@@ -16,15 +16,14 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import NONE, PortVariables
 from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FORMATS, Format
+from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import profile_of
 from onnxamp._runtime.switch import Ports
-from onnxamp._target.costs import LAUNCH
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, work_of
+from onnxamp._target.roofline import DEFAULT_DEVICE, LAUNCH, Device, Work, device_called, work_of
 from onnxamp._target.targets import target_of
 
 if TYPE_CHECKING:

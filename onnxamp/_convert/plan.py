@@ -9,19 +9,18 @@ from typing import Any, Final, TypeVar
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import explain
-from onnxamp._decide.variable_names import variable_names
+from onnxamp._decide.pins import variable_names
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._decide.words import told
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import cannot_read, reason_of
-from onnxamp._printable import printable
 from onnxamp._public import Shown
-from onnxamp._state.plain import from_data
+from onnxamp._state.state import from_data
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.estimate import time_on_target
+from onnxamp._convert.misspelt import prepared as raised
 from onnxamp._convert.plan import Plan
-from onnxamp._convert.raising import prepared as raised
 from onnxamp._decide.ports import Layout
 from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, retyped
@@ -26,12 +26,11 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
-from onnxamp._rewrite.upgrade.steps import newest_loaded, steps_of
+from onnxamp._rewrite.upgrade.rules import newest_loaded, steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
 from onnxamp._target.freedom import freedom
 from onnxamp._target.kernels import float_types, runs_on
-from onnxamp._target.targets import target_of, with_kernels
-from onnxamp._target.versions import CPU, cpu_of, release
+from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def at_best_opset(
 ) -> tuple[Prepared, Analysis]:
     """Prepare a model and decide its precision, at the opset that ``options.opset`` asks for or that pays.
 
-    Arguments and errors are those of :func:`onnxamp._convert.deciding.analyse_model`.
+    Arguments and errors are those of :func:`onnxamp._convert.convert.analyse_model`.
     """
     prepared = raised(model, options)
     current = prepared.graph.book.opsets[""]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from onnxamp._decide.list_names import absent_names, taken_off
-from onnxamp._decide.unmatched import unmatched_names
+from onnxamp._decide.unmatched import absent_names, taken_off, unmatched_names
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError

@@ -1,5 +1,6 @@
 """Pins: variables that are settled before the cut, each with its reason."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -7,21 +8,19 @@ from functools import lru_cache
 from onnx import NodeProto
 
 from onnxamp._decide.hazards.ranges import beyond_init_max
-from onnxamp._decide.listed import listed, unmet_lists
+from onnxamp._decide.listed import Claims, listed, unmet_lists
 from onnxamp._decide.overrides import forced_hazards, lost_weights
-from onnxamp._decide.ports import HIGH, Layout, PortVariables
-from onnxamp._decide.precedence import Claims
+from onnxamp._decide.ports import HIGH, Layout, PortVariables, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
-from onnxamp._decide.variable_names import variable_names
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import Format, retyped
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.nearest import suggestion
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import Profile, computes_low, profile_of
@@ -30,7 +29,42 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.versions import cpu_of
+from onnxamp._target.targets import cpu_of
+
+
+@dataclass(frozen=True, slots=True)
+class VariableName:
+    """A name that survives re-exporting a model: scopes, node (or weight), and type parameter.
+
+    ``rank`` numbers the variables that share all three, from 0.
+    """
+
+    scope: str
+    node: str
+    param: str
+    rank: int
+
+    def __str__(self) -> str:
+        path = f"{self.scope}/{self.node}" if self.scope else self.node
+        return f"{path}:{self.param}" + (f" ({self.rank + 1})" if self.rank else "")
+
+
+def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
+    """One name per variable."""
+    names, taken = [], Counter[VariableName]()
+    for variable in variables:
+        name = _variable_name(graph, variable)
+        names.append(replace(name, rank=taken[name]))
+        taken[name] += 1
+    return names
+
+
+def _variable_name(graph: Graph, variable: Variable) -> VariableName:
+    if variable.node == ABSENT:
+        scope, own = graph.values[variable.value].scope, graph.values[variable.value].name
+    else:
+        scope, own = graph.nodes[variable.node].scope, graph.nodes[variable.node].label
+    return VariableName(scope_path(graph, scope), own, variable.param, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
+from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
-from onnxamp._graph.trips import loop_trips
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.costs import LAUNCH, MAX_ELEMENTS, Costs
+from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS, Costs
 from onnxamp._target.targets import target_of
 
 DUPLICATE = 1

@@ -12,8 +12,8 @@ from onnxamp._decide.hazards import hazards_on, long_products
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._dtypes import FLOAT16
+from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import Accumulation, emulated_arithmetic

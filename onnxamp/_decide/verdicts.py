@@ -7,7 +7,7 @@ from typing import ClassVar
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.record import record
+from onnxamp._model.protos import record
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ from onnxamp._graph.constants import Constants
 from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
-from onnxamp._model.ask import Asked
-from onnxamp._model.model import Model
-from onnxamp._model.protos import node_bodies, opset_imports
-from onnxamp._model.record import record
+from onnxamp._model.model import Asked, Model
+from onnxamp._model.protos import node_bodies, opset_imports, record
 from onnxamp._ops.facts import is_exact, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 

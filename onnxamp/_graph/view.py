@@ -7,8 +7,7 @@ from functools import cached_property
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxamp._model.protos import node_bodies
-from onnxamp._model.record import record
+from onnxamp._model.protos import node_bodies, record
 from onnxamp._ops.signature import Signature, SignatureBook
 
 ABSENT = -1

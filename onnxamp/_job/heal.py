@@ -14,8 +14,7 @@ from typing import Final
 
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import RuntimeFailure
-from onnxamp._job.job import Job
-from onnxamp._job.request import Validation, failed_name
+from onnxamp._job.request import Job, Validation, failed_name
 from onnxamp._job.validation import RefusedError, Validator
 from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.model import Model
@@ -29,7 +28,7 @@ from onnxamp._numerics.whole import NO_ISLANDS
 from onnxamp._ops.profiles import computes_low
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._runtime.loading import the_loader
+from onnxamp._runtime.building import the_loader
 from onnxamp._state.state import Part
 from onnxamp._tuning.fallback import measured_plan
 

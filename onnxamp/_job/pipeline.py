@@ -12,13 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onnxamp._convert.convert import Converted, convert
-from onnxamp._convert.deciding import analyse_safely
-from onnxamp._convert.misspelt import early_warnings, refuse_misspelt
+from onnxamp._convert.convert import Converted, analyse_safely, convert
+from onnxamp._convert.misspelt import early_warnings, reference_of, refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.raising import reference_of
-from onnxamp._job.job import Job
-from onnxamp._job.request import Request
+from onnxamp._job.request import Job, Request
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
 from onnxamp._runtime.run import Run

@@ -10,13 +10,16 @@ from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.arguments import Search
 from onnxamp._warnings import warn
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.accept import Accept
+    from onnxamp._numerics.limits import Accept
     from onnxamp._numerics.metrics import DiffMetric
+    from onnxamp._numerics.rounding import WeightRounder
+    from onnxamp._tuning.arguments import Search
+    from onnxamp._tuning.results import Tuned
 
 
 def failed_name(target: Path) -> Path:
@@ -93,3 +96,26 @@ class Request:
         if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
             return True
         return self.options.compensates and self.is_rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A model, and everything that decides what becomes of it.
+
+    Attributes:
+        model: the model to convert.
+        options: the options, with exponents and names of nodes in place of the ranges that they asked for.
+        plan: decisions to repeat; None to decide.
+        run: where and on what models run, and who helps.
+        rounder: rounds weights with compensation where the options ask for it.
+        tuned: what level auto found, if that was the level.
+        search: how level auto searches where nothing else passes the validation.
+    """
+
+    model: Model
+    options: Options
+    plan: Plan | None = None
+    run: Run = field(default_factory=Run)
+    rounder: "WeightRounder | None" = None
+    tuned: "Tuned | None" = None
+    search: "Search | None" = None

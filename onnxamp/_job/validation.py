@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._job.job import Job
-from onnxamp._job.request import Validation
+from onnxamp._job.request import Job, Validation
 from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
@@ -28,13 +27,11 @@ from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
-from onnxamp._runtime.building import build_engine, can_build
+from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loading import Loaded, load_file
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._state.state import Part
-from onnxamp._target.targets import target_of
-from onnxamp._target.versions import older_installed, version_meant
+from onnxamp._target.targets import older_installed, target_of, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is left to inputs that were not seen, where errors are draws."""

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
-from onnxamp._convert.causes import Cause, find_causes
+from onnxamp._convert.causes import Cause, batch_norm_hint, find_causes, fold_hint, opset_hint
 from onnxamp._convert.convert import Converted, convert
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
-from onnxamp._convert.hints import batch_norm_hint, fold_hint, opset_hint
+from onnxamp._convert.misspelt import low_note
 from onnxamp._convert.plan import Plan, make_plan, plan_json
-from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
-from onnxamp._job.job import Job
+from onnxamp._job.request import Job
 from onnxamp._model.data_files import referring_models
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
@@ -28,7 +27,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import Saved, copy_file, save_model
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, unwritable, weight_bytes
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import is_remote
 from onnxamp._public import Shown

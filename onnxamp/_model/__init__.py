@@ -9,11 +9,11 @@ From the bottom up:
 * :mod:`~onnxamp._model.staging` makes files appear whole or not at all; :mod:`~onnxamp._model.wire` takes large weights
   out of a serialised model, and puts them in.
 * :mod:`~onnxamp._model.storage` reads model files with these; :mod:`~onnxamp._model.model` holds a model that was read
-  and checked once, and :mod:`~onnxamp._model.ask` the answers that analyses gave about it.
+  and checked once, and :mod:`~onnxamp._model.model` the answers that analyses gave about it.
 * :mod:`~onnxamp._model.lowering` converts numbers to low precision and :mod:`~onnxamp._model.blobs` weights, at
   once or while they are saved; :mod:`~onnxamp._model.blobs` streams the data of many tensors, and
   :mod:`~onnxamp._model.saving` writes models with all of these.
-* :mod:`~onnxamp._model.graphsurgeon` translates graphs of onnx-graphsurgeon from and to protos.
+* :mod:`~onnxamp._model.model` translates graphs of onnx-graphsurgeon from and to protos.
 
 The room knows op schemas (:mod:`onnxamp._ops`), but no graph analysis: :mod:`onnxamp._graph` builds on it.
 """

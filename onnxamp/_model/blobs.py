@@ -29,7 +29,7 @@ from onnxamp._model.protos import stored_bytes
 from onnxamp._model.sources import check_opened
 from onnxamp._model.weights import read_array, times_power
 from onnxamp._paths.paths import is_remote, read_range, writing
-from onnxamp._workers.threads import core_count, thread_limit
+from onnxamp._workers.executor import core_count, thread_limit
 
 PIECE: Final = 4 << 20
 """Bytes that a thread reads at a time: enough to hide the overhead of Python, few enough to stay in the processor's

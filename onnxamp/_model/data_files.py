@@ -19,7 +19,7 @@ from onnxamp._model.external_data import has_data_file
 from onnxamp._model.formats import parse_text
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.storage import read_graph
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import is_remote, read_range
 
 MARK: Final = b"\nwritten by onnxamp\n"

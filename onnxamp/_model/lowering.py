@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxamp._dtypes import FORMATS, Format
-from onnxamp._model.record import record
+from onnxamp._model.protos import record
 
 _BLOCK: Final = 1 << 18
 """Elements converted at a time: few enough to stay in the processor's cache."""

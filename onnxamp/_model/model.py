@@ -1,19 +1,18 @@
 """A model that came in: read and checked once, then handed to everything that looks at it."""
 
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar
 
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentTypeError
-from onnxamp._model.ask import Asked
+from onnxamp._errors import ArgumentTypeError, ModelError
 from onnxamp._model.external_data import DataFile
-from onnxamp._model.graphsurgeon import from_graphsurgeon, is_graphsurgeon
 from onnxamp._model.protos import copied, has_external_data
 from onnxamp._model.repair import tidied
 from onnxamp._model.sources import FileStamp, note_sources
@@ -27,6 +26,57 @@ from onnxamp._model.storage import (
     weight_bytes,
 )
 from onnxamp._paths.paths import as_path
+
+
+def is_graphsurgeon(model: object) -> bool:
+    """Whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
+    module = sys.modules.get("onnx_graphsurgeon")
+    return module is not None and isinstance(model, module.Graph)
+
+
+def from_graphsurgeon(graph: Any) -> ModelProto:
+    """The ModelProto of a Graph.
+
+    Raises:
+        ModelError: graphsurgeon cannot export it.
+    """
+    import onnx_graphsurgeon as gs  # noqa: PLC0415 - the caller has imported it
+
+    try:
+        return gs.export_onnx(graph)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise ModelError(
+            f"onnx-graphsurgeon cannot export the graph {graph.name!r}: {error}"
+        ) from error
+
+
+def to_graphsurgeon(model: ModelProto) -> Any:
+    """The Graph of a ModelProto."""
+    import onnx_graphsurgeon as gs  # noqa: PLC0415
+
+    return gs.import_onnx(model)
+
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What analyses can be asked about, as passes ask MLIR's analysis manager. It never changes, nor do the answers."""
+
+    _answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def ask(
+        self, analysis: Callable[Concatenate[Self, P], Answer], *args: P.args, **keywords: P.kwargs
+    ) -> Answer:
+        """What ``analysis(self, ...)`` returns; it runs once for each set of further arguments, which are hashable."""
+        key = analysis, args, tuple(sorted(keywords.items()))
+        if key not in self._answers:
+            self._answers[key] = analysis(self, *args, **keywords)
+        answer: Answer = self._answers[key]
+        return answer
+
 
 _LOG: Final = logging.getLogger("onnxamp")
 

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnx import TensorProto
 
-from onnxamp._context import active_within
 from onnxamp._errors import OutputError
 from onnxamp._model.blobs import Blob, Held, Lowered, stream_blobs, write_blobs
 from onnxamp._model.external_data import DataFile as _DataFile
@@ -25,8 +24,8 @@ from onnxamp._model.staging import sync
 from onnxamp._model.statistics import ConstantStats, constant_stats
 from onnxamp._model.weights import read_array
 from onnxamp._paths.paths import is_remote
-from onnxamp._state.plain import as_data, from_data
-from onnxamp._state.state import Part, fingerprint
+from onnxamp._public import active_within
+from onnxamp._state.state import Part, as_data, fingerprint, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 
 _LARGE: Final = 1 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self
 
-from onnxamp._context import active_within
 from onnxamp._errors import SourceChangedError
+from onnxamp._public import active_within
 
 
 class FileStamp(NamedTuple):

@@ -34,7 +34,7 @@ from secrets import token_hex
 from typing import Final
 
 from onnxamp._errors import OutputError
-from onnxamp._paths.locks import CAN_LOCK, lock
+from onnxamp._paths.paths import CAN_LOCK, lock
 from onnxamp._state.state import Part
 from onnxamp._workers.signals import cleaned_up
 

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxamp._dtypes import Format
 from onnxamp._model.external_data import data_location, scaled_tensor
-from onnxamp._model.record import record
+from onnxamp._model.protos import record
 from onnxamp._model.weights import MAPPED, read_array, times_power
 
 SENTINEL: Final = 1e30

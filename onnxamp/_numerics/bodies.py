@@ -20,8 +20,8 @@ from onnx import (
 )
 
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import Node, Origin, scope_graphs
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL

@@ -25,13 +25,11 @@ from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
-from onnxamp._runtime.fingerprints import model_print, sample_print, versions
+from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Found, KeptSamples, observe
 from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._state.state import StateLike, fingerprint, opened
 from onnxamp._workers.executor import Crash, Memory

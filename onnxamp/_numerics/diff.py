@@ -12,10 +12,17 @@ from typing import Final, get_args
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.accept import Accept, AcceptLike
-from onnxamp._numerics.compare import merge
+from onnxamp._numerics.compare import Parting, merge
 from onnxamp._numerics.detections import Detections
-from onnxamp._numerics.limits import LimitLike, Limits, apply_limits, size_only, with_tolerance
+from onnxamp._numerics.limits import (
+    Accept,
+    AcceptLike,
+    LimitLike,
+    Limits,
+    apply_limits,
+    size_only,
+    with_tolerance,
+)
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import DiffMetric, TensorDiff
 from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff
@@ -28,19 +35,16 @@ from onnxamp._numerics.sample_diff import (
     reference_on,
     result_on,
 )
-from onnxamp._numerics.tokens import Parting
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of
-from onnxamp._runtime.fingerprints import model_print, sample_print, versions
+from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import KeptSamples, observe
 from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import Samples, SamplesLike
-from onnxamp._runtime.sampling import as_samples
-from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._state.state import Facts, Part, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target

@@ -15,9 +15,8 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.check import Check
 from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._numerics.results import OutOfRange, RangeFit, RunCheck
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import Level, Rescaling
 from onnxamp._options.options import Options
-from onnxamp._options.rescaling import Rescaling
 from onnxamp._runtime.run import Run
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")

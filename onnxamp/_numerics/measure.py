@@ -15,8 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._model.statistics import SENTINEL
-from onnxamp._numerics.meters import COUNTS, FIELDS, FLOATS, NO_LEAST, Kind, meter
-from onnxamp._numerics.metrics import VANISHED_ABOVE, Sums, decibels
+from onnxamp._numerics.metrics import (
+    COUNTS,
+    FIELDS,
+    FLOATS,
+    NO_LEAST,
+    VANISHED_ABOVE,
+    Kind,
+    Sums,
+    decibels,
+    meter,
+)
 from onnxamp._runtime.session import Provider, memory_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxamp._convert.raising import raised
+from onnxamp._convert.misspelt import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16
@@ -20,12 +20,11 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
-from onnxamp._runtime.fingerprints import model_print, sample_print, versions
+from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all, one_by_one
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import parts_of, start
 from onnxamp._runtime.values import Feed
 from onnxamp._state.state import fingerprint

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._numerics.tokens import Parting
 from onnxamp._public import Shown
 
 

@@ -23,18 +23,17 @@ from onnxamp._model.blobs import Bits, Chosen
 from onnxamp._model.lowering import ConversionCounts, Scratch, lower
 from onnxamp._model.model import Model
 from onnxamp._model.weights import read_array
-from onnxamp._numerics.arrangement import rows_of
+from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._numerics.compensate import Floats, compensate
-from onnxamp._numerics.products import ProductWeight, product_weights
 from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import Side, ancestors, parts_of
 from onnxamp._runtime.values import Feed, from_value, to_value
 from onnxamp._workers.executor import Memory

@@ -16,17 +16,17 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.measure import Measurement, measure
-from onnxamp._numerics.pairing import Pairing, pair
+from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Executable, Progress
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.values import Feed, to_value
 from onnxamp._workers.executor import Memory
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.accept import Accept
-from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.compare import Parting, compare_outputs, find_parting, token_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
+from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, TensorDiff
-from onnxamp._numerics.pairing import exponents_between
 from onnxamp._numerics.results import LayerDiff
-from onnxamp._numerics.tokens import Parting, find_parting, token_outputs
+from onnxamp._numerics.rows import exponents_between
 from onnxamp._numerics.walk import Compared, SideBySide, Walked
 from onnxamp._ops.facts import op_key
 from onnxamp._runtime.engines import (
@@ -28,11 +27,11 @@ from onnxamp._runtime.engines import (
     engine_on,
     part_of,
 )
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import Memory

@@ -12,10 +12,10 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxamp._decide.rescaling import Partial
 from onnxamp._dtypes import FLOAT
+from onnxamp._graph.constants import summed_terms, terms_of
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement, measure
-from onnxamp._numerics.meters import FLOATS, multiplied
-from onnxamp._numerics.pairing import Pairing, pair
+from onnxamp._numerics.metrics import FLOATS, multiplied
+from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from onnx import NodeProto
 
 from onnxamp._ops.facts import attribute
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import read_table
 
 D = TypeVar("D")
 Terms = tuple[str, ...]

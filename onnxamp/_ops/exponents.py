@@ -1,16 +1,17 @@
 """How exponents pass through ops, read once from ``_data/exponents.toml``, whose comments define each column."""
 
+import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from onnx import NodeProto
 
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import read_table
 
 ALL: Final = -1
 """Position of a :class:`Term` that means all inputs."""
@@ -152,3 +153,60 @@ def power_rule(power: float | None) -> ExponentRule | None:
     return ExponentRule(
         equations=(((Term(ratio.denominator, True, 0),), (Term(ratio.numerator, False, 0),)),)
     )
+
+
+T = TypeVar("T")
+
+_OPERATORS: Final = {
+    ast.Add: "Add",
+    ast.Sub: "Sub",
+    ast.Mult: "Mul",
+    ast.Div: "Div",
+    ast.USub: "Neg",
+}
+
+
+def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -> T:
+    """What a formula makes of x. Equal steps are made once.
+
+    Args:
+        formula: as the module says.
+        x: what it is about: an array, or a name of a value.
+        step: makes one step, from an operator's op type in ONNX ("Add", ...) or a function's name, and its operands.
+    """
+    made: dict[str, T | float] = {"x": x}
+    for node in _inner_first(ast.parse(formula, mode="eval").body):
+        text = ast.unparse(node)
+        if text in made:
+            continue
+        if isinstance(node, ast.Constant):
+            made[text] = float(ast.unparse(node))
+            continue
+        made[text] = step(_kind(node), [made[ast.unparse(part)] for part in _operands(node)])
+    found = made[text]
+    assert not isinstance(found, float)
+    return found
+
+
+def _inner_first(whole: ast.expr) -> list[ast.expr]:
+    found, waiting = [], [whole]
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        waiting += _operands(node)
+    return found[::-1]
+
+
+def _kind(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func)
+    assert isinstance(node, ast.BinOp | ast.UnaryOp)
+    return _OPERATORS[type(node.op)]
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.UnaryOp):
+        return [node.operand]
+    return node.args if isinstance(node, ast.Call) else []

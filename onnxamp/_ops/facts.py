@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from onnx import NodeProto, helper
 
-from onnxamp._ops.tables import read_table
+from onnxamp._ops.targets import read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Profile:
         products, sums: by op, how it accumulates.
         dots: by op, how its products accumulate where it takes four at a time, as their factors lie side by side.
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
-        formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.formulas`.
+        formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.exponents`.
         cancelling: normalisations that subtract the mean in float16.
         signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
         signature_outputs: by op, the outputs that must be outputs of the model itself, without a Cast.

@@ -49,3 +49,10 @@ def _text(device: str, name: str) -> str:
 
 def _home() -> Any:
     return resources.files("onnxamp").joinpath("_data/targets")
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """The table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
+    return tomllib.loads(
+        resources.files("onnxamp").joinpath(f"_data/{name}.toml").read_text(encoding="utf-8")
+    )

@@ -6,9 +6,9 @@ from typing import Literal, TypedDict
 from onnxamp._dtypes import DtypeLike
 from onnxamp._ops.custom import CustomOpsLike
 from onnxamp._options.checks import OpsetWord
+from onnxamp._options.levels import Rescaling
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding, Rule
-from onnxamp._options.rescaling import Rescaling
 
 TargetName = Literal[
     "cuda",

@@ -27,13 +27,10 @@ from onnxamp._options.checks import (
     flags,
     meant,
 )
-from onnxamp._options.levels import Level, check_level
+from onnxamp._options.levels import Level, Rescaling, check_level
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
-from onnxamp._options.rescaling import Rescaling
-from onnxamp._target.accumulators import float32_accumulators
-from onnxamp._target.kernels import check_target
-from onnxamp._target.targets import targets
-from onnxamp._target.versions import AUTO
+from onnxamp._target.kernels import check_target, float32_accumulators
+from onnxamp._target.targets import AUTO, targets
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
 from onnxamp._target.freedom import freedom
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.targets import target_of
-from onnxamp._target.versions import CPU
+from onnxamp._target.targets import CPU, target_of
 
 
 def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:

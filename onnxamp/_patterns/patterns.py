@@ -7,8 +7,15 @@ from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.forms import form_table
-from onnxamp._patterns.match import Match, declared_axes, maker_of, matches, only_reader, readers_of
+from onnxamp._patterns.match import (
+    Match,
+    declared_axes,
+    form_table,
+    maker_of,
+    matches,
+    only_reader,
+    readers_of,
+)
 
 _REACH = 32
 """Nodes that one walk may visit; decomposed normalisations have at most about 20."""

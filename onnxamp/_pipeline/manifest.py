@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias, get_args
 from onnxamp._dtypes import DtypeName, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
-from onnxamp._numerics.accept import imported
+from onnxamp._numerics.limits import imported
 from onnxamp._options.checks import meant
 from onnxamp._options.levels import Level, check_level
 from onnxamp._options.options import Options

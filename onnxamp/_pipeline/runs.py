@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._convert.deciding import carried_out
+from onnxamp._convert.convert import carried_out
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._pipeline.choices import Choice, recorded
+from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, recorded
 from onnxamp._pipeline.manifest import Pipeline
-from onnxamp._pipeline.models import Calls, PipelineModel
-from onnxamp._pipeline.state import BROKEN, Measured
+from onnxamp._pipeline.results import BROKEN, Measured
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable, Outputs
 from onnxamp._runtime.run import Run

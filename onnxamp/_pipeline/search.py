@@ -17,11 +17,10 @@ from time import monotonic
 from typing import Final, TypeAlias
 
 from onnxamp._pipeline.choices import Choice, rank
-from onnxamp._pipeline.results import Trial
-from onnxamp._pipeline.state import Measured
-from onnxamp._tuning.worth import is_slower
+from onnxamp._pipeline.results import Measured, Trial
+from onnxamp._tuning.arguments import is_slower
 
-SECONDS: Final = 600.0
+PIPELINE_SECONDS: Final = 600.0
 """Time for a search, by default: a run of a pipeline may take many seconds."""
 
 RUNS: Final = 32
@@ -70,7 +69,7 @@ class PipelineSearch:
     own_error: OwnError
     progress: Told
     runs: int = RUNS
-    seconds: float = SECONDS
+    seconds: float = PIPELINE_SECONDS
     allow_slower: bool = False
     decided: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)

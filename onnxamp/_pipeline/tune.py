@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, Unpack
 
-from onnxamp._convert.deciding import analyse_safely
+from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelt import among, misspelt, refuse
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.unmatched import Unmatched
@@ -24,10 +24,9 @@ from onnxamp._options.levels import Level
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline
-from onnxamp._pipeline.results import TunedMember, TunedPipeline
+from onnxamp._pipeline.results import PART, PipelineState, TunedMember, TunedPipeline, facts_of
 from onnxamp._pipeline.runs import PipelineRuns
-from onnxamp._pipeline.search import RUNS, SECONDS, PipelineSearch, Told
-from onnxamp._pipeline.state import PART, PipelineState, facts_of
+from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch, Told
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine
@@ -35,13 +34,13 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
 from onnxamp._state.state import State, StateLike, opened
 from onnxamp._target.roofline import device_called
-from onnxamp._target.versions import AUTO
+from onnxamp._target.targets import AUTO
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
 from onnxamp._tuning.runs import tuning_engine
 from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
-from onnxamp._workers.folders import temporary_folder
+from onnxamp._workers.executor import temporary_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class PipelineArguments:
     device: str = AUTO
     provider: Provider | None = None
     runs: int = RUNS
-    seconds: float = SECONDS
+    seconds: float = PIPELINE_SECONDS
     state: StateLike = None
     progress: Told | None = None
     budget: int = BUDGET
@@ -109,7 +108,7 @@ def tune_pipeline(
     device: str = AUTO,
     provider: Provider | None = None,
     runs: int = RUNS,
-    seconds: float = SECONDS,
+    seconds: float = PIPELINE_SECONDS,
     state: StateLike = None,
     progress: Told | None = None,
     budget: int = BUDGET,

@@ -13,8 +13,8 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.targets import device_of
 from onnxamp._report import parts
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
-from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
+from onnxamp._report.parts import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.text import count, magnitude, number, opset_text, size, tally
 
 _ROWS: Final = 12

@@ -5,9 +5,9 @@ from math import isnan
 from typing import Final
 
 from onnxamp._dtypes import FORMATS
+from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
-from onnxamp._numerics.tokens import Parting
 from onnxamp._report import parts
 from onnxamp._report.text import change, count, magnitude, number, shape
 

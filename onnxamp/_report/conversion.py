@@ -24,10 +24,10 @@ from onnxamp._report.comparison import (
     where_it_ran,
     worst_figure,
 )
-from onnxamp._report.contents import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.machine import document
+from onnxamp._report.parts import node_bar, node_figure, traffic_figures, weight_bar
 from onnxamp._report.text import as_sentence, count, percent, size, tally
-from onnxamp._state.plain import as_data
+from onnxamp._state.state import as_data
 
 _ROWS: Final = 12
 """Rows of a table that the terminal shows without -v, and op types that a sentence names."""

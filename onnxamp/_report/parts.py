@@ -3,10 +3,15 @@
 Texts may hold names from models as they are; whatever shows them makes them harmless first.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+from onnxamp._audit.findings import Audit
+from onnxamp._dtypes import FORMATS
+from onnxamp._report.text import count, percent, size
+from onnxamp._runtime.sizes import listed
 
 
 class Status(StrEnum):
@@ -213,3 +218,53 @@ def problems(report: Report) -> Iterator[Item]:
     for one in report.sections:
         items = (part for part in one.parts if isinstance(part, Item) and not one.is_detail)
         yield from (item for item in items if item.level >= Level.WARNING)
+
+
+PRECISIONS: Final = (*FORMATS, "mixed", "float32", "float64", "no floats")
+"""Precisions of nodes, in the order in which they are shown."""
+
+
+def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
+    """How many of the nodes that compute with floats are in low precision; nothing where none does."""
+    low = counts.get(dtype, 0) + counts.get("mixed", 0)
+    floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
+    kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
+    share = percent(low, floats)
+    return (
+        (Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),)
+        if floats
+        else ()
+    )
+
+
+def node_bar(label: str, counts: Mapping[str, int]) -> Bar:
+    """Nodes by precision."""
+    shares = (
+        Share(kind, counts[kind], f"{counts[kind]:,}") for kind in PRECISIONS if counts.get(kind)
+    )
+    return Bar(label, f"{sum(counts.values()):,}", tuple(shares))
+
+
+def weight_bar(label: str, sizes: Mapping[str, int]) -> Bar:
+    """Bytes of weights by type."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    shares = (Share(kind, bytes_, size(bytes_)) for kind, bytes_ in ordered if bytes_)
+    return Bar(label, size(sum(sizes.values())), tuple(shares))
+
+
+def traffic_figures(audit: Audit | None) -> tuple[Figure, ...]:
+    """Casts between floats, and what they move."""
+    if audit is None:
+        return ()
+    casts = audit.casts
+    redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
+    at = f" at {listed(casts.assumed)} (assumed)" if casts.assumed and casts.count else ""
+    left = f"; {casts.unsized:,} of unknown size" if casts.unsized else ""
+    return (
+        Figure(
+            "Casts between floats",
+            f"{casts.count:,}",
+            f"{redundant}about {size(casts.bytes)} moved per run{at}{left}",
+            count(casts.count, "Cast"),
+        ),
+    )

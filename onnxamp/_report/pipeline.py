@@ -10,7 +10,7 @@ from onnxamp._report import parts
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, number, percent, size
 from onnxamp._report.tuning import time_text
-from onnxamp._state.plain import as_data
+from onnxamp._state.state import as_data
 
 _UP: Final = 1.06
 """What a number is multiplied by so that two digits of it are not less than itself."""

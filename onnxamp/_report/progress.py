@@ -7,7 +7,7 @@ from importlib import import_module
 from time import monotonic
 from typing import Any, Final, TypeAlias
 
-from onnxamp._printable import printable
+from onnxamp._errors import printable
 from onnxamp._report.text import percent
 
 Told: TypeAlias = Callable[..., None]

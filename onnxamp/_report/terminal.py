@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from onnxamp._printable import printable
+from onnxamp._errors import printable
 from onnxamp._report.fitting import GAP, PROSE, Column, elided, fit, folded
 from onnxamp._report.parts import (
     Bars,

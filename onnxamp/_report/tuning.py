@@ -15,9 +15,9 @@ from onnxamp._report import parts
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.text import as_sentence, count, number, percent, size, tally
-from onnxamp._state.plain import as_data
+from onnxamp._state.state import as_data
+from onnxamp._tuning.arguments import saved
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
-from onnxamp._tuning.worth import saved
 
 _OPS: Final = 6
 """Op types that an item names."""

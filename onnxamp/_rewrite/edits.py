@@ -9,7 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnxamp._dtypes import Format
 from onnxamp._graph.view import View, scope_graphs
 from onnxamp._model.blobs import Chosen
-from onnxamp._model.record import record
+from onnxamp._model.protos import record
 
 
 @record

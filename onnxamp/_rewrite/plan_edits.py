@@ -5,7 +5,7 @@ Complexity: linear in ports.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnx import TensorProto
 
@@ -13,11 +13,27 @@ from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames, Source, Versions
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+
+
+@dataclass(slots=True)
+class Versions:
+    """Names of one float32 value in both precisions; None for a precision that has no readers."""
+
+    high: str | None = None
+    low: str | None = None
+
+
+class Source(NamedTuple):
+    """The source of a low-precision value: its name, its scope, and the name of its float32 version if there is one."""
+
+    name: str
+    scope: int
+    raised: str | None
 
 
 @dataclass(slots=True)

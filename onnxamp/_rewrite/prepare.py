@@ -12,12 +12,12 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.reads import own_casts
+from onnxamp._decide.ports import own_casts
 from onnxamp._decide.straight import casts_of_constants
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.inline import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without
 from onnxamp._ops.facts import op_facts

@@ -15,15 +15,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.relations import ZERO
 from onnxamp._decide.rescaling import complete
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, scope_graphs
 from onnxamp._model.external_data import scaled_tensor
 from onnxamp._model.protos import copied, copy_fields
 from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array, store_exponents, times_power
 from onnxamp._ops.facts import attribute
-from onnxamp._options.rescaling import Rescaling
+from onnxamp._options.levels import Rescaling
 from onnxamp._rewrite.apply import set_attribute
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._decide.splits import SUM, find_splits
+from onnxamp._graph.constants import terms_of
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
-from onnxamp._graph.terms import terms_of
 from onnxamp._graph.view import ABSENT, Node, Origin, scope_graphs
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute

@@ -36,12 +36,12 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT16
-from onnxamp._graph.names import NewNames
+from onnxamp._graph.constants import summed_terms, terms_of
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.terms import summed_terms, terms_of
 from onnxamp._graph.view import Node
+from onnxamp._ops.exponents import compute
 from onnxamp._ops.facts import attribute, op_key
-from onnxamp._ops.formulas import compute
 from onnxamp._ops.profiles import Profile
 
 EXACT: Final = "onnxamp.exact"

@@ -3,23 +3,127 @@
 Networks are strongly typed: the types in the file decide, and TensorRT refuses what they do not agree with.
 """
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock, Timer
 from typing import Any, Final
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxamp._errors import RuntimeFailure
+from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.protos import copied, opset_imports
-from onnxamp._runtime.child import Child
-from onnxamp._runtime.spill import save_spilled
-from onnxamp._workers.folders import temporary_folder
+from onnxamp._model.protos import copied, opset_imports, stored_bytes
+from onnxamp._paths.paths import is_remote
+from onnxamp._runtime.session import Provider, provider_options
+from onnxamp._runtime.shell import take_weights
+from onnxamp._runtime.spool import save_spilled
+from onnxamp._runtime.starting import reason
+from onnxamp._workers.executor import Once, ending, temporary_folder
 from onnxamp._workers.signals import at_end
-from onnxamp._workers.threads import Once
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that answers lines of JSON by lines of JSON. The next one is started when one died.
+
+    Threads take turns: each gets the answer to its own question.
+
+    Attributes:
+        module: the module whose function the process runs.
+        function: the name of that function.
+        ended: how the last process ended that did not answer a question, as a predicate; "" if each answered.
+    """
+
+    module: str
+    function: str = "serve"
+    ended: str = ""
+    _process: "subprocess.Popen[str] | None" = None
+    _turn: RLock = field(default_factory=RLock)
+
+    def start(self) -> None:
+        """Start the process, without waiting for it.
+
+        Raises:
+            OSError: this system starts no processes.
+        """
+        with self._turn:
+            if self._process is None or self._process.poll() is not None:
+                self.end()
+                self._process = self._started()
+
+    def _started(self) -> "subprocess.Popen[str]":
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        code = f"from {self.module} import {self.function}; {self.function}()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": path},
+            text=True,
+            encoding="utf-8",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def ask(
+        self, question: dict[str, Any], *, seconds: float | None = None
+    ) -> dict[str, Any] | None:
+        """The answer to a question; None if the process ended, or was ended after so many seconds, without one.
+
+        Raises:
+            OSError: this system starts no processes.
+        """
+        with self._turn:
+            return self._answer(question, seconds)
+
+    def _answer(self, question: dict[str, Any], seconds: float | None) -> dict[str, Any] | None:
+        self.start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = None if seconds is None else Timer(seconds, process.kill)
+        if timer is not None:
+            timer.start()
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        self._process = None
+        _await(process)
+        self.ended = ending(process.returncode)
+        return None
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            _await(process)
+
+
+def _await(process: "subprocess.Popen[str]") -> None:
+    """Wait for the end of a process, and close its pipes, in which a question may be left."""
+    with suppress(BrokenPipeError), process:
+        pass
+
 
 _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
@@ -46,7 +150,7 @@ class Built:
 class EngineBuilder:
     """A process that builds engines."""
 
-    _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.build_server"))
+    _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.servers", "serve_builds"))
 
     def build(
         self,
@@ -178,3 +282,91 @@ def the_builder() -> EngineBuilder:
     builder = EngineBuilder()
     at_end(builder.end)
     return builder
+
+
+_LARGE: Final = 16 << 20
+"""Bytes from which on a file is large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading showed: ``by`` names the runtime, and ``fault`` says in a clause why it did not work ("": it did).
+
+    Where nothing could be asked, ``by`` is "". ``does`` is what was asked of it: to "load" a model, or to "build" one.
+    """
+
+    by: str = ""
+    fault: str = ""
+    does: str = "load"
+
+    def where(self, provider: Provider | None) -> str:
+        """``by`` with the provider, as reports name it."""
+        return f"{self.by} on {provider.upper()}" if self.by and provider else self.by
+
+
+@dataclass(slots=True)
+class Loader:
+    """A process that loads models."""
+
+    _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.servers", "serve_loads"))
+
+    def start(self) -> None:
+        """Start the process, without waiting for it."""
+        self._child.start()
+
+    def load(self, path: Path, provider: Provider | None) -> Loaded:
+        """Load a file.
+
+        Args:
+            path: the file, whose external data are known to be where they may be.
+            provider: where all nodes must find kernels; None to resolve the graph alone.
+        """
+        providers = None if provider is None else provider_options(provider)
+        where = str(path.absolute())
+        try:
+            found = self._child.ask({"path": where, "providers": providers})
+        except OSError:  # this system starts no processes
+            return Loaded()
+        if found is None:
+            return Loaded("ONNX Runtime", f"the process that loads it {self._child.ended}")
+        fault = found["fault"].partition(f"{where} failed:")[2] or found["fault"]
+        return Loaded(found["by"], reason(fault))
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        self._child.end()
+
+
+def load_file(model: Model, provider: Provider | None, *, in_text: bool = False) -> Loaded:
+    """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
+
+    To resolve the graph of a large model, its weights are not read. Nor are those of one behind a URL, of which the
+    graph alone is resolved.
+    """
+    assert model.path is not None
+    is_here = not is_remote(model.path)
+    if not in_text and is_here and (provider is not None or model.path.stat().st_size < _LARGE):
+        return the_loader().load(model.path, provider)
+    with temporary_folder() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes((model.proto if in_text else _without_weights(model)).SerializeToString())
+        return the_loader().load(path, provider if is_here else None)
+
+
+def _without_weights(model: Model) -> ModelProto:
+    """The model with its weights declared to be in a file that there is not."""
+    shell = take_weights(model.proto, model.folder, keep=0)
+    for tensor in shell.model.graph.initializer:
+        if tensor.name in shell.weights:
+            tensor.MergeFrom(
+                external_tensor("nowhere", 0, stored_bytes(shell.weights[tensor.name]))
+            )
+    return shell.model
+
+
+@Once
+def the_loader() -> Loader:
+    """The loader of this process: what one import costs serves all models."""
+    loader = Loader()
+    at_end(loader.end)
+    return loader

@@ -8,10 +8,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from onnxamp._context import active_within
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED
+from onnxamp._public import active_within
 
 if TYPE_CHECKING:
     import onnxruntime as ort

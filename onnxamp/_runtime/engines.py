@@ -17,6 +17,7 @@ from onnx import ModelProto
 
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
@@ -31,7 +32,6 @@ from onnxamp._runtime.session import (
     make_session,
     run,
 )
-from onnxamp._runtime.settle import settled_flow
 from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
 
@@ -324,7 +324,7 @@ class Executable:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
-            As :func:`~onnxamp._runtime.settle.settled_flow`.
+            As :func:`~onnxamp._runtime.branches.settled_flow`.
         """
         before = None if self._runner is None else self._runner.flow
         flow = settled_flow(

@@ -2,19 +2,21 @@
 somebody still needs are held.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+import onnx
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import ELEM_NAMES, FORMATS, LOW_ELEMS, readable_types
 from onnxamp._errors import ArgumentError
+from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.inline import inline_functions
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.view import View
@@ -25,8 +27,13 @@ from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
+from onnxamp._runtime.session import Provider, make_session
 from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, as_typed
+from onnxamp._workers.executor import temporary_folder
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 _WIDTH: Final = 4
 """Bytes of most elements."""
@@ -296,3 +303,34 @@ def fitted(flow: Flow, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     return {
         name: as_typed(feed, flow.types.get(name)) for name, feed in feeds.items() if name in taken
     }
+
+
+def expose(
+    model: ModelProto, provider: Provider, names: Container[str]
+) -> "tuple[ort.InferenceSession, tuple[str, ...]]":
+    """A session that computes what :func:`make_session` of the model does, with values of its main graph as outputs.
+
+    Args:
+        model: a model whose weights are inputs, or small; it is not changed.
+        provider: where it runs.
+        names: the values to show.
+
+    Returns:
+        The session, and the names of the values that it shows beside the outputs of the model: those that fusions left.
+
+    Raises:
+        RuntimeFailure: ONNX Runtime cannot load the model.
+    """
+    with temporary_folder() as folder:
+        path = Path(folder, "optimized.onnx")
+        make_session(model, provider, optimized_to=path)
+        optimized = onnx.load(path)
+    given = {entry.name for entry in optimized.graph.output}
+    shown = [
+        name
+        for node in optimized.graph.node
+        for name in node.output
+        if name in names and name not in given
+    ]
+    optimized.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in shown)
+    return make_session(optimized, provider, optimize=False), tuple(shown)

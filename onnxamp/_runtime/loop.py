@@ -17,14 +17,12 @@ from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import Surroundings
-from onnxamp._runtime.dataset import read_row
 from onnxamp._runtime.engines import Progress, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.samples import Sample, Samples, read_row
 from onnxamp._runtime.spool import read_spooled
-from onnxamp._state.plain import as_data, from_data
-from onnxamp._state.state import Part
+from onnxamp._state.state import Part, as_data, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 T = TypeVar("T")

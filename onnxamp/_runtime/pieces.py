@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from onnxamp._dtypes import Format
-from onnxamp._graph.names import NewNames
+from onnxamp._graph.editor import NewNames
 from onnxamp._model.blobs import Bits
 from onnxamp._model.lowering import raised, rounded
 from onnxamp._model.protos import copy_fields
+from onnxamp._runtime.emulate import Rounder
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.plugins import wants_ranks
-from onnxamp._runtime.rounding import Rounder
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import to_value, typed
 

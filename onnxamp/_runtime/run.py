@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxamp._state.state import State, StateLike
     from onnxamp._workers.executor import Workers
 
+
 Report: TypeAlias = Callable[[str, int, int], None]
 """Hears what a job is doing, how much of it is done, and how much there is (0 if that is unknown)."""
 
@@ -131,7 +132,7 @@ class RunOptions:
             ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.
         """
         from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs samples
-        from onnxamp._runtime.sampling import as_samples  # noqa: PLC0415
+        from onnxamp._runtime.samples import as_samples  # noqa: PLC0415
 
         samples = as_samples(
             self.samples,

@@ -38,12 +38,40 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._paths.reading import cannot_read
-from onnxamp._runtime.dataset import is_dataset, row_readers
+from onnxamp._runtime.draws import suited, usual_count
+from onnxamp._runtime.engines import Executable, on_cpu
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feed, as_array, is_array
+
+
+def is_dataset(given: Any) -> bool:
+    """Whether this is a Dataset of Ray, which need not be installed."""
+    return type(given).__module__.partition(".")[0] == "ray" and hasattr(given, "to_numpy_refs")
+
+
+def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
+    """What reads each row. The dataset is computed now, on its cluster, and its rows are counted there."""
+    import ray  # noqa: PLC0415 - there is one, as there is a dataset
+
+    blocks = dataset.to_numpy_refs()
+    counts = ray.get([ray.remote(num_cpus=0)(_length).remote(block) for block in blocks])
+    pairs = zip(blocks, counts, strict=True)
+    return [partial(read_row, block, row) for block, count in pairs for row in range(count)]
+
+
+def read_row(block: Any, row: int) -> dict[str, Feed]:
+    """A row of a block, wherever on the cluster that is."""
+    import ray  # noqa: PLC0415
+
+    return {name: as_array(column[row]) for name, column in ray.get(block).items()}
+
+
+def _length(block: Any) -> int:
+    return len(next(iter(block.values()), ()))
+
 
 Sample: TypeAlias = Mapping[str, Feed]
 
@@ -312,3 +340,43 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def as_samples(
+    samples: SamplesLike | None,
+    model: ModelSource,
+    *,
+    count: int | None = 1,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    reference: Executable | None = None,
+    engines: tuple[str | None, ...] = (),
+) -> Samples:
+    """Samples from whatever a public function was given; at least one.
+
+    Args:
+        samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, which must
+            have an end. Tensors with a method ``numpy`` are arrays. None for random samples of ``model``, which all
+            other arguments are about.
+        model, seed, dims: as for :func:`onnxamp.random_samples`. If it does not run with the usual sizes, others take
+            their place.
+        count: how many; None for as many as a verdict takes.
+        reference: what results are compared with, which keeps its outputs of the first sample; None for the model.
+        engines: what results run on, or are meant for, where they get a verdict.
+
+    Raises:
+        ArgumentTypeError: ``samples`` is of another type.
+        ArgumentError: there is no sample, or as :func:`onnxamp.load_samples` and :func:`onnxamp.random_samples`.
+    """
+    if samples is None:
+        model = Model.of(model)
+        reference = reference or on_cpu(model)
+        draw = suited(draw_of(model, seed, dims), reference)
+        return drawn(draw, usual_count(reference, draw, *engines) if count is None else count)
+    if isinstance(samples, (str, PathLike)):
+        return load_samples(samples)
+    if not isinstance(samples, Samples):
+        samples = given_samples(samples, model)
+    if not samples.has(0):
+        raise ArgumentError("There is no sample to run the model on.")
+    return samples

@@ -29,7 +29,7 @@ from onnxamp._runtime.starting import (
     trial,
 )
 from onnxamp._runtime.values import FOREIGN, Feed, from_value, is_foreign, to_value
-from onnxamp._workers.threads import Once
+from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -177,7 +177,7 @@ def make_session(
         optimize: run all graph optimisations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads that one operator, or an engine that takes a number, may use; 0 for ONNXAMP_THREADS
-            (:mod:`onnxamp._workers.threads`) or ONNX Runtime's own choice.
+            (:mod:`onnxamp._workers.executor`) or ONNX Runtime's own choice.
         spin: let threads busy-wait for the next operator: fastest, but at the cost of other processes.
         profile_to: prefix of the profile file to write; None for no profile.
         record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.

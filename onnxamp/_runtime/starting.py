@@ -19,9 +19,8 @@ from onnxamp._model.sources import confirm_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.custom_ops import register_libraries
-from onnxamp._runtime.spill import is_large, save_spilled, unfolded
-from onnxamp._workers.folders import temporary_folder
-from onnxamp._workers.threads import thread_limit
+from onnxamp._runtime.spool import is_large, save_spilled, unfolded
+from onnxamp._workers.executor import temporary_folder, thread_limit
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -84,7 +84,7 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         )
     if (
         feed is None
-    ):  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.settle.settled_flow`
+    ):  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
     if not all(isinstance(item, np.ndarray) for item in feed) or (kind or "seq").startswith("map"):
         raise RuntimeFailure(f"A value of type {kind or type(feed).__name__} cannot be fed.")

@@ -10,8 +10,7 @@ from onnxamp._dtypes import Format, retyped
 from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.signature import Signature
 from onnxamp._target.kernels import Binding, agrees, fails, runs_on
-from onnxamp._target.targets import target_of
-from onnxamp._target.versions import cpu_of
+from onnxamp._target.targets import cpu_of, target_of
 
 
 @dataclass(frozen=True, slots=True)

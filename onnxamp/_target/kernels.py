@@ -25,9 +25,19 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
-from onnxamp._ops.targets import device_of, target_json
-from onnxamp._target.targets import target_of, targets, with_kernels
-from onnxamp._target.versions import AUTO, cpu_of, installed_target, known_versions, versioned
+from onnxamp._ops.targets import device_of, target_json, target_table
+from onnxamp._target.targets import (
+    AUTO,
+    cpu_of,
+    installed_target,
+    is_older,
+    known_versions,
+    target_of,
+    targets,
+    version_meant,
+    versioned,
+    with_kernels,
+)
 
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
@@ -323,3 +333,32 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
 
 def _elem(type_name: str) -> str:
     return type_name.removeprefix("tensor(").removesuffix(")")
+
+
+@cache
+def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
+    """Return the op types whose kernels for a low-precision type accumulate in float32 on a target.
+
+    Ops that lose digits all the same, because they subtract the mean in low precision, are left out. Nothing is known
+    of a target without a row.
+
+    Args:
+        target: the target, possibly with a version of ONNX Runtime ("cuda@1.24"); the newest known one without it.
+        dtype: "float16" or "bfloat16".
+    """
+    version = version_meant(target)
+    return frozenset(
+        row["op"]
+        for row in target_table(target, "accumulate").get("rows", ())
+        if dtype in row["types"]
+        and row["accumulator"] == "float32"
+        and not row.get("cancels", False)
+        and _holds(row, version)
+    )
+
+
+def _holds(row: Mapping[str, Any], version: str) -> bool:
+    """Return whether a row is about a version of ONNX Runtime."""
+    is_early = "since" in row and is_older(version, row["since"])
+    is_late = "before" in row and not is_older(version, row["before"])
+    return not is_early and not is_late

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
+from onnxamp._errors import ArgumentError
 from onnxamp._ops.targets import device_of, target_json, target_names, target_table
-from onnxamp._target.costs import Costs
+from onnxamp._target.roofline import Costs
+from onnxamp._warnings import warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +71,137 @@ def _read(name: str) -> Target:
         device=facts.get("device", ""),
         costs=Costs.of(facts["costs"]),
     )
+
+
+AUTO: Final = "auto"
+"""The target that stands for the installed ONNX Runtime."""
+CPU: Final = "cpu"
+"""The target that runs what the others leave to ONNX Runtime's CPU provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The newest models that a version of ONNX Runtime loads.
+
+    Attributes:
+        ir_version: IR version of the file.
+        opset: version of ai.onnx.
+    """
+
+    ir_version: int
+    opset: int
+
+
+@cache
+def known_versions(device: str) -> tuple[str, ...]:
+    """Return the versions of ONNX Runtime whose kernels are known for a device, the oldest first.
+
+    They differ, since wheels for the CPU appear before those for CUDA. For a device without versions of its own,
+    they are those that are known for every device that has them.
+    """
+    if target_of(device).versioned:
+        return tuple(reversed(target_json(device, "history")["versions"]))
+    others = [known_versions(name) for name in with_versions()]
+    return tuple(
+        version for version in known_versions(CPU) if all(version in known for known in others)
+    )
+
+
+def with_versions() -> tuple[str, ...]:
+    """Return the targets whose kernels are known by version of ONNX Runtime."""
+    return tuple(name for name, target in targets().items() if target.versioned)
+
+
+def version_meant(target: str) -> str:
+    """Return the version of ONNX Runtime that a target names, or else the newest that is known for its device."""
+    return version_of(target) or known_versions(device_of(target))[-1]
+
+
+def release(target: str) -> Release:
+    """What the ONNX Runtime of a target loads; the newest one if the target names none."""
+    device = device_of(target) if target_of(target).versioned else CPU
+    facts = target_json(device, "history")["versions"][version_meant(target)]
+    return Release(facts["ir"], facts["opset"])
+
+
+def version_of(target: str) -> str:
+    """The version of ONNX Runtime that a target names, or ""."""
+    return target.partition("@")[2]
+
+
+def is_older(version: str, other: str) -> bool:
+    """Whether a version of ONNX Runtime comes before another one."""
+    return _ordinal(version) < _ordinal(other)
+
+
+def cpu_of(target: str) -> str:
+    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a builder.
+
+    It is of the same version as the target's provider, named or not.
+    """
+    if target_of(target).builds or device_of(target) == CPU:
+        return target
+    return f"{CPU}@{version_meant(target)}"
+
+
+def versioned(device: str, version: str) -> str:
+    """The target of a device and a version of ONNX Runtime, which may name a patch release.
+
+    A version newer than all that are known for the device gets the kernels of the newest, with a warning.
+
+    Raises:
+        ArgumentError: the device has no versions, or the version is unknown.
+    """
+    if not target_of(device).versioned:
+        raise ArgumentError(
+            f"The target {device!r} has no versions: only {' and '.join(with_versions())} have."
+        )
+    known = known_versions(device)
+    parts = version.split(".")
+    wanted = ".".join(parts[:2])
+    if wanted in known:
+        return f"{device}@{wanted}"
+    if (
+        len(parts) > 1
+        and all(part.isdecimal() for part in parts[:2])
+        and _ordinal(wanted) > _ordinal(known[-1])
+    ):
+        warn(
+            [
+                f"The kernels of ONNX Runtime {version} are not known yet for {device}: those of {known[-1]} are taken."
+            ]
+        )
+        return f"{device}@{known[-1]}"
+    raise ArgumentError(
+        f"Kernels of ONNX Runtime {version!r} are not known for the target {device!r}: choose a version from"
+        f" {known[0]} to {known[-1]}, as in '{device}@{known[-1]}'."
+    )
+
+
+def installed_target() -> str:
+    """The target of the installed ONNX Runtime: the first one that it was built with.
+
+    Raises:
+        ArgumentError: ONNX Runtime is not installed, or its version is unknown.
+    """
+    try:
+        import onnxruntime as ort  # noqa: PLC0415 - only this target needs it
+    except ImportError as error:
+        message = f"The target 'auto' is that of the installed onnxruntime, which cannot be imported: {error}."
+        raise ArgumentError(message) from error
+    available = ort.get_available_providers()
+    device = next((name for name in with_versions() if targets()[name].registry in available), CPU)
+    return versioned(device, ort.__version__)
+
+
+def older_installed(target: str) -> str:
+    """Return the target in the version of the installed ONNX Runtime, if that is older than the one meant, or ""."""
+    import onnxruntime as ort  # noqa: PLC0415 - only this needs it
+
+    device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])
+    known = target_of(device).versioned and installed in known_versions(device)
+    return f"{device}@{installed}" if known and is_older(installed, version_meant(target)) else ""
+
+
+def _ordinal(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -6,8 +6,8 @@ from math import inf
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.components import components
 from onnxamp._decide.decision import Decision
+from onnxamp._decide.exponents import components
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import CutProblem
 from onnxamp._graph.view import ABSENT

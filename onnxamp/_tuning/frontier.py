@@ -14,10 +14,10 @@ from itertools import pairwise
 from math import inf, log
 from typing import Final, TypeAlias
 
+from onnxamp._tuning.arguments import is_slower, is_worth, standing
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import CASTS
-from onnxamp._tuning.worth import is_slower, is_worth, standing
 
 Choice: TypeAlias = frozenset[str]
 

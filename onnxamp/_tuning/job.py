@@ -17,13 +17,13 @@ from onnxamp._dtypes import Format
 from onnxamp._model.blobs import Bits, WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
-from onnxamp._numerics.products import product_weights
+from onnxamp._numerics.arrangement import product_weights
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
 from onnxamp._runtime.engines import Engine, OutputCache
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import KeptSamples, observe_all
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.sent import SentModel
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode

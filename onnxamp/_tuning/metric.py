@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._numerics.accept import Accept, called, imported
 from onnxamp._numerics.detections import compare_matched
+from onnxamp._numerics.limits import Accept, called, imported
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._runtime.engines import Outputs
 

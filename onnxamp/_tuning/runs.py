@@ -19,6 +19,7 @@ from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
+from onnxamp._runtime.branches import settle, shapes_of
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import (
     Engine,
@@ -28,6 +29,7 @@ from onnxamp._runtime.engines import (
     choose_engine,
     engine_on,
 )
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import flow_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import (
@@ -43,9 +45,7 @@ from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.sent import SentModel
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.settle import settle, shapes_of
 from onnxamp._runtime.shell import Shell, take_weights
 from onnxamp._runtime.side import run_together
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched

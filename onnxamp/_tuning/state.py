@@ -9,8 +9,7 @@ from typing import Any, Final
 from onnxamp._options.options import Options
 from onnxamp._runtime.loop import KeptSamples
 from onnxamp._runtime.samples import Samples
-from onnxamp._state.plain import as_data
-from onnxamp._state.state import Part, fingerprint
+from onnxamp._state.state import Part, as_data, fingerprint
 from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
 
 PARTS: Final = (

@@ -11,11 +11,10 @@ from onnxamp._convert.plan import plan_json, plan_of
 from onnxamp._errors import ArgumentError
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
-from onnxamp._state.plain import as_data, from_data
-from onnxamp._state.state import Facts, Part, State, fingerprint
+from onnxamp._state.state import Facts, Part, State, as_data, fingerprint, from_data
 from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.race import Outcome, checked_pick
 from onnxamp._tuning.results import KeptNode, Tuned
-from onnxamp._tuning.verified import Outcome, checked_pick
 
 TABLES: Final = "candidates of a tuning"
 """The part of the state file."""

@@ -6,7 +6,7 @@
 3. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.frontier`). Mask runs bisect it (:mod:`onnxamp._tuning.search`).
 4. The best candidate is converted and compared on all samples, on CUDA if there is a device
-   (:mod:`onnxamp._tuning.verified`). If it misses, the bisection is repeated with larger errors expected.
+   (:mod:`onnxamp._tuning.race`). If it misses, the bisection is repeated with larger errors expected.
 5. A state file keeps the candidates with their plans, so that any of them can be written later
    (:mod:`onnxamp._tuning.table`).
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._convert.analysis import analyse
-from onnxamp._convert.deciding import all_unsound, analyse_model, soundly
+from onnxamp._convert.convert import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
-from onnxamp._convert.raising import reference_of
+from onnxamp._convert.misspelt import reference_of
 from onnxamp._convert.rounding import MADE_UP
 from onnxamp._errors import InternalError, RuntimeFailure
 from onnxamp._model.model import Model
@@ -41,24 +41,19 @@ from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._state.state import Facts
 from onnxamp._target.roofline import Device, device_called
 from onnxamp._tuning.arguments import Search, meant_device
-from onnxamp._tuning.engine_times import measure_times
-from onnxamp._tuning.exponents import tune_both
+from onnxamp._tuning.engine_times import measure_times, whole_times
 from onnxamp._tuning.frontier import Aim
 from onnxamp._tuning.job import Job
-from onnxamp._tuning.masks import SharedMasks
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
-from onnxamp._tuning.prints import given_prints, options_print
-from onnxamp._tuning.race import Race
-from onnxamp._tuning.results import Tuned
-from onnxamp._tuning.rounded import tune_rounded
+from onnxamp._tuning.race import Outcome, Race, verified
+from onnxamp._tuning.results import Tuned, given_prints, options_print
+from onnxamp._tuning.rounded import tune_both, tune_rounded
 from onnxamp._tuning.runs import MaskedModel, tuning_engine
-from onnxamp._tuning.search import CandidateSearch
+from onnxamp._tuning.search import CandidateSearch, SharedMasks
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._tuning.table import TABLES, table_of
-from onnxamp._tuning.timed import whole_times
-from onnxamp._tuning.verified import Outcome, verified
-from onnxamp._workers.folders import temporary_folder
+from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SUBSET: Final = 4

@@ -16,8 +16,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, MissingPackageError, RuntimeFailure
-from onnxamp._workers.executor import Crash, Station, Work
-from onnxamp._workers.threads import THREADS, core_count
+from onnxamp._workers.executor import THREADS, Crash, Station, Work, core_count
 
 LOCAL: Final = "local"
 """The address that starts a cluster on this machine, for as long as it is needed."""

@@ -1,14 +1,199 @@
 """Where work goes: the one meaning of ``--jobs`` and ``--cluster``."""
 
-from collections.abc import Iterator
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
 
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.cluster import Cluster, connect
-from onnxamp._workers.executor import Workers
-from onnxamp._workers.processes import Processes
-from onnxamp._workers.threads import core_count
+from onnxamp._workers.executor import THREADS, Crash, Station, Work, Workers, core_count
+from onnxamp._workers.signals import HANGUP, Ended, Watch, end_now, survive_truncation
+
+_GRACE: Final = 10.0
+"""Seconds that workers get to remove half-written files."""
+
+_READY: Final = "ready"
+"""What a worker sends first."""
+
+_GUARD: Final = (
+    "Each worker imports the script that started it, so what starts workers has to stand under"
+    ' `if __name__ == "__main__":` there.'
+)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process, and the item that it works on."""
+
+    process: BaseProcess
+    pipe: Connection
+    position: int = -1
+    work: bytes = b""
+    """The work that it has turned to."""
+    is_ready: bool = False
+
+
+@dataclass(slots=True)
+class Processes:
+    """Processes that are started when they are needed, and kept for further work.
+
+    Attributes:
+        count: how many.
+        threads: the value of ONNXAMP_THREADS in each of them.
+        once: whether each does one item, and ends.
+    """
+
+    count: int
+    threads: int
+    once: bool = False
+    is_ray: bool = False
+    attempts: int = 1
+    """What crashes here would crash again, and what runs out of memory, too."""
+    _work: bytes = b""
+    _begun: Work | None = None
+    _idle: list[_Worker] = field(default_factory=list)
+    _busy: dict[Connection, _Worker] = field(default_factory=dict)
+
+    def begin(self, work: Work) -> None:
+        """As :meth:`Workers.begin`."""
+        if work is self._begun:
+            return
+        try:
+            self._work, self._begun = pickle.dumps(work), work
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                f"Worker processes cannot be sent what they need ({error}): functions must be importable by name."
+            ) from None
+
+    def free(self) -> int:
+        """As :meth:`Workers.free`."""
+        return self.count - len(self._busy)
+
+    def give(self, position: int, item: Any) -> None:
+        """As :meth:`Workers.give`."""
+        while True:
+            worker = self._idle.pop() if self._idle else _start(self.threads)
+            with contextlib.suppress(OSError):  # it died while idle: the next one gets the item
+                worker.pipe.send((self._work if worker.work is not self._work else None, item))
+                worker.position, worker.work = position, self._work
+                self._busy[worker.pipe] = worker
+                return
+
+    def wait(self) -> list[tuple[int, Any]]:
+        """As :meth:`Workers.wait`.
+
+        Raises:
+            RuntimeFailure: a worker ends, by itself, before it is ready: so would all others.
+        """
+        done = []
+        for worker in [
+            self._busy[pipe] for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)
+        ]:
+            try:
+                result = worker.pipe.recv()
+            except (EOFError, OSError):
+                worker.process.join()
+                code = worker.process.exitcode
+                if not worker.is_ready and code is not None and code > 0:
+                    raise RuntimeFailure(
+                        f"A worker process ended with exit code {code} as it started. {_GUARD}"
+                    ) from None
+                result = Crash(code)
+            else:
+                if not worker.is_ready:
+                    worker.is_ready = True
+                    continue
+                if self.once:
+                    _end([worker], terminated=False)
+                else:
+                    self._idle.append(worker)
+            del self._busy[worker.pipe]
+            done.append((worker.position, result))
+        return done
+
+    def stop(self) -> None:
+        """As :meth:`Workers.stop`; those that are busy get time to remove half-written files."""
+        busy = list(self._busy.values())
+        self._busy.clear()
+        _end(busy, terminated=True)
+
+    def close(self) -> None:
+        """End all workers."""
+        self.stop()
+        idle, self._idle = self._idle, []
+        _end(idle, terminated=False)
+
+
+def _start(threads: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+    with _interrupts_blocked():
+        try:
+            process.start()
+        except RuntimeError:  # this is a worker that imports the script
+            raise ArgumentError(f"A worker process cannot start workers. {_GUARD}") from None
+    theirs.close()  # else we would not notice the death of the worker
+    return _Worker(process, ours)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Workers inherit this. Ctrl-C reaches every process of a terminal, but the main process decides what ends."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
+    """End workers; those that are still there after the grace period are killed."""
+    for worker in workers:
+        worker.pipe.close()
+        if terminated:
+            worker.process.terminate()
+    deadline = time.monotonic() + _GRACE
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            worker.process.join()
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """What a worker does: work on one item after the other until the main process closes the pipe."""
+    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
+        signal.signal(number, signal.SIG_IGN)
+    Watch([signal.SIGTERM])
+    survive_truncation()
+    os.environ[THREADS] = str(threads)
+    station = Station()
+    try:
+        pipe.send(_READY)
+        while True:
+            work, item = pipe.recv()
+            if work is not None:
+                station.turn_to(work)
+            pipe.send(station.do(item))
+    except (EOFError, OSError):  # the main process closed the pipe, or died
+        pass
+    except Ended:
+        end_now(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what runs at exit must not be unwound
 
 
 @dataclass(frozen=True, slots=True)

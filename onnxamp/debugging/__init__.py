@@ -29,17 +29,19 @@ from onnxamp.debugging._checker import (
     tensor_checker,
 )
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
-from onnxamp.debugging._layers import LayerCheck, check_layer_numerics
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
-from onnxamp.debugging._operators import (
+from onnxamp.debugging._records import ValueRecord, read_dump
+from onnxamp.debugging._steps import InferenceSession
+from onnxamp.debugging._tensors import (
+    NumericsWarning,
     OperatorStats,
+    TensorStats,
+    check_numerics,
     collect_operator_stats,
     disable_operator_stats_collection,
     enable_operator_stats_collection,
 )
-from onnxamp.debugging._records import ValueRecord, read_dump
-from onnxamp.debugging._session import InferenceSession
-from onnxamp.debugging._tensors import NumericsWarning, TensorStats, check_numerics
+from onnxamp.debugging._watch import LayerCheck, check_layer_numerics
 
 __all__ = [
     "AccuracyRow",

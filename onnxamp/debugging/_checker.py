@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from onnxamp._context import active_within
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._paths.paths import made_folder
+from onnxamp._public import active_within
 from onnxamp.debugging._modes import TensorCheckerConfig
 from onnxamp.debugging._records import ValueRecord
 

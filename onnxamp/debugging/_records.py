@@ -7,8 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError
-from onnxamp._printable import printable
+from onnxamp._errors import ArgumentError, printable
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._tables import Cell, read_csv, write_table
 from onnxamp.debugging._tensors import TensorStats

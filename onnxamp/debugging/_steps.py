@@ -10,26 +10,32 @@ expected, and no fault of the model, as long as all this holds:
 What depends on them is expected, too.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING
+from os import fspath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto
 
+from onnxamp._amp import active_cast
+from onnxamp._api import convert_as
+from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.storage import data_files, parse_model
 from onnxamp._numerics.measure import measure
 from onnxamp._numerics.watch import Watched, classify, watched_values
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.exposed import expose
-from onnxamp._runtime.flow import Flow, make_flow
-from onnxamp._runtime.session import Provider, run_values
+from onnxamp._runtime.engines import Executable, engine_on
+from onnxamp._runtime.flow import Flow, expose, make_flow
+from onnxamp._runtime.session import Provider, cuda_available, make_session, run, run_values
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._checker import TensorChecker, next_check
-from onnxamp.debugging._operators import OperatorStats, active_stats, count_operators
 from onnxamp.debugging._records import ValueRecord
-from onnxamp.debugging._tensors import tensor_stats
-from onnxamp.debugging._watch import RunRecords, conclude, records_of
+from onnxamp.debugging._tensors import OperatorStats, active_stats, count_operators, tensor_stats
+from onnxamp.debugging._watch import RunRecords, Watcher, conclude, records_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -158,4 +164,166 @@ def _without_overflows(
         if row.is_bad and row.tensor in scaled and (row.position < end or row.fault == "Inf")
         else row
         for name, row in records.items()
+    }
+
+
+class InferenceSession:
+    """Runs a model like ``onnxruntime.InferenceSession``, and checks the runs if a check is active.
+
+    Under :func:`enable_tensor_checker` each run is done twice: op by op, with every float checked and low precision
+    emulated, and then as usual. The outputs are those of the second run and thus do not depend on the check: on the
+    CPU, where ONNX Runtime computes float16 in float32, they may be fine although the check finds an overflow that
+    would occur on a GPU. Under :func:`collect_operator_stats` each run counts the nodes of the model. Otherwise runs
+    cost nothing extra.
+
+    A session created within :func:`onnxamp.amp.auto_cast` runs the converted model. Without a CUDA device, low
+    precision is then emulated, unless you pass options of your own.
+
+    Args:
+        path_or_bytes: a path, the bytes of a model file, a ModelProto with its weights loaded (do not change it while
+            the session is in use), or an onnx-graphsurgeon Graph.
+        sess_options, providers, provider_options: as for ONNX Runtime. By default the session runs on CUDA if there is
+            a device, with TF32 off, and on the CPU otherwise.
+
+    Raises:
+        ArgumentTypeError: the model is of another type.
+        ModelError: the model cannot be read.
+        RuntimeFailure: the model cannot be loaded. With options of your own, whatever ONNX Runtime raises.
+
+    Example:
+        >>> import onnxamp
+        >>> session = onnxamp.InferenceSession("models/encoder.onnx")
+        >>> outputs = session.run(["pooled"], onnxamp.random_samples("models/encoder.onnx")[0])
+        >>> outputs[0].shape, outputs[0].dtype
+        ((1, 64), dtype('float32'))
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: ModelSource | bytes,
+        sess_options: "ort.SessionOptions | None" = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Any] | None = None,
+    ) -> None:
+        cast, source = active_cast(), _parsed(path_or_bytes)
+        self._source: ModelProto | str = source if cast is None else convert_as(source, cast)
+        self._lock = threading.Lock()
+        self._watcher: Watcher | None = None
+        self._counted: OperatorStats | None = None
+        if sess_options is None and providers is None and provider_options is None:
+            on_cuda = cuda_available()
+            emulated = cast is not None and not on_cuda and isinstance(self._source, ModelProto)
+            ready = emulate(self._source) if emulated else self._source  # type: ignore[arg-type]
+            self._session = make_session(ready, "cuda" if on_cuda else "cpu")
+        else:
+            self._session = _own_session(self._source, sess_options, providers, provider_options)
+
+    @property
+    def session(self) -> "ort.InferenceSession":
+        """The underlying ``onnxruntime.InferenceSession``."""
+        return self._session
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: "ort.RunOptions | None" = None,
+    ) -> list[Any]:
+        """Run the model.
+
+        Args:
+            output_names: which outputs; None or an empty list for all.
+            input_feed: arrays by input name (lists of arrays for sequences; ``OrtValue`` for either).
+            run_options: of the run itself; checks ignore them.
+
+        Returns:
+            One array per output (a list of arrays for a sequence), in the order of ``output_names``.
+
+        Raises:
+            NumericsError: an active checker aborts, as a value holds NaN or an unintended Inf.
+            ArgumentError: the inputs do not fit the model.
+            RuntimeFailure: the model does not run.
+            OutputError: records cannot be written.
+        """
+        check = next_check()
+        if check is not None:
+            self._check(*check, input_feed)
+        stats = active_stats()
+        if stats is not None:
+            stats.add(self._operators())
+        if run_options is not None:
+            return list(self._session.run(output_names or None, dict(input_feed), run_options))
+        names = list(output_names or ()) or [item.name for item in self._session.get_outputs()]
+        outputs = run(self._session, _arrays(input_feed), names)
+        return [outputs[name] for name in names]
+
+    def get_inputs(self) -> "list[ort.NodeArg]":
+        """Name, type and shape of each input, as ONNX Runtime gives them."""
+        return list(self._session.get_inputs())
+
+    def get_outputs(self) -> "list[ort.NodeArg]":
+        """Name, type and shape of each output, as ONNX Runtime gives them."""
+        return list(self._session.get_outputs())
+
+    def get_providers(self) -> list[str]:
+        """Execution providers in order of preference."""
+        return list(self._session.get_providers())
+
+    def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
+        config = checker.config
+        with self._lock:  # threads that share this object share the sessions of its watcher
+            watched = self._watcher_of_source().watch(
+                step, _arrays(feeds), config.ops, stop=config.aborts
+            )
+        conclude(checker, watched)
+
+    def _watcher_of_source(self) -> Watcher:
+        if self._watcher is None:
+            on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
+            engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
+            self._watcher = Watcher(Executable(Model.of(self._source), engine))
+        return self._watcher
+
+    def _operators(self) -> OperatorStats:
+        if self._counted is None:
+            self._counted = count_operators(self._source)
+        return self._counted
+
+
+def _parsed(model: ModelSource | bytes) -> ModelProto | str:
+    """The model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
+    if isinstance(model, (bytes, bytearray)):
+        model, _ = parse_model(bytes(model), "path_or_bytes")
+    opened = Model.of(model)
+    data_files(opened.proto, opened.folder)
+    return opened.proto if opened.path is None else fspath(opened.path)
+
+
+def _own_session(
+    source: ModelProto | str,
+    sess_options: "ort.SessionOptions | None",
+    providers: Sequence[Any] | None,
+    provider_options: Sequence[Any] | None,
+) -> "ort.InferenceSession":
+    import onnxruntime as ort  # noqa: PLC0415
+
+    if isinstance(source, ModelProto):
+        try:
+            data: bytes | str = source.SerializeToString()
+        except ValueError as error:
+            raise ArgumentError(
+                "The model is larger than 2 GB: save it and pass its path."
+            ) from error
+    else:
+        data = source
+    return ort.InferenceSession(data, sess_options, providers, provider_options)
+
+
+def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Feeds as arrays instead of values of ONNX Runtime."""
+    return {
+        name: from_value(feed)
+        if hasattr(feed, "has_value") and hasattr(feed, "data_type")
+        else feed
+        for name, feed in feeds.items()
     }

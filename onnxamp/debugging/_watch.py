@@ -1,5 +1,6 @@
 """Running a model op by op while recording all its floats."""
 
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,15 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from onnx import TensorProto, numpy_helper
 
-from onnxamp._errors import NumericsError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.check import OpFilter
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
-from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import Feed, from_value
 from onnxamp.debugging._checker import StepCheck, TensorChecker
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
@@ -252,3 +258,152 @@ def _caller() -> int:
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("onnxamp."):
         frame, level = frame.f_back, level + 1
     return level
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCheck:
+    """The records of one layer, for each sample (``step``) in turn.
+
+    Attributes:
+        inputs: float inputs of the layer: values of other nodes, inputs of the model, and weights (once only).
+        values: float outputs of the nodes of the layer.
+
+    Example:
+        >>> from onnxamp.debugging import check_layer_numerics
+        >>> check = check_layer_numerics("models/encoder.onnx", ".*attention.*")
+        >>> check.bad
+        ()
+    """
+
+    inputs: tuple[ValueRecord, ...]
+    values: tuple[ValueRecord, ...]
+
+    @property
+    def bad(self) -> tuple[ValueRecord, ...]:
+        """Records with NaN or unintended Inf, inputs first."""
+        return tuple(row for row in (*self.inputs, *self.values) if row.is_bad)
+
+    def __str__(self) -> str:
+        return "\n".join(["inputs", *map(str, self.inputs), "values", *map(str, self.values)])
+
+
+@unchanged_sources()
+def check_layer_numerics(
+    model: ModelSource,
+    layer: str | Iterable[str],
+    samples: SamplesLike | None = None,
+    *,
+    debug_mode: DebugMode = DebugMode.CHECK_NAN_INF_AND_ABORT,
+    provider: Provider | None = None,
+    seed: int = 0,
+    count: int = 1,
+    dims: Mapping[str, int] | None = None,
+) -> LayerCheck:
+    """Check the inputs, weights and values of a layer of a model.
+
+    The counterpart of ``paddle.amp.debugging.check_layer_numerics``, which decorates the ``forward`` of a layer; here a
+    layer is a set of nodes. The first NaN or unintended Inf is an error; other modes return all records and, except for
+    CHECK_ALL, warn (:class:`NumericsWarning`).
+
+    Args:
+        model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
+        layer: names of nodes or of their outputs; a text that is no name is a regular expression that matches whole
+            names: ``"decoder/0/.*"``.
+        samples: inputs of the *model*: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
+            :class:`onnxamp.Samples`; None for random ones.
+        debug_mode: what happens if something is found.
+        provider: "cuda" or "cpu"; None for CUDA if there is a device. Low precision is emulated on both.
+        seed, count, dims: seed, number and named sizes of random samples.
+
+    Raises:
+        NumericsError: the mode aborts, and there is NaN or an unintended Inf.
+        ArgumentError: the layer has no node with float outputs, or the samples do not fit the model.
+        ArgumentTypeError: an argument has the wrong type.
+        ModelError: the model cannot be read.
+        RuntimeFailure: the model does not run.
+
+    Example:
+        >>> from onnxamp.debugging import check_layer_numerics
+        >>> check = check_layer_numerics("models/encoder.onnx", ".*attention.*", count=2)
+        >>> sorted({record.step for record in check.values})
+        [0, 1]
+    """
+    names = [layer] if isinstance(layer, str) else list(layer)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(
+            f"layer must be the name of a node, or several names, not {layer!r}."
+        )
+    opened = Model.of(model)
+    samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
+    watcher = Watcher(Executable(opened, engine_on(choose_provider(provider), emulates=True)))
+    inputs: list[ValueRecord] = []
+    values: list[ValueRecord] = []
+    for step, sample in enumerate(samples):
+        run = watcher.watch(step, sample)
+        outputs = _outputs(run, names)
+        values += outputs
+        nodes = {run.nodes[row.tensor] for row in outputs}
+        sources = {row.tensor: row for output in outputs for row in run.sources(output.tensor)}
+        inputs += [row for name, row in sources.items() if run.nodes.get(name) not in nodes]
+        inputs += _weights(run.flow, nodes) if step == 0 else ()
+        check = LayerCheck(tuple(inputs), tuple(values))
+        if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and check.bad:
+            bad = check.bad[0]
+            text = f"There is NaN or Inf in {bad}. {run.story(bad, 1)}".rstrip()
+            raise NumericsError(text, bad.tensor, bad.node, bad.op)
+    alarming = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
+    if alarming and debug_mode is not DebugMode.CHECK_ALL:
+        what = "Beyond float16" if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW else "NaN or Inf"
+        text = f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
+        warnings.warn(text, NumericsWarning, stacklevel=2)
+    return check
+
+
+def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
+    """The records of the nodes with these names.
+
+    Raises:
+        ArgumentError: a name matches nothing.
+    """
+    produced = [run.records[name] for name in run.nodes]
+    chosen: set[str] = set()
+    for name in names:
+        matches = {row.tensor for row in produced if name in (row.node, row.tensor)}
+        if not matches:
+            pattern = _compiled(name)
+            matches = {
+                row.tensor
+                for row in produced
+                if pattern.fullmatch(row.node) or pattern.fullmatch(row.tensor)
+            }
+        if not matches:
+            raise ArgumentError(
+                f"No node with float outputs is called {name!r} or matches it as a regular expression; the first ones"
+                f" are {', '.join(repr(row.node) for row in produced[:5]) or 'none'}."
+            )
+        chosen |= matches
+    return [row for row in produced if row.tensor in chosen]
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error:
+        return re.compile(re.escape(text))  # names may hold unbalanced brackets
+
+
+def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
+    """Float weights of the nodes, including constants."""
+    order = sorted(nodes)
+    for name in dict.fromkeys(
+        name for node in order for name in (*flow.held[node], *flow.reads[node])
+    ):
+        constant = flow.constants.get(name)
+        if name in flow.shell.weights:
+            array = flow.shell.array(name, raised=True)
+        elif isinstance(constant, TensorProto):
+            array = numpy_helper.to_array(constant)
+        else:
+            continue
+        if array.dtype.kind == "f":
+            yield ValueRecord.given(0, name, dtype_of(flow, name), tensor_stats(np.asarray(array)))

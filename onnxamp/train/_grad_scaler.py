@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._warnings import warn
-from onnxamp.train._halves import StepGradients, StepResult
+from onnxamp.train._masters import StepGradients, StepResult
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
     NEVER,

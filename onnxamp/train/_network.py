@@ -13,22 +13,25 @@ from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
-from onnxamp._runtime.samples import SamplesLike
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
-from onnxamp.train._flushed import FlushedGradient, flushed_gradients
-from onnxamp.train._halves import Halves, StepGradients, StepResult
-from onnxamp.train._masters import Masters, with_arrays
-from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._flushed import (
+    FlushedGradient,
+    check_state,
+    flushed_gradients,
+    read_checkpoint,
+    trained_model,
+    write_checkpoint,
+)
+from onnxamp.train._masters import Halves, Masters, StepGradients, StepResult, with_arrays
+from onnxamp.train._optimizers import APPLY, DIVISOR, NORM, OVERFLOW, RATE, Optimizer
 from onnxamp.train._recorded import RESULTS, Held, values_of
-from onnxamp.train._saved import check_state, read_checkpoint, trained_model, write_checkpoint
 from onnxamp.train._scale import LossScale
 from onnxamp.train._scaling import LossScaleManager
 from onnxamp.train._step import LOSS, Step
-from onnxamp.train._update import APPLY, DIVISOR, NORM, OVERFLOW, RATE
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -23,8 +23,8 @@ from onnxamp._runtime.bound import bind_values, empty_value
 from onnxamp._runtime.session import EXACT, Provider, make_session, run, run_values
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._feeds import Feeds
+from onnxamp.train._optimizers import NORM, OVERFLOW
 from onnxamp.train._step import LOSS
-from onnxamp.train._update import NORM, OVERFLOW
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from onnxamp._dtypes import FORMATS
 from onnxamp.train._grad_scaler import GradScaler
+from onnxamp.train._optimizers import FACTORS, SCALE, SCALE_STATE, WINDOWS, Scaling
 from onnxamp.train._scaling import (
     NEVER,
     LossScaleManager,
@@ -18,7 +19,6 @@ from onnxamp.train._scaling import (
     is_moved_by_graph,
     scale_of,
 )
-from onnxamp.train._update import FACTORS, SCALE, SCALE_STATE, WINDOWS, Scaling
 
 _STILL: Final = ScaleUpdate(1.0, 1.0, NEVER, NEVER)
 """What remains of a scaler that another network disabled."""

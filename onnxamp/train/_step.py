@@ -28,15 +28,14 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import symbolic_shapes
+from onnxamp.train._feeds import Classes, Loss
 from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
 from onnxamp.train._gradients import differentiate
 from onnxamp.train._gradients.writer import Tensor, Writer
-from onnxamp.train._losses import Classes, Loss
-from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._update import (
+from onnxamp.train._optimizers import (
     APPLY,
     DIVISOR,
     FACTORS,
@@ -49,6 +48,7 @@ from onnxamp.train._update import (
     SUM,
     WINDOWS,
     Array,
+    Optimizer,
     Scaling,
     Update,
     next_of,

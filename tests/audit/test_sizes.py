@@ -9,7 +9,7 @@ from commands import run, saved
 from graphs.case import parse
 
 import onnxamp
-from onnxamp._audit.casts import sized
+from onnxamp._audit.faults import sized
 from onnxamp._graph.graph import Graph
 
 CAST = """(float[batch,sequence,4] x) => (float[batch,sequence,4] y) {

@@ -15,11 +15,13 @@ from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
 from onnxamp._bench.bench import BenchOptions
-from onnxamp._bench.causes import Evidence, find_causes, fused_ops
 from onnxamp._bench.records import Bench, BenchReport, Cause, Latency, OpTime, Ratio, Timing
 from onnxamp._bench.timing import (
+    Evidence,
     Timed,
     executed,
+    find_causes,
+    fused_ops,
     interleave,
     latency,
     odd_channels,

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 import onnxamp
 from onnxamp._cli import group
 from onnxamp._cli.common import new_command
-from onnxamp._runtime.profiled_run import read_events
+from onnxamp._runtime.profile import read_events
 
 ADDED = "(float[1,2] A, float[1,2] B) => (float[1,2] Y) { Y = Add (A, B) }"
 

@@ -12,7 +12,7 @@ import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import as_samples
 
 DECODER = """
 <ir_version: 10, opset_import: ["" : 23]>

@@ -17,8 +17,7 @@ from real_models import needs, real_model
 import onnxamp
 from onnxamp._cli.extract import command
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError
-from onnxamp._extract.around import extract_region
-from onnxamp._extract.record import differences, same
+from onnxamp._extract.around import differences, extract_region, same
 from onnxamp._extract.region import save_region
 from onnxamp._numerics.diff import diff_models
 from onnxamp._runtime.emulate import emulate

@@ -25,7 +25,7 @@ import onnxamp
 from onnxamp._batch.job import FolderOptions, Job, run_job
 from onnxamp._model import storage
 from onnxamp._model.model import Model
-from onnxamp._runtime.sent import SentModel
+from onnxamp._runtime.fingerprints import SentModel
 
 SIZE: Final = 64
 TEXT: Final = f"""(float[1,{SIZE}] X) => (float[1,{SIZE}] Y) {{

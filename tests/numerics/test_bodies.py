@@ -18,7 +18,7 @@ from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import as_samples
 
 LOOP = """(float[2] X) => (float[2] Y) <float[1] w = {200}, float[1] v = {0.01}> {
     trips = Constant <value: tensor = int64 {3}> ()

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxamp import convert_model
-from onnxamp._numerics.accept import Accept
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import TRIALS, Recipe, Trial, cure_conversion, other_ways
-from onnxamp._numerics.cure_run import CHECKS, cure_run
+from onnxamp._numerics.cure import CHECKS, TRIALS, Recipe, Trial, cure_conversion, cure_run, other_ways
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.limits import Limits
+from onnxamp._numerics.limits import Accept, Limits
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples

@@ -19,7 +19,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import as_samples
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 LOWS = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -11,11 +11,10 @@ from onnx import ModelProto
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import measured_ranges
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import Level, Rescaling
 from onnxamp._options.options import Options
-from onnxamp._options.rescaling import Rescaling
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import as_samples
 
 RNG = np.random.default_rng(0)
 

@@ -28,7 +28,7 @@ from onnxamp import convert_file
 from onnxamp._convert.plan import load_plan
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.forms import Choice, Form, Number, Op, Pattern, Var, form_table
+from onnxamp._patterns.match import Choice, Form, Number, Op, Pattern, Var, form_table
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import load_samples

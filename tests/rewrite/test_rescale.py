@@ -18,7 +18,7 @@ from onnxamp._decide.relations import Window
 from onnxamp._decide.rescaling import rows_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.weights import EXPONENTS, store_exponents, stored_exponents
-from onnxamp._options.rescaling import Rescaling
+from onnxamp._options.levels import Rescaling
 from onnxamp._rewrite.rescale import rescale_graph
 
 LARGEST = 6

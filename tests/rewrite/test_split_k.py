@@ -17,8 +17,8 @@ import onnxamp
 from onnxamp._decide.splits import find_splits
 from onnxamp._graph.graph import Graph
 from onnxamp._model.external_data import has_data_file
+from onnxamp._options.levels import Rescaling, Unfit
 from onnxamp._options.options import Options
-from onnxamp._options.rescaling import Rescaling, Unfit
 from onnxamp._rewrite.split_k import split_graph
 
 WEBGPU = Options("O3", target="webgpu")

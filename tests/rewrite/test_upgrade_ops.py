@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from upgrade_cases import CASES, OLD, REFUSED, Case
 
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.tables import read_table
-from onnxamp._rewrite.upgrade.steps import steps_of
+from onnxamp._ops.targets import read_table
+from onnxamp._rewrite.upgrade.rules import steps_of
 from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 
 NEWEST = min(26, onnx.defs.onnx_opset_version())

@@ -27,11 +27,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, BenchOptions, RuntimeFailure
-from onnxamp._runtime.browser.chromium import CHROMIUM, Chromium, _start_page
-from onnxamp._runtime.browser.messages import TYPES, pack, unpack
-from onnxamp._runtime.browser.server import Server
-from onnxamp._runtime.browser.session import Browser, open_browser, open_web
-from onnxamp._runtime.browser.web import BUNDLE, WEB, find_web
+from onnxamp._runtime.browser.server import BUNDLE, TYPES, WEB, Server, find_web, pack, unpack
+from onnxamp._runtime.browser.session import CHROMIUM, Browser, Chromium, _start_page, open_browser, open_web
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import choose_provider, make_session
 

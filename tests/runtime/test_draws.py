@@ -9,8 +9,7 @@ from onnxamp._model.model import Model
 from onnxamp._runtime.draws import LEAST, MOST, usual_count
 from onnxamp._runtime.engines import on_cpu
 from onnxamp._runtime.random_inputs import Draw
-from onnxamp._runtime.samples import random_samples
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import as_samples, random_samples
 
 
 def absolute(size: int) -> Model:

@@ -7,7 +7,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.exposed import expose
+from onnxamp._runtime.flow import expose
 from onnxamp._runtime.session import make_session, run
 
 

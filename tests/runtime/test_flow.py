@@ -16,7 +16,7 @@ from repository import feeds as model_feeds
 
 from onnxamp import convert_model
 from onnxamp._errors import RuntimeFailure
-from onnxamp._graph.inline import inline_functions
+from onnxamp._graph.bodies import inline_functions
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import fitted, flow_of, make_flow
 from onnxamp._runtime.inputs import check_inputs

@@ -14,7 +14,7 @@ from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run
-from onnxamp._runtime.spill import is_large, save_spilled
+from onnxamp._runtime.spool import is_large, save_spilled
 
 
 def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):

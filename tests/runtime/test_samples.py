@@ -24,8 +24,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.sample_files import _CHUNK, json_samples
-from onnxamp._runtime.samples import Samples, load_samples, random_samples
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
 from onnxamp._runtime.spool import Spool
 
 ENCODER = Path(__file__).parents[2] / "models" / "encoder.onnx"

@@ -16,7 +16,7 @@ import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime import draws, footprint, random_inputs
-from onnxamp._runtime.footprint import free_bytes, peak_bytes
+from onnxamp._runtime.draws import free_bytes, peak_bytes
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
 

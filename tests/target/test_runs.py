@@ -19,7 +19,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp._runtime.session import make_session, run
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.versions import release
+from onnxamp._target.targets import release
 
 FORMS = 150
 """Forms of ops that are run in each test; scripts/ask_runs.py runs them all."""
@@ -217,7 +217,7 @@ def test_forms_that_the_table_takes_run_on_the_cpu(script: ModuleType, seed: int
 BAD_ENGINE = """
 import base64, os, time
 from onnx import ModelProto
-from onnxamp._runtime.answering import answer_with
+from onnxamp._runtime.servers import answer_with
 
 asked = []
 

@@ -18,14 +18,14 @@ from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_
 from onnxamp._ops.targets import target_json
 from onnxamp._options.keywords import TargetName
 from onnxamp._target.kernels import check_target, kernel_table
-from onnxamp._target.targets import targets
-from onnxamp._target.versions import (
+from onnxamp._target.targets import (
     AUTO,
     cpu_of,
     installed_target,
     known_versions,
     older_installed,
     release,
+    targets,
     with_versions,
 )
 

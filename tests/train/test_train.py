@@ -33,9 +33,9 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )  # fmt: skip
-from onnxamp.train._losses import cross_entropy
+from onnxamp.train._feeds import cross_entropy
+from onnxamp.train._optimizers import SCALE
 from onnxamp.train._recorded import with_shapes
-from onnxamp.train._update import SCALE
 
 IMAGES = feeds(6, (1, 8, 8), 10)
 

@@ -15,7 +15,7 @@ from onnxamp._convert.convert import rewritten
 from onnxamp._dtypes import FLOAT16
 from onnxamp._model.model import Model
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.sampling import as_samples
+from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import MaskedModel, converted_error, tuning_engine
 from onnxamp._tuning.space import exactly

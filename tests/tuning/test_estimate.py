@@ -17,10 +17,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._target.roofline import Work, device_called
+from onnxamp._tuning.arguments import standing
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.search import front_of, rejected
 from onnxamp._tuning.space import find_space
-from onnxamp._tuning.worth import standing
 
 
 def estimate_of(text: str, **shapes: tuple[int, ...]) -> Estimate:

@@ -14,8 +14,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import onnxamp
 from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.engine_times import WholeTimes
 from onnxamp._tuning.space import CASTS, SearchSpace
-from onnxamp._tuning.timed import WholeTimes
 
 LAYERS = 4
 FEEDS = {"x": np.random.default_rng(1).standard_normal((32, 64)).astype(np.float32)}
@@ -96,7 +96,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
         self.clock, self.timed = clock, 0
-        monkeypatch.setattr("onnxamp._tuning.timed.bench_models", self)
+        monkeypatch.setattr("onnxamp._tuning.engine_times.bench_models", self)
 
     def __call__(self, *models: ModelProto, **_: Any) -> Any:
         self.timed += len(models)

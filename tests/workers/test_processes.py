@@ -18,10 +18,8 @@ from commands import CLASSIFIER
 
 import onnxamp
 from onnxamp._runtime.session import make_session
-from onnxamp._workers.executor import Crash, Failed, Work, run, run_in_order
-from onnxamp._workers.place import Place
-from onnxamp._workers.processes import Processes
-from onnxamp._workers.threads import THREADS, thread_limit
+from onnxamp._workers.executor import THREADS, Crash, Failed, Work, run, run_in_order, thread_limit
+from onnxamp._workers.place import Place, Processes
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 

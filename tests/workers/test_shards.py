@@ -15,13 +15,13 @@ from onnx import numpy_helper
 
 import onnxamp
 from onnxamp._graph.graph import Graph
-from onnxamp._job.job import Job
+from onnxamp._job.request import Job
 from onnxamp._job.writing import Sink, write_conversion
 from onnxamp._model import shards
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
-from onnxamp._workers.processes import Processes
+from onnxamp._workers.place import Processes
 
 pytestmark = pytest.mark.usefixtures("forked")
 MB = 1 << 20

@@ -17,8 +17,8 @@ from graphs.case import parse
 
 from onnxamp import OnnxAmpError, convert_file, convert_model
 from onnxamp._graph.collecting import no_collections
-from onnxamp._runtime.child import Child
-from onnxamp._workers.threads import Once
+from onnxamp._runtime.building import Child
+from onnxamp._workers.executor import Once
 
 THREADS = 8
 
@@ -122,7 +122,7 @@ def test_files_that_threads_write_are_those_of_one_thread(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("switching")
 def test_each_thread_gets_the_answer_to_its_own_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "echo.py").write_text(
-        "from onnxamp._runtime.answering import answer_with\n"
+        "from onnxamp._runtime.servers import answer_with\n"
         "def serve(): answer_with(lambda: lambda **question: question)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -5,8 +5,8 @@ from typing import Final
 
 from onnxamp._decide.verdicts import Hazard, Kind
 from onnxamp._dtypes import FLOAT16, Format
+from onnxamp._graph.constants import summed_terms
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.terms import summed_terms
 from onnxamp._ops.profiles import Profile, profile_of
 
 _USUAL: Final = 64

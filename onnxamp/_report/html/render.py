@@ -19,9 +19,9 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from onnxamp._errors import printable
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path
-from onnxamp._printable import printable
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page, plot_of
 from onnxamp._report.parts import Part, Report

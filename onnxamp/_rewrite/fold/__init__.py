@@ -3,7 +3,7 @@
 The forms are data (``_data/folds.toml``); each kind has conditions of its own that a form alone cannot say.
 """
 
-from onnxamp._rewrite.fold.batch_norm import KIND as BATCH_NORM
 from onnxamp._rewrite.fold.fold import Selection, fold_graph
+from onnxamp._rewrite.fold.search import KIND as BATCH_NORM
 
 __all__ = ["BATCH_NORM", "Selection", "fold_graph"]

@@ -7,21 +7,20 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._errors import OpsetError
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
 from onnxamp._model.protos import copied
 from onnxamp._ops.signature import lookup
 from onnxamp._options.options import Options
-from onnxamp._patterns.forms import form_table
+from onnxamp._patterns.match import form_table
 from onnxamp._rewrite.edits import WEIGHTS_ALONE
-from onnxamp._rewrite.fold.batch_norm import KIND as BATCH_NORM
 from onnxamp._rewrite.fold.folds import Fold, NewWeight
+from onnxamp._rewrite.fold.search import KIND as BATCH_NORM
 from onnxamp._rewrite.fold.search import find_folds
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._target.kernels import float_types
-from onnxamp._target.targets import target_of
-from onnxamp._target.versions import release, version_meant
+from onnxamp._target.targets import release, target_of, version_meant
 
 
 def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:

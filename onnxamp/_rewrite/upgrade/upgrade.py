@@ -7,13 +7,12 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._errors import OpsetError
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._ops.facts import attribute
 from onnxamp._rewrite.edits import add_constants, place_nodes
-from onnxamp._rewrite.upgrade.rules import RULES
-from onnxamp._rewrite.upgrade.steps import MovedAttribute, Step, is_silent, steps_of
+from onnxamp._rewrite.upgrade.rules import RULES, MovedAttribute, Step, is_silent, steps_of
 from onnxamp._rewrite.upgrade.writer import (
     Site,
     StuckError,

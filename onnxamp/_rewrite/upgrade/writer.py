@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import ELEM_NUMBERS, element_name
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import read_array

@@ -1,9 +1,11 @@
 """What the page talks to: a server on this machine's own address, which hands out files and questions.
 
 Only its own page is served: other pages and other users do not know the key in its addresses, which no command line
-holds (:mod:`onnxamp._runtime.browser.chromium`), and what another page sends is refused, whatever it knows.
+holds (:mod:`onnxamp._runtime.browser.session`), and what another page sends is refused, whatever it knows.
 """
 
+import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +16,12 @@ from pathlib import Path
 from queue import Empty, Queue
 from secrets import compare_digest, token_urlsafe
 from threading import Event, Thread
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._runtime.values import Array
 
 _TYPES: Final = {
     ".mjs": "text/javascript",
@@ -189,3 +196,101 @@ class _Handler(BaseHTTPRequestHandler):
     def _owner(self) -> Server:
         assert isinstance(self.server, _Http)
         return self.server.owner
+
+
+TYPES: Final[Mapping[str, Any]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "float64": np.float64,
+    "bool": np.bool_,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+}
+"""NumPy's types by the names that onnxruntime-web gives them."""
+_NAMES: Final = {np.dtype(dtype): name for name, dtype in TYPES.items()}
+
+
+def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    """A message.
+
+    Raises:
+        RuntimeFailure: an array is of a type that onnxruntime-web does not take.
+    """
+    rows: list[dict[str, Any]] = []
+    parts, start = [], 0
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or (
+            array.dtype not in _NAMES and array.dtype.kind not in "USO"
+        ):
+            what = array.dtype if isinstance(array, np.ndarray) else "no tensor"
+            raise RuntimeFailure(
+                f"A browser cannot be fed {name!r}: onnxruntime-web takes tensors, but this is {what}."
+            )
+        row: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+        if array.dtype not in _NAMES:
+            rows.append(row | {"type": "string", "texts": [str(item) for item in array.ravel()]})
+            continue
+        own = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+        rows.append(row | {"type": _NAMES[array.dtype], "start": start, "end": start + own.nbytes})
+        parts.append(own.tobytes())
+        start += own.nbytes
+    text = json.dumps({**header, "tensors": rows}).encode()
+    return b"".join((len(text).to_bytes(4, "little"), text, *parts))
+
+
+def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Header and arrays of a message; the arrays are copies."""
+    behind = 4 + int.from_bytes(message[:4], "little")
+    header: dict[str, Any] = json.loads(message[4:behind])
+    arrays = {}
+    for row in header.pop("tensors", ()):
+        if row["type"] == "string":
+            array = np.array(row["texts"], object)
+        else:
+            dtype = np.dtype(TYPES[row["type"]])
+            array = np.frombuffer(
+                message[behind + row["start"] : behind + row["end"]], dtype.newbyteorder("<")
+            )
+            array = array.astype(dtype)
+        arrays[row["name"]] = array.reshape(row["shape"])
+    return header, arrays
+
+
+WEB: Final = "ONNXAMP_ONNXRUNTIME_WEB"
+"""The variable that names the package's folder, or one that it is installed in."""
+
+_PACKAGE: Final = "onnxruntime-web"
+BUNDLE: Final = "ort.webgpu.bundle.min.mjs"
+"""What ``import "onnxruntime-web/webgpu"`` gives. It reads a .wasm file beside it."""
+
+
+def find_web() -> Path:
+    """The folder with the package's files.
+
+    Raises:
+        RuntimeFailure: it is not installed.
+    """
+    if named := os.environ.get(WEB):
+        folder = Path(named)
+        for inner in (folder / "dist", folder, folder / "node_modules" / _PACKAGE / "dist"):
+            if (inner / BUNDLE).is_file():
+                return inner
+        wrong = f"{named}, which {WEB} names, holds no {BUNDLE}"
+    else:
+        here = Path.cwd()
+        inside = [folder / "node_modules" for folder in (here, *here.parents)]  # where Node looks
+        inside += map(Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)))
+        for folder in inside:
+            if (folder / _PACKAGE / "dist" / BUNDLE).is_file():
+                return folder / _PACKAGE / "dist"
+        wrong = f"the npm package {_PACKAGE} is not installed"
+    raise RuntimeFailure(
+        f"The provider 'browser' cannot be used here: {wrong}; npm install {_PACKAGE} installs it in this folder, and"
+        f" {WEB} may name another one."
+    )

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from onnx import ModelProto, NodeProto
 
 from onnxamp._errors import GradientError
+from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.inline import inline_functions
-from onnxamp._graph.names import NewNames
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copy_without
 from onnxamp.train._gradients.forward_pass import ForwardPass, find_path, read_forward_pass

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxamp.train._gradients.calls import Call, Grads, Rule
-from onnxamp.train._gradients.shapes import reshape_like, sum_to
+from onnxamp.train._gradients.calls import Call, Grads, Rule, reshape_like, sum_to
 from onnxamp.train._gradients.writer import Tensor
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule
-from onnxamp.train._gradients.shapes import per_channel, sum_to
+from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule, per_channel, sum_to
 from onnxamp.train._gradients.writer import Tensor
 
 SCALED: Final = "scaled"

@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule
-from onnxamp.train._gradients.shapes import sum_to
+from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule, sum_to
 from onnxamp.train._gradients.writer import Tensor
 
 _Local = Callable[[Call], Tensor]

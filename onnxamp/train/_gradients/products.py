@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from onnxamp.train._gradients.calls import Call, Grads, Rule
-from onnxamp.train._gradients.shapes import reshape_like, sum_to
+from onnxamp.train._gradients.calls import Call, Grads, Rule, reshape_like, sum_to
 from onnxamp.train._gradients.writer import Tensor
 
 

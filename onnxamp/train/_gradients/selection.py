@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp.train._gradients.calls import Call, Grads, Rule
+from onnxamp.train._gradients.calls import Call, Grads, Rule, reshape_like
 from onnxamp.train._gradients.movement import inverse, scatter
-from onnxamp.train._gradients.shapes import reshape_like
 from onnxamp.train._gradients.writer import Tensor
 
 _SAMPLE: Final = 5

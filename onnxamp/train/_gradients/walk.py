@@ -7,7 +7,7 @@ from onnx import ModelProto, helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._graph.names import NewNames
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import copy_without, opset_imports

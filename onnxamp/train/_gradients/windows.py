@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule
-from onnxamp.train._gradients.shapes import reshape_like
+from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule, reshape_like
 from onnxamp.train._gradients.writer import Tensor
 
 _INDICES: Final = "MaxPool.Indices"

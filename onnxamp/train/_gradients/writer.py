@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._graph.names import NewNames
+from onnxamp._graph.editor import NewNames
 from onnxamp._graph.shapes import Dims
 
 MIN_OPSET: Final = 18

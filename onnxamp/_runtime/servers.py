@@ -1,15 +1,24 @@
-"""The process in which :mod:`onnxamp._runtime.building` lets TensorRT-RTX build engines."""
+"""The processes in which :mod:`onnxamp._runtime.building` has engines built and models loaded."""
 
+import json
+import os
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxamp._workers.signals import HANGUP
 
-def serve() -> None:
-    """Answer whether engines can be built from models."""
-    from onnxamp._runtime.answering import answer_with  # noqa: PLC0415
 
+def serve_builds() -> None:
+    """Answer whether TensorRT-RTX builds engines from models."""
     answer_with(_building)
+
+
+def serve_loads() -> None:
+    """Answer whether ONNX Runtime loads files."""
+    answer_with(_loading)
 
 
 def _building() -> Callable[..., dict[str, Any]]:
@@ -73,3 +82,46 @@ def _build(
     if engine is None:
         return {"faults": [("", text) for text in log.errors] or [("", "")], "bytes": 0}
     return {"faults": [], "bytes": engine.nbytes}
+
+
+def _loading() -> Callable[..., dict[str, Any]]:
+    import onnxruntime as ort  # noqa: PLC0415
+
+    return lambda path, providers: {
+        "by": f"ONNX Runtime {ort.__version__}",
+        "fault": _fault(path, providers),
+    }
+
+
+def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) -> str:
+    """The first line of what ONNX Runtime says where it does not load a file; "" where it does."""
+    import onnxruntime as ort  # noqa: PLC0415
+    from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        session = state.InferenceSession(options, path, True, False)  # resolves the graph
+        if providers is not None:
+            names, settings = zip(*providers, strict=True)
+            session.initialize_session(list(names), list(settings), set())
+    except Exception as error:  # noqa: BLE001 - its exceptions have no common base
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
+    """Answer one question after the other until there are no more: lines of JSON.
+
+    Args:
+        answering: imports the engine, and returns the function that answers a question, given as keywords.
+    """
+    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
+        signal.signal(number, signal.SIG_IGN)
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+        answer = answering()
+        for question in sys.stdin:
+            answers.write(json.dumps(answer(**json.loads(question))) + "\n")
+            answers.flush()

@@ -1,7 +1,6 @@
-"""Names of values and nodes: unused ones, and those of one value in both precisions."""
+"""The one editor of models."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -19,19 +18,3 @@ class NewNames:
         self._next[base] = number
         self.taken.add(name)
         return name
-
-
-@dataclass(slots=True)
-class Versions:
-    """Names of one float32 value in both precisions; None for a precision that has no readers."""
-
-    high: str | None = None
-    low: str | None = None
-
-
-class Source(NamedTuple):
-    """The source of a low-precision value: its name, its scope, and the name of its float32 version if there is one."""
-
-    name: str
-    scope: int
-    raised: str | None
