@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from onnx import GraphProto, ModelProto
+from onnx import ModelProto
 
 from onnxamp._dtypes import FLOAT, FORMATS, is_lossless
 from onnxamp._errors import ArgumentTypeError
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
-from onnxamp._model.protos import copied
+from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._ops.facts import attribute
-from onnxamp._rewrite.pairs import drop_nodes, find_pairs, remove_pairs
+from onnxamp._rewrite.pairs import find_pairs, remove_pairs
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
@@ -54,11 +54,7 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     if not isinstance(model, ModelProto):
         raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
     view = remove_pairs(Graph.of(model)).graph
-    result = copied(view.model)
-    removal = _find_removal(view, view.types, lossy=lossy)
-    for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
-        removal.apply(scope.index, graph)
-    return result
+    return _find_removal(view, view.types, lossy=lossy).apply()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +85,7 @@ def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> 
     removal = _find_removal(graph, graph.types, chains=False, kept=kept(graph))
     if not removal.alias and not removal.removed:
         return Uncast(graph)
-    result = copied(graph.model)
-    for scope, proto in reversed(list(zip(graph.scopes, scope_graphs(graph, result), strict=True))):
-        removal.apply(scope.index, proto)
-    return Uncast(Graph.of(result, graph.folder), len(removal.removed))
+    return Uncast(Graph.of(removal.apply(), graph.folder), len(removal.removed))
 
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
@@ -222,12 +215,15 @@ class _Removal:
         if replacement not in self.hidden:
             self.alias[node.outputs[0]] = replacement
 
-    def apply(self, index: int, graph: GraphProto) -> None:
-        """Edit one scope of the copy."""
-        scope = self.view.scopes[index]
-        protos = list(graph.node)
-        for node, proto in zip((self.view.nodes[n] for n in scope.nodes), protos, strict=True):
+    def apply(self) -> ModelProto:
+        """The edited copy of the model."""
+        editor = GraphEditor(self.view)
+        editor.remove(*self.removed)
+        read = {*self.alias, *(self.view.nodes[cast].inputs[0] for cast in self.source)}
+        readers = {index for value in read for index, _ in self.view.uses[value]}
+        for node in map(self.view.nodes.__getitem__, readers):
+            proto = editor.node(node.index)
             for port, value in enumerate(node.inputs):
                 if value != ABSENT:
                     proto.input[port] = self.view.values[self.reads(node, value)].name
-        drop_nodes(graph, {n - scope.nodes.start for n in scope.nodes if n in self.removed})
+        return editor.finish()
