@@ -224,7 +224,7 @@ class _Choice:
         plan = self.plan(opset)
         if plan.obstacle is not None:
             raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.")
-        return replace(self.original, graph=plan.apply())
+        return replace(self.original, graph=plan.result)
 
     def plan(self, opset: int) -> Upgrade:
         """What the upgrade to an opset takes."""

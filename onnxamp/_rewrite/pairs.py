@@ -19,26 +19,15 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._target.kernels import runs_on
 
 _FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())})
 
 
-@dataclass(frozen=True, slots=True)
-class Unpaired:
-    """A graph without redundant pairs of Casts.
-
-    ``pairs`` is the number of Casts back that went, ``casts`` that of all Casts.
-    """
-
-    graph: Graph
-    pairs: int = 0
-    casts: int = 0
-
-
 def remove_pairs(
     graph: Graph, target: str = "any", kept: Callable[[Graph], Container[int]] | None = None
-) -> Unpaired:
+) -> Passed:
     """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
 
     Args:
@@ -48,12 +37,11 @@ def remove_pairs(
 
     Complexity: linear in nodes; pairs within pairs take another sweep per type.
     """
-    done = Unpaired(graph)
+    done = Passed(Draft.of(graph))
     while (found := _next_pairs(done.graph, target, kept)) is not None:
-        after = Graph.of(found.apply(), graph.folder)
-        done = Unpaired(
-            after, done.pairs + len(found.ends), done.casts + len(found.ends) + len(found.starts)
-        )
+        ends, casts = len(found.ends), len(found.ends) + len(found.starts)
+        result = Draft(found.apply(), graph.folder)
+        done = Passed(result, pairs=done.pairs + ends, casts=done.casts + casts)
     return done
 
 

@@ -5,7 +5,6 @@ range.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
@@ -23,26 +22,27 @@ from onnxamp._model.protos import copied, copy_fields
 from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array, store_exponents, times_power
 from onnxamp._ops.facts import attribute
-from onnxamp._options.levels import Rescaling
+from onnxamp._options.levels import Level, Rescaling
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
 
 
-@dataclass(frozen=True, slots=True)
-class Rescaled:
-    """The graph with exponents, and sentences about it."""
+def applies(_: Draft, options: Options) -> bool:
+    """Whether there are exponents other than 0."""
+    if options.rescaling is None or options.level == Level.O0:
+        return False
+    return bool(options.rescaling.scaled)
 
-    graph: Graph
-    notes: tuple[str, ...]
 
-
-def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
-    """Apply exponents; the same graph where all are 0.
+def apply(draft: Draft, options: Options) -> Passed:
+    """Apply the exponents of the options.
 
     Raises:
         ArgumentError: the exponents belong to another model.
         ExternalDataError: a constant cannot be read.
     """
-    if not rescaling.scaled:
-        return Rescaled(graph, ())
+    graph, rescaling = draft.graph, options.rescaling
+    assert rescaling is not None
     equations = find_equations(graph)
     exponents = complete(equations, rescaling)
     changes = _Rescaling(graph, equations, exponents)
@@ -52,7 +52,8 @@ def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
     changes.logarithms()
     model = changes.editor.finish()
     store_exponents(model, changes.stored)
-    return Rescaled(Graph.of(model, graph.folder), tuple(changes.notes(rescaling)))
+    notes = tuple(changes.notes(rescaling))
+    return Passed(Draft(model, graph.folder), notes, requested=True)
 
 
 class _Rescaling:

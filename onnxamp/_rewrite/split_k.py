@@ -20,35 +20,30 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.writer import Site
 
 _AXES_ARE_INPUT: Final = 13
 """First opset at which a sum takes its axes as an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class SplitGraph:
-    """The graph with long products split, and sentences about it."""
-
-    graph: Graph
-    notes: tuple[str, ...]
+def applies(draft: Draft, options: Options) -> bool:
+    """Whether the target would sum up products in float16 over too many terms."""
+    return bool(find_splits(draft.graph, options))
 
 
-def split_graph(graph: Graph, options: Options) -> SplitGraph:
-    """Split products that the target would sum up in float16 over too many terms; the same graph if there are none.
+def apply(draft: Draft, options: Options) -> Passed:
+    """Split these products.
 
     Complexity: linear in nodes.
     """
-    found = find_splits(graph, options)
-    if not found:
-        return SplitGraph(graph, ())
+    graph, found = draft.graph, find_splits(draft.graph, options)
     splitter = _Splitter(graph, found, GraphEditor(graph))
     for index in found:
         splitter.editor.replace(index, splitter.nodes(graph.nodes[index]))
     splitter.reshape()
-    return SplitGraph(
-        Graph.of(splitter.editor.finish(), graph.folder), (_note(graph, found, options),)
-    )
+    result = Draft(splitter.editor.finish(), graph.folder)
+    return Passed(result, (_note(graph, found, options),))
 
 
 def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:

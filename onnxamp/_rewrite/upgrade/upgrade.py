@@ -1,6 +1,7 @@
 """Upgrades of whole models to newer opsets."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._ops.facts import attribute
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.rules import RULES, MovedAttribute, Step, is_silent, steps_of
 from onnxamp._rewrite.upgrade.writer import Site, StuckError, take_attribute
 
@@ -138,7 +141,7 @@ class Obstacle:
         return f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Upgrade:
     """How far a graph can be upgraded, and what that takes.
 
@@ -154,7 +157,8 @@ class Upgrade:
     obstacle: Obstacle | None
     editor: GraphEditor | None = None
 
-    def apply(self) -> Graph:
+    @cached_property
+    def result(self) -> Graph:
         """The graph of a copy of the model at the newer opset; the same graph if that is the one it has."""
         if self.editor is None:
             return self.graph
@@ -236,4 +240,24 @@ def upgraded(graph: Graph, opset: int) -> Graph:
             else " Leave the opset out, or pass keep."
         )
         raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.{advice}")
-    return plan.apply()
+    return plan.result
+
+
+def applies(_: Draft, options: Options) -> bool:
+    """Whether the user asks for an opset."""
+    return isinstance(options.opset, int)
+
+
+def apply(draft: Draft, options: Options) -> Passed:
+    """Upgrade a model to the opset that the user asks for, if its own is older.
+
+    Raises:
+        OpsetError: a node cannot follow.
+    """
+    assert isinstance(options.opset, int)
+    graph, opset = draft.graph, options.opset
+    result, current = upgraded(graph, opset), graph.book.opsets[""]
+    if result is graph:
+        note = f"The model already has opset {current}; --opset {opset} changes nothing."
+        return Passed(draft, (note,))
+    return Passed(Draft.of(result), (f"Upgraded from opset {current} to {opset}.",), requested=True)
