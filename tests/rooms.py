@@ -3,6 +3,7 @@
 ROOMS = (
     "_public",
     "_errors",
+    "_optional",
     "_warnings",
     "_dtypes",
     "_workers",

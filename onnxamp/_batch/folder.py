@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName, is_auto
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path, is_remote, made_folder, walk
+from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
@@ -135,15 +135,20 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
 
 
 def _models(source: Path, without: Path) -> Iterator[Path]:
-    for here, below, files in walk(source):
-        below[:] = sorted(
-            name for name in below if name[0] != "." and (here / name).resolve() != without
-        )
+    waiting = [source]
+    while waiting:
+        here, below = waiting.pop(), list[Path]()
+        with suppress(OSError):  # what may not be listed holds no models
+            below = sorted(path for path in here.iterdir() if path.name[0] != ".")
+        folders = [path for path in below if path.is_dir()]
         yield from (
-            here / name
-            for name in sorted(files)
-            if name[0] != "." and name.lower().endswith(".onnx")
+            path for path in below if path.suffix.lower() == ".onnx" and path not in folders
         )
+        waiting += [
+            path
+            for path in reversed(folders)
+            if not path.is_symlink() and path.resolve() != without
+        ]
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:

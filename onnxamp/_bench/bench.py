@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from onnx import ModelProto
 
@@ -30,9 +30,9 @@ from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
+from onnxamp._optional import optional
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
-from onnxamp._runtime.browser.session import WebSession, open_browser
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
 from onnxamp._runtime.inputs import check_inputs
@@ -46,7 +46,7 @@ from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
-    import onnxruntime as ort
+    pass
 
 Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]
@@ -287,7 +287,8 @@ class _Loaded:
     takes: tuple[str, ...]
     how: BenchOptions
     engine: Engine
-    session: "ort.InferenceSession | WebSession"
+    session: Any
+    """Of ONNX Runtime, or of a page in a browser."""
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
 
@@ -344,9 +345,9 @@ def _load(
         )
         facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
     start = clock()
-    session: ort.InferenceSession | WebSession
+    session: Any
     if isinstance(engine, BrowserEngine):
-        session = open_browser().open(path, facts.lowest)
+        session = optional("browser").open_browser().open(path, facts.lowest)
         assigned = Counter(
             {short_provider(name): nodes for name, nodes in session.assigned.items()}
         )
@@ -382,10 +383,11 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
 
 def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock) -> Timed:
     """The model with its inputs, which ran once; in a browser it is timed there."""
-    if isinstance(model.session, WebSession):
+    if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
         model.session.time(1)
-        return model.session.time
+        timed_there: Timed = model.session.time
+        return timed_there
     return timed(bind(model.session, feeds, number if model.how.cuda_graph else None), clock)
 
 

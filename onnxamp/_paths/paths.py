@@ -1,21 +1,38 @@
 """Paths of files, here and elsewhere: ``s3://bucket/model.onnx`` is as good as a path.
 
-:func:`as_path` turns what users name into a :class:`~pathlib.Path`: a URL of fsspec's file systems becomes one whose
-methods ask the file system (:mod:`onnxamp._paths.remote`). Whoever opens files by their methods needs no other code for
-it. What is large is read by ranges (:func:`read_range`) and written as a stream (:func:`writing`), never copied as a
-whole.
+:func:`as_path` turns what users name into a :class:`~pathlib.Path`: a URL becomes one of an optional room whose methods
+ask its file system (:class:`Remote`). Whoever opens files by their methods needs no other code for it. What is large is
+read by ranges (:func:`read_range`) and written as a stream (:func:`writing`), never copied as a whole.
 """
 
 import os
-from collections.abc import Iterator
+import re
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 from urllib.parse import urlsplit
 
 from onnxamp._errors import OutputError
-from onnxamp._paths.remote import URL, RemotePath
+from onnxamp._optional import optional
+
+URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
+"""A scheme has two letters at least: one is a drive."""
+
+
+class Remote(ABC):
+    """What a path of another file system can do beyond the methods of :class:`~pathlib.Path`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read_range(self, start: int, size: int) -> bytes:
+        """Return bytes from a start on; fewer where the file ends before."""
+
+    @abstractmethod
+    def writing(self) -> AbstractContextManager[IO[bytes]]:
+        """Open a file that is written from its start to its end, and is there when all is written."""
 
 
 def as_path(given: str | PathLike[str]) -> Path:
@@ -30,16 +47,18 @@ def as_path(given: str | PathLike[str]) -> Path:
     found = URL.fullmatch(text)
     if found is None:
         return Path(text)
-    if found[1].lower() == "file":
+    scheme = found[1].lower()
+    if scheme == "file":
         from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
 
         return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(found[2])
-    return RemotePath.of(text)
+    path: Path = optional("remote", f"URLs such as {scheme}://... need").RemotePath.of(text)
+    return path
 
 
 def is_remote(path: Path | None) -> bool:
     """Whether a path is one of another file system."""
-    return isinstance(path, RemotePath)
+    return isinstance(path, Remote)
 
 
 def made_folder(folder: Path) -> Path:
@@ -57,27 +76,13 @@ def made_folder(folder: Path) -> Path:
     return folder
 
 
-def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """As :func:`os.walk`, with paths: each folder, the names of those in it, which may be changed, and of its files."""
-    if not is_remote(folder):
-        yield from ((Path(here), below, files) for here, below, files in os.walk(folder))
-        return
-    waiting = [folder]
-    while waiting:
-        here = waiting.pop()
-        entries = list(here.iterdir())
-        below = [entry.name for entry in entries if entry.is_dir()]
-        yield here, below, [entry.name for entry in entries if entry.name not in below]
-        waiting += [here / name for name in reversed(below)]
-
-
 def read_range(path: Path, start: int, size: int) -> bytes:
     """``size`` bytes of a file from byte ``start``; fewer where it ends before.
 
     Raises:
         OSError: a file here cannot be read. ExternalDataError: one behind a URL cannot.
     """
-    if isinstance(path, RemotePath):
+    if isinstance(path, Remote):
         return path.read_range(start, size)
     with path.open("rb") as file:
         file.seek(start)
@@ -90,7 +95,7 @@ def writing(path: Path) -> AbstractContextManager[IO[bytes]]:
     Raises:
         OSError: it cannot be written.
     """
-    return path.writing() if isinstance(path, RemotePath) else path.open("wb")
+    return path.writing() if isinstance(path, Remote) else path.open("wb")
 
 
 try:

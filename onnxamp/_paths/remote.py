@@ -2,21 +2,23 @@
 
 import os
 import posixpath
-import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from errno import EACCES, EINVAL, EIO, EISDIR, ENOENT
-from functools import cache
+from functools import cache, partial
 from io import TextIOWrapper
 from os import PathLike
 from pathlib import Path
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
+import fsspec
+
 from onnxamp._errors import ArgumentError, ExternalDataError, MissingPackageError
+from onnxamp._paths.paths import URL, Remote
 from onnxamp._paths.reading import reason_of
 
 _LOCAL: Final[type[Path]] = type(Path())
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     _Base = Path
 else:
     _Base = _LOCAL
-
-URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
-"""A scheme has two letters at least: one is a drive."""
 
 _BUCKETS: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
 """Schemes of object storage."""
@@ -57,10 +56,42 @@ _PACKAGES: Final = {
 }
 """Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
 
+_TIMES: Final = ("mtime", "LastModified", "updated", "created")
+"""What file systems call the time of the last change."""
+
 T = TypeVar("T")
 
 
-class RemotePath(_Base):
+def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """Call a function of a file system.
+
+    Raises:
+        OSError: whatever it raises; it says what is wrong.
+    """
+    try:
+        return function(*args, **keywords)
+    except OSError as error:
+        if error.strerror:
+            raise
+        kinds = (number for kind, number in _NUMBERS.items() if isinstance(error, kind))
+        number, said = next(kinds, EIO), " ".join(str(error).split())
+        is_path = number != EIO and " " not in said  # which is known
+        raise OSError(number, os.strerror(number) if is_path else said) from error
+    except Exception as error:
+        raise OSError(EIO, " ".join(f"{type(error).__name__}: {error}".split())) from error
+
+
+def _question(name: str) -> Callable[..., bool]:
+    """A method of paths that asks a yes/no question of the file system."""
+
+    def ask(self: "RemotePath", *, follow_symlinks: bool = True) -> bool:
+        del follow_symlinks
+        return bool(self._look(name))
+
+    return ask
+
+
+class RemotePath(Remote, _Base):
     """A file or a folder behind a URL of fsspec. Its text is the URL.
 
     Its parts are "/", the scheme (``s3:``, or ``memory::`` where nothing stands between its second and third slash),
@@ -116,28 +147,14 @@ class RemotePath(_Base):
         key: str = self.file_system._strip_protocol(str(self))
         return key
 
-    def _ask(self, ask: Callable[[], T]) -> T:
-        """What the file system answers; whatever it raises becomes an OSError that says what is wrong."""
-        try:
-            return ask()
-        except OSError as error:
-            if error.strerror:
-                raise
-            number = next(
-                (number for kind, number in _NUMBERS.items() if isinstance(error, kind)), EIO
-            )
-            said = " ".join(str(error).split())
-            text = (
-                said if " " in said or number == EIO else os.strerror(number)
-            )  # one word is the path again
-            raise OSError(number, text) from error
-        except Exception as error:
-            raise OSError(EIO, " ".join(f"{type(error).__name__}: {error}".split())) from error
+    def _ask(self, name: str, *args: Any, **keywords: Any) -> Any:
+        """Call the file system's method of that name with the key; raises as :func:`_called`."""
+        return _called(getattr(self.file_system, name), self.key, *args, **keywords)
 
-    def _look(self, ask: Callable[[], T]) -> T:
+    def _look(self, name: str, **keywords: Any) -> Any:
         """As :meth:`_ask`, for questions that have an answer even if there is no file."""
         try:
-            return self._ask(ask)
+            return self._ask(name, **keywords)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -153,22 +170,12 @@ class RemotePath(_Base):
             OSError: there is none, or it cannot be asked for.
         """
         del follow_symlinks
-        return self._ask(lambda: _status(self.file_system.info(self.key)))
+        return _called(_status, self._ask("info"))
 
-    def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether there is a file or a folder."""
-        del follow_symlinks
-        return bool(self._look(lambda: self.file_system.exists(self.key)))
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether there is a file."""
-        del follow_symlinks
-        return bool(self._look(lambda: self.file_system.isfile(self.key)))
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether there is a folder; on object storage, whether anything is in it."""
-        del follow_symlinks
-        return bool(self._look(lambda: self.file_system.isdir(self.key)))
+    exists = _question("exists")
+    is_file = _question("isfile")
+    is_dir = _question("isdir")
+    """On object storage, whether anything is in it."""
 
     def is_symlink(self) -> bool:
         """No."""
@@ -189,26 +196,20 @@ class RemotePath(_Base):
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator there
         """What is in a folder."""
-        names = self._look(lambda: self.file_system.ls(self.key, detail=False))
-        own = self.key.rstrip("/")
-        return iter(
-            [
-                self / name.rstrip("/").rpartition("/")[2]
-                for name in names
-                if name.rstrip("/") != own
-            ]
-        )
+        own, names = self.key.rstrip("/"), self._look("ls", detail=False)
+        within = [name.rstrip("/") for name in names]
+        return iter([self / name.rpartition("/")[2] for name in within if name != own])
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Make a folder; not in object storage, which has none: there it would be a bucket."""
         del mode, parents
         if self._scheme not in _BUCKETS:
-            self._ask(lambda: self.file_system.makedirs(self.key, exist_ok=exist_ok))
+            self._ask("makedirs", exist_ok=exist_ok)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove a file."""
         try:
-            self._ask(lambda: self.file_system.rm_file(self.key))
+            self._ask("rm_file")
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -216,7 +217,7 @@ class RemotePath(_Base):
     def replace(self, target: str | PathLike[str]) -> Self:
         """Move a file to another path of the same file system."""
         assert isinstance(target, RemotePath)
-        self._ask(lambda: self.file_system.mv(self.key, target.key))
+        self._ask("mv", target.key)
         return type(self)(*target.parts)
 
     def open(  # type: ignore[override] # one signature for all modes
@@ -231,12 +232,12 @@ class RemotePath(_Base):
         del buffering
         if not set(mode) <= set("rbt"):
             raise OSError(EINVAL, f"It cannot be opened with mode {mode!r}")
-        file = self._ask(lambda: self.file_system.open(self.key, "rb"))
+        file = self._ask("open", "rb")
         return file if "b" in mode else TextIOWrapper(file, encoding, errors, newline)
 
     def read_bytes(self) -> bytes:
         """All bytes."""
-        data: bytes = self._ask(lambda: self.file_system.cat_file(self.key))
+        data: bytes = self._ask("cat_file")
         return data
 
     def read_text(
@@ -255,9 +256,7 @@ class RemotePath(_Base):
         if not size:
             return b""
         try:
-            data: bytes = self._ask(
-                lambda: self.file_system.cat_file(self.key, start=start, end=start + size)
-            )
+            data: bytes = self._ask("cat_file", start=start, end=start + size)
         except OSError as error:
             raise ExternalDataError(
                 f"Cannot read {size} bytes at {start} of {str(self)!r}: {str(error.strerror).rstrip('.')}."
@@ -277,61 +276,34 @@ class RemotePath(_Base):
         Raises:
             OSError: it cannot be written.
         """
-        fs = self.file_system
         self.parent.mkdir(parents=True, exist_ok=True)
-        other = (
-            None if self._scheme in _COMMITS else self.with_name(f"{self.name}.{token_hex(4)}.tmp")
-        )
-        file = self._ask(
-            lambda: (
-                fs.open(self.key, "wb", autocommit=False)
-                if other is None
-                else fs.open(other.key, "wb")
-            )
-        )
+        commits = self._scheme in _COMMITS
+        place = self if commits else self.with_name(f"{self.name}.{token_hex(4)}.tmp")
+        file = place._ask("open", "wb", **({"autocommit": False} if commits else {}))
         try:
-            yield cast(IO[bytes], _Upload(self, file))
-            self._ask(file.close)
-            if other is None:
-                self._ask(file.commit)
+            yield cast(IO[bytes], SimpleNamespace(write=partial(_called, file.write)))
+            _called(file.close)
+            if commits:
+                _called(file.commit)
             else:
-                other.replace(self)
+                place.replace(self)
         except BaseException:
             with suppress(Exception):
                 file.close()
             with suppress(Exception):
-                file.discard() if other is None else other.unlink()
+                file.discard() if commits else place.unlink()
             raise
 
 
 def _status(info: Mapping[str, Any]) -> os.stat_result:
     """What a file system knows of a file."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
-    when = next(
-        (info[name] for name in ("mtime", "LastModified", "updated", "created") if info.get(name)),
-        0,
-    )
-    seconds = (
-        when.timestamp()
-        if isinstance(when, datetime)
-        else float(when)
-        if not isinstance(when, str)
-        else 0.0
-    )
+    when: Any = next(filter(None, map(info.get, _TIMES)), 0)
+    if isinstance(when, str):
+        when = 0
+    seconds = when.timestamp() if isinstance(when, datetime) else float(when)
     times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
     return os.stat_result((mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times))
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    """A file that is being written."""
-
-    path: RemotePath
-    file: Any
-
-    def write(self, data: Any) -> int:
-        """Write some bytes."""
-        return self.path._ask(lambda: int(self.file.write(data)))
 
 
 @cache
@@ -339,14 +311,8 @@ def file_system(scheme: str) -> Any:
     """The file system of a scheme, set up as fsspec's configuration and its package say.
 
     Raises:
-        ArgumentError: there is none. MissingPackageError: its package, or fsspec, is not installed.
+        ArgumentError: there is none. MissingPackageError: its package is not installed.
     """
-    try:
-        import fsspec  # noqa: PLC0415 - it is optional
-    except ImportError:
-        raise MissingPackageError(
-            f"URLs such as {scheme}://... need fsspec, which is not installed: pip install 'onnxamp[remote]'."
-        ) from None
     try:
         return fsspec.filesystem(scheme)
     except ImportError as error:

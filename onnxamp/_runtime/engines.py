@@ -17,8 +17,8 @@ from onnx import ModelProto
 
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
+from onnxamp._optional import optional
 from onnxamp._runtime.branches import settled_flow
-from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.inputs import check_inputs
@@ -93,15 +93,16 @@ class _WebModel:
     """A :class:`WholeModel` in a browser."""
 
     model: ModelFile
-    _session: WebSession | None = None
+    _session: Any = None
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         if self._session is None:
-            self._session = open_web(self.model)
+            self._session = optional("browser").open_web(self.model)
         return dict(self._session.run(feeds))
 
     def left_to_cpu(self) -> Counter[str]:
-        return Counter() if self._session is None else self._session.left
+        left: Counter[str] = Counter() if self._session is None else self._session.left
+        return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +224,12 @@ class BrowserEngine(Engine):
     @property
     def place(self) -> str:
         """As :attr:`Engine.place`."""
-        return open_browser().name
+        return str(optional("browser").open_browser().name)
 
     @property
     def runtime(self) -> str:
         """As :attr:`Engine.runtime`."""
-        return open_browser().runtime
+        return str(optional("browser").open_browser().runtime)
 
     @property
     def piece_provider(self) -> Provider:

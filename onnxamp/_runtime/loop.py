@@ -354,7 +354,7 @@ def sent_samples(
     So are those of a Ray Dataset, if the workers are of its cluster, and those of an iterator that are in temporary
     files, if they are of this machine.
     """
-    travels = IN_FILES | {read_row if workers is not None and workers.is_ray else read_spooled}
+    travels = IN_FILES | {read_row if workers is not None and workers.is_cluster else read_spooled}
     for number in samples.numbers() if numbers is None else numbers:
         reader = samples.readers[number]
         is_sent = getattr(reader, "func", None) in travels

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._runtime.browser.session import open_browser
+from onnxamp._optional import optional
 from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Provider: TypeAlias = str
 """Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
 "webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"); or "browser",
-which runs whole models alone (:mod:`onnxamp._runtime.browser`). What a device has no kernel for runs on the CPU."""
+which runs whole models alone (the optional room "browser"). What a device has no kernel for runs on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")
 """Providers that are no plugins."""
@@ -76,7 +76,7 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
                 "A browser runs whole models alone, which is enough for bench and diff: --provider webgpu computes the"
                 " same for everything else."
             )
-        open_browser()
+        optional("browser").open_browser()
     elif wanted not in BUILT_IN:
         if plugin_called(split_hint(wanted)[0]) is None:
             known = ", ".join((*BUILT_IN, *plugins(), BROWSER))

@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError, MissingPackageError, RuntimeFailure
+from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import THREADS, Crash, Station, Work, core_count
 
 LOCAL: Final = "local"
@@ -61,7 +61,7 @@ class Cluster:
     once: bool = False
     is_own: bool = False
     """Whether the connection was made here, and ends with this."""
-    is_ray: bool = True
+    is_cluster: bool = True
     attempts: int = _ATTEMPTS
     _work: Any = None
     """(number of the work, reference to it)"""
@@ -190,13 +190,16 @@ class _Actor:
 
     def home(self) -> tuple[str, str]:
         """The machine: its id, and its address."""
-        ray = _ray()
+        import ray  # noqa: PLC0415 - see connect
+
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def do(self, number: int, work: list[Any], item: Any) -> Any:
         """The result of an item of a work, which is fetched when its first item comes."""
         if number != self._number:
-            self._station.turn_to(_ray().get(work[0]))
+            import ray  # noqa: PLC0415
+
+            self._station.turn_to(ray.get(work[0]))
             self._number = number
         return self._station.do(item)
 
@@ -214,11 +217,12 @@ def connect(
         once: whether each does one item, and ends.
 
     Raises:
-        MissingPackageError: Ray is not installed. RuntimeFailure: there is no cluster, or it has no processors.
+        RuntimeFailure: there is no cluster, or it has no processors.
     """
     if address == LOCAL:
         _ask_for_a_token()
-    ray = _ray()
+    import ray  # noqa: PLC0415 - it reads the token then
+
     is_own = not ray.is_initialized()
     if is_own:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -256,16 +260,6 @@ def _ask_for_a_token() -> None:
     """
     if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
-
-
-def _ray() -> Any:
-    try:
-        import ray  # noqa: PLC0415 - it is an extra
-    except ImportError:
-        raise MissingPackageError(
-            "--cluster needs Ray, which is not installed: pip install 'onnxamp[ray]'."
-        ) from None
-    return ray
 
 
 def _line(error: BaseException) -> str:

@@ -83,8 +83,8 @@ class Workers(Protocol):
         """How many there are, at most."""
 
     @property
-    def is_ray(self) -> bool:
-        """Whether references to objects of Ray mean something to them."""
+    def is_cluster(self) -> bool:
+        """Whether they are of a cluster, where references to its objects mean something."""
 
     @property
     def attempts(self) -> int:
@@ -108,6 +108,9 @@ class Workers(Protocol):
 
     def stop(self) -> None:
         """End the workers that are at work, and forget what they have."""
+
+    def close(self) -> None:
+        """End all workers."""
 
 
 def run(

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._workers.cluster import Cluster, connect
+from onnxamp._optional import optional
 from onnxamp._workers.executor import THREADS, Crash, Station, Work, Workers, core_count
 from onnxamp._workers.signals import HANGUP, Ended, Watch, end_now, survive_truncation
 
@@ -55,7 +55,7 @@ class Processes:
     count: int
     threads: int
     once: bool = False
-    is_ray: bool = False
+    is_cluster: bool = False
     attempts: int = 1
     """What crashes here would crash again, and what runs out of memory, too."""
     _work: bytes = b""
@@ -223,7 +223,7 @@ class Place:
     @contextmanager
     def workers(
         self, most: int | None = None, gpus: int = 0, *, once: bool = False
-    ) -> Iterator[Processes | Cluster]:
+    ) -> Iterator[Workers]:
         """The workers, for the length of a ``with`` block.
 
         Args:
@@ -232,7 +232,7 @@ class Place:
             once: whether each does one item, and ends.
 
         Raises:
-            As :func:`onnxamp._workers.cluster.connect`.
+            MissingPackageError: the package for clusters is not installed. RuntimeFailure: there is no cluster.
         """
         with closing(self._opened(most, gpus, once)) as workers:
             yield workers
@@ -250,9 +250,11 @@ class Place:
         with self.workers(items, gpus) as workers:
             yield workers
 
-    def _opened(self, most: int | None, gpus: int, once: bool) -> Processes | Cluster:
+    def _opened(self, most: int | None, gpus: int, once: bool) -> Workers:
         if self.cluster is not None:
-            return connect(self.cluster, self.jobs, most, gpus, once=once)
+            connect = optional("cluster", "--cluster needs").connect
+            workers: Workers = connect(self.cluster, self.jobs, most, gpus, once=once)
+            return workers
         cores = core_count()
         count = max(
             1, min(self.jobs or cores, most or cores if self.jobs is None else most or self.jobs)

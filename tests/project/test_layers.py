@@ -13,6 +13,7 @@ import pytest
 from rooms import ROOMS
 
 import onnxamp
+from onnxamp._optional import rooms as optional_rooms
 
 MAX_MODULE_LINES = 550
 MAX_FUNCTION_LINES = 60
@@ -35,6 +36,8 @@ PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.train
 READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
 DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
+TAKEN = {"onnxamp._runtime.samples": {"ray"}}
+"""Modules that take objects of an optional package, which their users have imported."""
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
 
 
@@ -111,6 +114,18 @@ def test_decisions_run_no_model() -> None:
     allowed = READERS | DECIDERS
     found = [(name, target) for name, target in crossings() if room(name) in DECIDERS and target not in allowed]
     assert found == []
+
+
+def test_optional_rooms_are_loaded_by_their_names_alone() -> None:
+    """No other room imports a module that is optional, or the package that it needs."""
+    providers = {row["module"]: row.get("package") for row in optional_rooms().values()}
+    assert providers.keys() <= set(FILES)
+    for name, tree in trees().items():
+        if name in providers:
+            continue
+        found = {module.split(".")[0] for module, _ in imports(tree, name)} | own_imports(name)
+        assert not found & providers.keys(), name
+        assert not found & (set(providers.values()) - {None} - TAKEN.get(name, set())), name
 
 
 def test_only_public_modules_have_public_names() -> None:
