@@ -369,7 +369,7 @@ class _Collector:
         """Pins from the lists and, for all other ops, from the level."""
         options, problem, all_exact = self.options, self.problem, self.graph.exact
         by_user = options.user_white if options.level != Level.O0 else ()
-        gains, following = options.level == Level.O2, op_facts().following | op_facts().control_flow
+        gains, following = options.level == Level.O2, op_facts().following
         known: dict[object, tuple[bool, Reason, str] | None] = {}
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact

@@ -252,9 +252,8 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
 
 def _counts(node: Node) -> bool:
     """Whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
-    facts = op_facts()
-    moves = is_exact(node.proto) or node.key in facts.following or node.key in facts.control_flow
-    return not moves and node.key not in ("Cast", "Constant") and node.signature is not None
+    moves = is_exact(node.proto) or node.key in op_facts().following
+    return not moves and node.signature is not None
 
 
 def _results(view: View, node: Node) -> list[str]:
