@@ -29,6 +29,7 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.freedom import Freedom, freedom
+from onnxamp._target.kernels import Typed
 from onnxamp._target.targets import cpu_of
 
 
@@ -178,18 +179,10 @@ _IO = "keep_io_types is off for it"
 
 
 @lru_cache(maxsize=1 << 12)
-def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
+def _by_types(target: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
     """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
     proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
-    return freedom(
-        target=target,
-        key=key,
-        signature=signature,
-        bound=layout.bound,
-        params=layout.params,
-        low=low,
-        proto=proto,
-    )
+    return freedom(target, Typed(signature, layout.bound, proto), layout.params, low)
 
 
 @dataclass(slots=True)
@@ -313,20 +306,13 @@ class _Collector:
             has_kernel_limits(one, node.key) for one in devices
         )
         if not signature.has_function and not has_say:
-            found = self.freedoms[layout] = _by_types(target, node.key, signature, layout, low)
+            found = self.freedoms[layout] = _by_types(target, signature, layout, low)
             return found
         present = tuple(tuple(map(bool, names)) for names in (proto.input[:], proto.output[:]))
         key = (layout, present, tuple(item.SerializeToString() for item in proto.attribute))
         if key not in self.freedoms:
-            self.freedoms[key] = freedom(
-                target=target,
-                key=node.key,
-                signature=signature,
-                bound=layout.bound,
-                params=layout.params,
-                low=low,
-                proto=proto,
-            )
+            typed = Typed(signature, layout.bound, proto)
+            self.freedoms[key] = freedom(target, typed, layout.params, low)
         return self.freedoms[key]
 
     def straight(self) -> None:

@@ -2,19 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from onnx import NodeProto
+from typing import NamedTuple
 
 from onnxamp._dtypes import Format, retyped
 from onnxamp._ops.facts import op_facts, type_giver
-from onnxamp._ops.signature import Signature
-from onnxamp._target.kernels import Binding, agrees, fails, runs_on
+from onnxamp._target.kernels import Binding, Typed, agrees, fails, runs_on
 from onnxamp._target.targets import cpu_of, target_of
 
 
-@dataclass(frozen=True, slots=True)
-class Freedom:
+class Freedom(NamedTuple):
     """The choices that the target's kernels leave for the type parameters of one node.
 
     Attributes:
@@ -30,15 +26,7 @@ class Freedom:
     only_low: bool = False
 
 
-def freedom(
-    target: str,
-    key: str,
-    signature: Signature,
-    bound: Binding,
-    params: Sequence[str],
-    low: Format,
-    proto: NodeProto,
-) -> Freedom:
+def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freedom:
     """Which of a node's float32 parameters ``params`` may be low on the target.
 
     Tries all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
@@ -46,62 +34,36 @@ def freedom(
     """
     if not params:
         return Freedom()
-    legal = _legal(
-        provider=target,
-        key=key,
-        signature=signature,
-        bound=bound,
-        params=params,
-        low=low,
-        proto=proto,
-    )
-    everything_high = (False,) * len(params)
-    falls_back = everything_high not in legal and not target_of(target).builds
-    typed_by_attribute = key in op_facts().dtype_attribute
+    choices = {
+        choice: op._replace(bound=_types(op, params, choice, low))
+        for choice in itertools.product((False, True), repeat=len(params))
+    }
+
+    def legal(asked: Callable[[str, Typed], bool]) -> frozenset[tuple[bool, ...]]:
+        return frozenset(choice for choice, typed in choices.items() if asked(target, typed))
+
+    found, all_high = legal(runs_on), (False,) * len(params)
+    falls_back = all_high not in found and not target_of(target).builds
+    is_given = op.signature.key in op_facts().dtype_attribute
     if cpu_of(target) != target and (
-        not legal or (typed_by_attribute and not target_of(target).limits_types)
+        not found or (is_given and not target_of(target).limits_types)
     ):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
-        if low.is_wrapped and not typed_by_attribute:
-            wrapped = _legal(
-                provider=target,
-                key=key,
-                signature=signature,
-                bound=bound,
-                params=params,
-                low=low,
-                proto=proto,
-                asked=_may_be_wrapped,
-            )
-            return _described(params, wrapped | {everything_high}, falls_back=True)
-        legal = _legal(
-            provider=target,
-            key=key,
-            signature=signature,
-            bound=bound,
-            params=params,
-            low=low,
-            proto=proto,
-            asked=_is_left,
-        )
-    only_low = falls_back and any(any(choice) for choice in legal)
-    return _described(params, legal | {everything_high}, falls_back=falls_back, only_low=only_low)
+        if low.is_wrapped and not is_given:
+            return _described(params, legal(_may_be_wrapped) | {all_high}, falls_back=True)
+        found = legal(_is_left)
+    only_low = falls_back and any(any(choice) for choice in found)
+    return _described(params, found | {all_high}, falls_back=falls_back, only_low=only_low)
 
 
-def _may_be_wrapped(
-    target: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
-) -> bool:
+def _may_be_wrapped(target: str, op: Typed) -> bool:
     """Whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
-    is_failing = any(
-        fails(place, key, signature, bound, proto) for place in (target, cpu_of(target))
-    )
-    return not is_failing and agrees(key, signature, bound, proto)
+    return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(op)
 
 
-def _is_left(target: str, key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+def _is_left(target: str, op: Typed) -> bool:
     """Whether the target leaves a node to the CPU beside it, which runs it."""
-    is_failing = fails(target, key, signature, bound, proto) is not None
-    return not is_failing and runs_on(cpu_of(target), key, signature, bound, proto)
+    return fails(target, op) is None and runs_on(cpu_of(target), op)
 
 
 def _described(
@@ -121,48 +83,17 @@ def _described(
     return Freedom(high, implies, falls_back, only_low)
 
 
-def _legal(
-    provider: str,
-    key: str,
-    signature: Signature,
-    bound: Binding,
-    params: Sequence[str],
-    low: Format,
-    proto: NodeProto,
-    asked: Callable[[str, str, Signature, Binding, NodeProto], bool] = runs_on,
-) -> frozenset[tuple[bool, ...]]:
-    given = _given(key, signature, proto)
-    choices = itertools.product((False, True), repeat=len(params))
-    return frozenset(
-        choice
-        for choice in choices
-        if asked(provider, key, signature, _choose(bound, params, choice, low, given), proto)
-    )
-
-
-def _choose(
-    bound: Binding,
-    params: Sequence[str],
-    choice: Sequence[bool],
-    low: Format,
-    given: tuple[str, str] | None,
-) -> dict[str, str]:
-    """The types of a choice; ``given`` as from :func:`_given`."""
-    lowered = {
-        param: retyped(bound[param], low)
-        for param, is_low in zip(params, choice, strict=True)
-        if is_low
-    }
-    types = {**bound, **lowered}
-    return types if given is None or given[1] not in types else {**types, given[0]: types[given[1]]}
-
-
-def _given(key: str, signature: Signature, proto: NodeProto) -> tuple[str, str] | None:
-    """The parameters of output 0 and of the input that gives it its type, if an attribute is missing that would."""
-    giver = type_giver(proto) if key in op_facts().dtype_attribute else None
-    made, read = signature.output(0), None if giver is None else signature.input(giver)
-    return (
-        None
-        if giver is None or made is None or read is None
-        else (signature.param(made, 0), signature.param(read, giver))
-    )
+def _types(op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format) -> Binding:
+    """The types of a choice. Output 0 may have that of an input, if an attribute is missing that would give it."""
+    types = dict(op.bound)
+    for param, is_low in zip(params, choice, strict=True):
+        if is_low:
+            types[param] = retyped(types[param], low)
+    is_given = op.signature.key in op_facts().dtype_attribute
+    giver = type_giver(op.proto) if is_given else None
+    made, read = op.signature.output(0), None if giver is None else op.signature.input(giver)
+    if giver is not None and made is not None and read is not None:
+        given = types.get(op.signature.param(read, giver))
+        if given is not None:
+            types[op.signature.param(made, 0)] = given
+    return types

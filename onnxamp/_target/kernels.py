@@ -8,9 +8,8 @@ matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernel
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import onnx
 import onnx.inliner
@@ -19,7 +18,7 @@ from onnx import NodeProto, helper
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind, bind_node, infer_types
+from onnxamp._graph.types import bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
@@ -45,8 +44,7 @@ Binding = Mapping[str, str]
 """Type parameter -> type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One registered kernel: the schema versions it covers, and its types per type parameter."""
 
     since: int
@@ -145,55 +143,68 @@ def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     )
 
 
-def has_kernel(provider: str, key: str, signature: Signature, bound: Binding) -> bool:
+class Typed(NamedTuple):
+    """A node, its schema, and the types of its parameters: what targets are asked about."""
+
+    signature: Signature
+    bound: Binding
+    proto: NodeProto
+
+    def inputs(self) -> tuple[str | None, ...]:
+        """The types of the inputs; None where they are absent or unknown."""
+        return tuple(map(self._input, range(len(self.proto.input))))
+
+    def _input(self, position: int) -> str | None:
+        port = self.signature.input(position)
+        if port is None or not self.proto.input[position]:
+            return None
+        is_bound = port.type in self.signature.params
+        return self.bound.get(self.signature.param(port, position)) if is_bound else port.type
+
+
+def has_kernel(provider: str, op: Typed) -> bool:
     """Whether a kernel of the provider takes the op with these types."""
-    return any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ()))
+    kernels = kernel_table(provider).get(op.signature.key, ())
+    return any(kernel.takes(op.signature, op.bound) for kernel in kernels)
 
 
-def runs_on(
-    provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
-) -> bool:
+def runs_on(provider: str, op: Typed) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
+    signature, key = op.signature, op.signature.key
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
-    if fails(provider, key, signature, bound, proto) is not None:
+    if fails(provider, op) is not None:
         return False
     if not target_of(provider).limits_types:
         if not signature.has_function or any(
             kernel_table(name).get(key) for name in with_kernels()
         ):
-            return agrees(key, signature, bound, proto)
-    elif has_kernel(provider, key, signature, bound):
-        return kernel_limit(device_of(provider), proto, bound) is None
+            return agrees(op)
+    elif has_kernel(provider, op):
+        return kernel_limit(device_of(provider), op.proto, op.bound) is None
     if not signature.has_function or target_of(provider).builds:  # these do not expand functions
         return False
-    return _body_runs(
-        provider, key, signature, _input_types(signature, bound, proto), proto.SerializeToString()
-    )
+    return _body_fits(provider, signature, op.inputs(), op.proto.SerializeToString())
 
 
-def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+def agrees(op: Typed) -> bool:
     """Whether an op's types agree with each other: a kernel takes their mixture, or its function body does.
 
     A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
     """
-    if len(_FLOATS.intersection(bound.values())) < 2 or not signature.has_function:
+    if len(_FLOATS.intersection(op.bound.values())) < 2 or not op.signature.has_function:
         return True
-    if any(has_kernel(name, key, signature, bound) for name in with_kernels()):
+    if any(has_kernel(name, op) for name in with_kernels()):
         return True
-    return _body_agrees(signature, _input_types(signature, bound, proto), proto.SerializeToString())
+    return _body_fits("", op.signature, op.inputs(), op.proto.SerializeToString())
 
 
-def fails(
-    provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
-) -> str | None:
+def fails(provider: str, op: Typed) -> str | None:
     """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
-    is_expanded = target_of(provider).limits_types and not has_kernel(
-        provider, key, signature, bound
-    )
-    if is_expanded and not signature.has_function:
+    is_expanded = target_of(provider).limits_types and not has_kernel(provider, op)
+    if is_expanded and not op.signature.has_function:
         return None
-    return kernel_failure(device_of(provider), proto, bound, expanded=is_expanded)
+    return kernel_failure(device_of(provider), op.proto, op.bound, expanded=is_expanded)
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
@@ -211,70 +222,35 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
     return True
 
 
-def _input_types(signature: Signature, bound: Binding, proto: NodeProto) -> tuple[str | None, ...]:
-    return tuple(
-        _input_type(signature, bound, position, name) for position, name in enumerate(proto.input)
-    )
-
-
-def _input_type(signature: Signature, bound: Binding, position: int, name: str) -> str | None:
-    port = signature.input(position)
-    if port is None or not name:
-        return None
-    return (
-        bound.get(signature.param(port, position)) if port.type in signature.params else port.type
-    )
-
-
 @cache
-def _body_runs(
-    provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes
+def _body_fits(
+    provider: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes
 ) -> bool:
-    """Whether every node of the op's function body has consistent types and runs on the provider.
+    """Whether every node of the op's function body has consistent types, and runs on the provider if one is named.
 
-    ONNX Runtime expands a fixed body only if none of its ops has changed between the body's opset and the model's
-    (``OpSchema::ValidateReferencedOpsInFunction``).
+    What cannot be told counts against a provider alone. ONNX Runtime expands a fixed body only if none of its ops has
+    changed between the body's opset and the model's (``OpSchema::ValidateReferencedOpsInFunction``).
     """
     node = NodeProto.FromString(serialized)
     if any(
         name and _elem(kind or "") not in ELEM_NUMBERS
         for name, kind in zip(node.input, types, strict=True)
     ):
-        return False
+        return not provider
     view = _expanded(node, signature, types)
-    if view is None or any(inner.key == key for inner in view.nodes):
-        return False
+    if view is None or (provider and any(inner.key == signature.key for inner in view.nodes)):
+        return not provider
     inferred = infer_types(view)
     for inner in view.nodes:
-        if inner.signature is None or _changed_since(signature, inner):
-            return False
+        if inner.signature is None:
+            if provider:
+                return False
+            continue
         inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        bound = bind_node(inner, inferred)
-        if not is_consistent(inner.signature, bound, inputs):
+        typed = Typed(inner.signature, bind_node(inner, inferred), inner.proto)
+        if not is_consistent(inner.signature, typed.bound, inputs):
             return False
-        if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):
-            return False
-    return True
-
-
-@cache
-def _body_agrees(signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
-    """Whether every node of the op's function body has consistent types, where there is a body for these types."""
-    node = NodeProto.FromString(serialized)
-    if any(
-        name and _elem(kind or "") not in ELEM_NUMBERS
-        for name, kind in zip(node.input, types, strict=True)
-    ):
-        return True
-    view = _expanded(node, signature, types)
-    if view is None:
-        return True
-    inferred = infer_types(view)
-    for inner in view.nodes:
-        inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        if inner.signature is not None and not is_consistent(
-            inner.signature, bind(inner.signature, inputs), inputs
-        ):
+        if provider and (_changed_since(signature, inner) or not runs_on(provider, typed)):
             return False
     return True
 
