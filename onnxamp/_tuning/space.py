@@ -310,7 +310,7 @@ def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) 
         for unit in space.tunable
         if unit.key in low and unit.node not in pins
     }
-    return replace(found, gains={**found.gains, **wanted})
+    return found._replace(gains={**found.gains, **wanted})
 
 
 def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int]]:
