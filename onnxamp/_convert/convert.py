@@ -159,9 +159,8 @@ def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[P
         As :func:`analyse_model`.
     """
     prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
-    pins = replace(
-        analysis.pins, warnings=(*analysis.pins.warnings, f"The whole model stays float32: {error}")
-    )
+    warnings = (*analysis.pins.warnings, f"The whole model stays float32: {error}")
+    pins = analysis.pins._replace(warnings=warnings)
     return prepared, replace(analysis, pins=pins)
 
 

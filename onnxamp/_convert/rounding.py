@@ -77,8 +77,5 @@ def with_rounding(
         )
     found = rounder(analysis)
     warnings = (*analysis.pins.warnings, *([MADE_UP] if found.made_up and found.chosen else ()))
-    pins, edits = (
-        replace(analysis.pins, warnings=warnings),
-        replace(analysis.edits, rounded=found.chosen),
-    )
-    return replace(analysis, pins=pins, edits=edits), found
+    pins, edits = analysis.pins._replace(warnings=warnings), analysis.edits
+    return replace(analysis, pins=pins, edits=replace(edits, rounded=found.chosen)), found
