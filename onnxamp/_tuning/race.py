@@ -7,7 +7,7 @@ best of all that holds the tolerance is written.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nsmallest
 from time import monotonic
@@ -19,7 +19,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._tuning.arguments import Search, is_slower, standing
+from onnxamp._tuning.arguments import is_slower, standing
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.engine_times import NOTHING, WholeTimes
 from onnxamp._tuning.frontier import room
@@ -48,17 +48,14 @@ _STEP: Final = 0.1
 """The smallest ratio between the squared errors that are aimed at in turn."""
 
 
-@dataclass(slots=True)
 class Race:
-    """Choices, how fast they are, and which are within the tolerance."""
+    """Choices, how fast they are, and which are within the tolerance: ``errors`` are those of converted models."""
 
-    job: Job
-    search: CandidateSearch
-    times: WholeTimes
-    errors: dict[frozenset[str], float] = field(default_factory=dict)
-    """Choice -> error of the converted model on all samples."""
+    def __init__(self, search: CandidateSearch, times: WholeTimes) -> None:
+        self.job, self.search, self.times = search.job, search, times
+        self.errors = dict[frozenset[str], float]()
 
-    def confirmed(self, tuned: Tuned, *, allow_slower: bool) -> Tuned:
+    def confirmed(self, tuned: Tuned) -> Tuned:
         """The best of what was chosen, of level O2, of what corrected times suggest, and of float32, all timed whole.
 
         As with estimates, that is the fastest within the tolerance.
@@ -69,14 +66,14 @@ class Race:
         try:
             times.add(own, usual)
             self._enter(usual)
-            if not allow_slower:
+            if not self.search.asked.allow_slower:
                 times.add(everything, products)
-                self._look_further(monotonic() + _SHARE * self.search.seconds)
+                self._look_further(monotonic() + _SHARE * self.search.asked.seconds)
                 times.again(*nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual)
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
             return tuned
-        best = self._best(own, allow_slower=allow_slower)
+        best = self._best(own)
         shown = next((low for low in (best, own, usual) if low), NOTHING)
         timed = {"float32": NOTHING, "result": shown, "level O2": usual}
         tuned = replace(
@@ -165,7 +162,7 @@ class Race:
     @property
     def _limit(self) -> float:
         """The squared error that is allowed."""
-        return self.job.metric.amplitude(self.job.metric.tolerance) ** 2
+        return self.search.limit**2
 
     def _aim(self, low: frozenset[str]) -> float:
         """The predicted squared error to aim at, after what a choice was predicted to have and has."""
@@ -175,10 +172,10 @@ class Race:
             return self._limit
         return _SPARE * predicted * max(_STEP, self._limit / error)
 
-    def _best(self, own: frozenset[str], *, allow_slower: bool) -> frozenset[str]:
+    def _best(self, own: frozenset[str]) -> frozenset[str]:
         """The best choice that holds the tolerance, ``own`` if it is about as good."""
         able, float32 = self._held(), self._candidate(NOTHING)
-        if allow_slower:
+        if self.search.asked.allow_slower:
             able = [low for low in able if low] or able
         else:
             able = [low for low in able if not is_slower(self._candidate(low), float32)]
@@ -258,21 +255,19 @@ class Outcome:
         return replace(self, tuned=tuned)
 
 
-def verified(
-    job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str
-) -> Tuned:
+def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples.
 
     One that is slower than float32 is offered, and float32 is chosen, unless slower ones are allowed: so a wider
     tolerance never takes longer.
     """
-    judge, nothing = job.metric, search.aim.nothing
-    best = _best(job, search)
+    job, asked, nothing = search.job, search.asked, search.aim.nothing
+    judge, best = job.metric, _best(search)
     best = best if best is not None and search.aim.writes(best) else None
     low = nothing.low if best is None else best.low
     kept = job.kept(low, search.latest)
     plan = job.plan(low, kept)
-    error = _judged(job, search, low) if best is None else job.errors[low]
+    error = _judged(search, low) if best is None else job.errors[low]
     is_same = job.space.all_low.options.keep_io_types is True  # else inputs and outputs are rounded
     own = job.errors.get(nothing.low, noise or 0.0)
     nothing = replace(
@@ -310,7 +305,7 @@ def verified(
     )
 
 
-def _best(job: Job, search: CandidateSearch) -> Candidate | None:
+def _best(search: CandidateSearch) -> Candidate | None:
     """The best candidate that holds once it is converted; None if that is none of those that may be tried.
 
     Where one misses, what the search expects of others grows. Better ones that were passed over for this are converted
@@ -319,7 +314,7 @@ def _best(job: Job, search: CandidateSearch) -> Candidate | None:
     found: Candidate | None = None
     for attempt in range(_ATTEMPTS):
         found = search.search()
-        if found is None or _holds(job, search, found.low):
+        if found is None or _holds(search, found.low):
             break
         _LOG.info(
             "attempt %d: errors are taken to be %.2f times those of mask runs",
@@ -328,26 +323,27 @@ def _best(job: Job, search: CandidateSearch) -> Candidate | None:
         )
     else:
         return None
-    for _ in range(len(job.errors), _ATTEMPTS):
+    for _ in range(len(search.job.errors), _ATTEMPTS):
         better = search.best(boldly=True)
         if better is None or (found is not None and better.low == found.low):
             break
-        if _holds(job, search, better.low):
+        if _holds(search, better.low):
             return better
     return found
 
 
-def _holds(job: Job, search: CandidateSearch, low: frozenset[str]) -> bool:
+def _holds(search: CandidateSearch, low: frozenset[str]) -> bool:
     """Whether a converted model meets the tolerance."""
     if low not in search.converted:
-        search.note(low, job.metric.amplitude(_judged(job, search, low)))
+        search.note(low, search.job.metric.amplitude(_judged(search, low)))
     return search.converted[low] <= search.limit
 
 
-def _judged(job: Job, search: CandidateSearch, low: frozenset[str]) -> float:
+def _judged(search: CandidateSearch, low: frozenset[str]) -> float:
     """The error of a converted model."""
+    job, count = search.job, len(search.job.errors) + 1
     plan = job.plan(low)
-    search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
+    job.run.report("verifying the converted model", count, count)
     error = job.error(low, plan)
     _LOG.info("%d nodes low: error %.3g", len(low), error)
     return error
