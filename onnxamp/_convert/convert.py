@@ -16,10 +16,9 @@ from typing import Final, TypeVar
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.analysis import Analysis, RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
-from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.upgrades import Proof, at_best_opset
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._errors import ArgumentError, InternalError

@@ -28,8 +28,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.rules import newest_loaded, steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
-from onnxamp._target.freedom import freedom
-from onnxamp._target.kernels import Typed, float_types, runs_on
+from onnxamp._target.kernels import Typed, float_types, freedom, runs_on
 from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernels
 
 

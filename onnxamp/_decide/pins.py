@@ -14,8 +14,8 @@ from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
+from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import Format, retyped
 from onnxamp._errors import ArgumentError, ContradictionError
@@ -28,8 +28,7 @@ from onnxamp._ops.profiles import computes_low, profile_of
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
-from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.kernels import Typed
+from onnxamp._target.kernels import Freedom, Typed, freedom
 from onnxamp._target.targets import cpu_of
 
 

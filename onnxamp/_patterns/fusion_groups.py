@@ -12,8 +12,7 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
-from onnxamp._target.freedom import freedom
-from onnxamp._target.kernels import Typed, kernel_table
+from onnxamp._target.kernels import Typed, freedom, kernel_table
 from onnxamp._target.targets import CPU, target_of
 
 

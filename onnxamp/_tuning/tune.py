@@ -8,7 +8,7 @@
 4. The best candidate is converted and compared on all samples, on CUDA if there is a device
    (:mod:`onnxamp._tuning.race`). If it misses, the bisection is repeated with larger errors expected.
 5. A state file keeps the candidates with their plans, so that any of them can be written later
-   (:mod:`onnxamp._tuning.table`).
+   (:mod:`onnxamp._tuning.race`).
 """
 
 import logging
@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from onnxamp._convert.analysis import analyse
+from onnxamp._convert.analysis import MADE_UP, analyse
 from onnxamp._convert.convert import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.misspelt import reference_of
-from onnxamp._convert.rounding import MADE_UP
-from onnxamp._errors import InternalError, RuntimeFailure
+from onnxamp._convert.plan import Plan
+from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.proof import UpgradeProof
@@ -44,14 +44,13 @@ from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.engine_times import measure_times, whole_times
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
-from onnxamp._tuning.race import Outcome, Race, verified
+from onnxamp._tuning.race import TABLES, Outcome, Race, table_of, verified
 from onnxamp._tuning.results import Tuned, given_prints, options_print
 from onnxamp._tuning.rounded import tune_both, tune_rounded
 from onnxamp._tuning.runs import MaskedModel, Masking, tuning_engine
 from onnxamp._tuning.search import CandidateSearch, SharedMasks
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
-from onnxamp._tuning.table import TABLES, table_of
 from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -233,3 +232,25 @@ def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -
             f" tolerance of {job.metric.tolerance:g}. No choice of precision can fix that."
         )
     return noise
+
+
+def measured_plan(
+    model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None
+) -> Plan | None:
+    """Return what level auto finds; None where it lowers nothing, or the model cannot be tuned.
+
+    It lowers as much as it may, as the other levels do, however long the result is estimated to take.
+
+    Args:
+        model: the original.
+        options: those of the conversion, at level auto.
+        search: the tolerance, and the time in which candidates are searched for.
+        run: on what models run.
+        rounder: rounds weights, if the options ask for it.
+    """
+    try:
+        tuned = tune(model, options, replace(search, allow_slower=True), run, rounder)
+    except OnnxAmpError as error:
+        _LOG.info("level auto cannot be measured: %s", error)
+        return None
+    return tuned.plan if tuned.held and any(row.low for row in tuned.plan.rows) else None

@@ -10,8 +10,7 @@ from onnx import helper, parser
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, lookup
-from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.kernels import Typed, carries, kernel_table, runs_on
+from onnxamp._target.kernels import Freedom, Typed, carries, freedom, kernel_table, runs_on
 
 LOWS = pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 
