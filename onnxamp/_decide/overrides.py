@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, NamedTuple
 
 import onnx.defs
-from onnx import NodeProto
 
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
@@ -15,6 +14,7 @@ from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import copied
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
 from onnxamp._options.options import Options
@@ -22,8 +22,7 @@ from onnxamp._target.kernels import kernel_table
 from onnxamp._target.targets import with_kernels
 
 
-@dataclass(frozen=True, slots=True)
-class AbsentNames:
+class AbsentNames(NamedTuple):
     """Names in the user's lists that mean no op of the model -> what to say of them.
 
     Attributes:
@@ -106,31 +105,29 @@ def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
 
     Complexity: linear in nodes for each pattern, and slower only where one matches nothing.
     """
+    patterns = options.keep_patterns, options.low_patterns
+    nodes = node_names(graph) if any(patterns) else []
+    weights = sorted(weight_names(graph)) if options.weight_patterns else []
     return (
-        *_patterns(graph, "keep_high", options.keep_patterns),
-        *_patterns(graph, "force_low", options.low_patterns),
-        *_lost_weights(graph, options.weight_patterns),
+        *_patterns("keep_high", patterns[0], nodes, "node name"),
+        *_patterns("force_low", patterns[1], nodes, "node name"),
+        *_patterns("low_weights", options.weight_patterns, weights, _WEIGHT),
         *_nodes(graph, options.keep_nodes),
         *_ends(graph, options.keep_io_types),
         *_op_types(graph, options),
     )
 
 
+_WEIGHT: Final = "float32 weight, and no node that reads one"
+
+
 def _patterns(
-    graph: Graph, option: str, patterns: Sequence[re.Pattern[str]]
+    option: str, patterns: Sequence[re.Pattern[str]], names: Sequence[str], what: str
 ) -> Iterator[Unmatched]:
-    names = node_names(graph) if patterns else []
     for pattern in patterns:
         if not any(map(pattern.fullmatch, names)):
-            yield Unmatched(option, pattern.pattern, _no_match(names, pattern))
-
-
-def _lost_weights(graph: Graph, patterns: Sequence[re.Pattern[str]]) -> Iterator[Unmatched]:
-    names = sorted(weight_names(graph)) if patterns else []
-    for pattern in patterns:
-        if not any(map(pattern.fullmatch, names)):
-            text = f"The pattern {pattern.pattern!r} matches no float32 weight, and no node that reads one."
-            yield Unmatched("low_weights", pattern.pattern, text + _suggested(names, pattern))
+            text = f"The pattern {pattern.pattern!r} matches no {what}."
+            yield Unmatched(option, pattern.pattern, text + _suggested(names, pattern))
 
 
 def weight_names(graph: Graph) -> set[str]:
@@ -173,11 +170,6 @@ def node_names(graph: Graph) -> list[str]:
     )
 
 
-def _no_match(names: Sequence[str], pattern: re.Pattern[str]) -> str:
-    """What to say of a pattern that matches no node, with the names that may be meant."""
-    return f"The pattern {pattern.pattern!r} matches no node name." + _suggested(names, pattern)
-
-
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     if parts := [name for name in names if pattern.search(name)]:
         more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
@@ -185,8 +177,7 @@ def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     return suggestion(names, pattern.pattern)
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """The precision that the user demands for a node."""
 
     low: bool
@@ -194,8 +185,7 @@ class Override:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(NamedTuple):
     """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
 
     ``low_weights`` are the constants that the user wants in low precision, by value, with what says so.
@@ -217,21 +207,14 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     Complexity: nodes times patterns.
     """
     overrides: dict[int, Override] = {}
-    if (
-        options.keep_nodes
-        or options.keep_patterns
-        or options.low_patterns
-        or options.rule is not None
-    ):
-        for node in graph.nodes:
-            matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
-            if not matching:
-                continue
-            first = overrides[node.index] = matching[0]
-            second = next((override for override in matching if override.low != first.low), None)
-            if second is not None:
+    named = (*options.keep_nodes, *options.keep_patterns, *options.low_patterns)
+    for node in graph.nodes if named or options.rule is not None else ():
+        matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
+        for one in matching:
+            first = overrides.setdefault(node.index, one)
+            if one.low != first.low:
                 raise ContradictionError(
-                    f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one."
+                    f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
     warnings = [*(one.text for one in unmatched_names(graph, options)), *taken_off(options)]
@@ -243,11 +226,10 @@ def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     for hazard in hazards:
         override = overrides.of_node.get(hazard.node)
-        if (
-            override is not None and override.low and not hazard.reason.is_shielded
-        ):  # whose Casts are shielded
-            rows = found.setdefault((override.detail, hazard.reason), {})
-            rows.setdefault(graph.nodes[hazard.node].label, hazard)
+        if override is None or not override.low or hazard.reason.is_shielded:
+            continue
+        rows = found.setdefault((override.detail, hazard.reason), {})
+        rows.setdefault(graph.nodes[hazard.node].label, hazard)
     return _told(found, "lowers {}")
 
 
@@ -259,15 +241,10 @@ def lost_weights(
     weights = overrides.low_weights
     for hazard in hazards if weights else ():
         for value in graph.nodes[hazard.node].inputs if hazard.value == ABSENT else (hazard.value,):
-            source = graph.constants.source(value) if value != ABSENT else value
-            if (
-                source in weights
-                and hazard.reason.loses
-                and hazard.reason.loses(graph, source, low)
-            ):
-                found.setdefault((weights[source], hazard.reason), {}).setdefault(
-                    graph.values[source].name, hazard
-                )
+            source, loses = graph.constants.source(value), hazard.reason.loses
+            if source in weights and loses is not None and loses(graph, source, low):
+                rows = found.setdefault((weights[source], hazard.reason), {})
+                rows.setdefault(graph.values[source].name, hazard)
     return _told(found, "stores {} in low precision")
 
 
@@ -285,31 +262,30 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
     for value in node.outputs:
         for reader, _ in graph.uses[value] if value != ABSENT else ():
             cast = graph.nodes[reader]
-            if (
-                cast.key != "Cast"
-                or cast.outputs[0] == ABSENT
-                or not graph.results[cast.outputs[0]]
-            ):
-                continue
-            kinds = {graph.types[value], graph.types[cast.outputs[0]]}
-            if FLOAT in kinds and kinds & LOW_TENSORS:
+            made = cast.outputs[0] if cast.key == "Cast" else ABSENT
+            kinds = {graph.types[value], graph.types[made]}
+            is_returned = made != ABSENT and bool(graph.results[made])
+            if is_returned and FLOAT in kinds and kinds & LOW_TENSORS:
                 yield cast.proto.output[0]
 
 
 def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]:
     names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
-    literal = names.intersection(options.keep_nodes)
-    overrides = [
-        Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}")
-        for name in sorted(literal)
+    said = [
+        (False, f"keep_nodes (--keep-node) {name!r}")
+        for name in sorted(names.intersection(options.keep_nodes))
     ]
     for low, option, patterns in (
         (False, "keep_high (--keep-fp32)", options.keep_patterns),
         (True, "force_low (--force-low)", options.low_patterns),
     ):
-        matching = (pattern.pattern for pattern in patterns if any(map(pattern.fullmatch, names)))
-        overrides += [Override(low, Reason.PATTERN, f"{option} {text!r}") for text in matching]
-    return overrides
+        said += [(low, f"{option} {text!r}") for text in _matching(patterns, names)]
+    return [Override(low, Reason.PATTERN, detail) for low, detail in said]
+
+
+def _matching(patterns: Iterable[re.Pattern[str]], names: Iterable[str]) -> Iterator[str]:
+    """The patterns that match one of the names."""
+    return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 
 def _weights(graph: Graph, options: Options) -> dict[int, str]:
@@ -318,10 +294,8 @@ def _weights(graph: Graph, options: Options) -> dict[int, str]:
     for value in graph.constants.tensors:
         readers = (node.proto.name for node, _ in graph.consumers(value))
         names = {graph.values[value].name, *readers} - {""}
-        matching = (
-            one.pattern for one in options.weight_patterns if any(map(one.fullmatch, names))
-        )
-        if graph.types[value] == FLOAT and (text := next(matching, None)) is not None:
+        text = next(_matching(options.weight_patterns, names), None)
+        if graph.types[value] == FLOAT and text is not None:
             found[value] = f"low_weights (--low-weight) {text!r}"
     return found
 
@@ -329,15 +303,11 @@ def _weights(graph: Graph, options: Options) -> dict[int, str]:
 def _from_rule(node: Node, options: Options) -> list[Override]:
     if options.rule is None:
         return []
-    copy = NodeProto()
-    copy.CopyFrom(node.proto)
-    opinion = options.rule(copy)
+    opinion = options.rule(copied(node.proto))
     if opinion not in ("low", "high", None):
         raise ArgumentError(
             f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None."
         )
-    return (
-        []
-        if opinion is None
-        else [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
-    )
+    if opinion is None:
+        return []
+    return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
