@@ -22,7 +22,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.targets import device_of, target_table
-from onnxamp._target.kernels import carries, fails, has_kernel, kernel_table, runs_on
+from onnxamp._target.kernels import Typed, carries, fails, has_kernel, kernel_table, runs_on
 from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
@@ -361,28 +361,25 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         return _control_flow(target, node, flowing)
     providers = tuple(dict.fromkeys((target, cpu_of(target))))
     version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
-    at = f"op version {signature.since}, {_precision(flowing)}{version}"
-    refused = (
-        None
-        if fails(target, key, signature, bound, node.proto)
-        else kernel_limit(device_of(target), node.proto, bound)
+    at, typed = (
+        f"op version {signature.since}, {_precision(flowing)}{version}",
+        Typed(signature, bound, node.proto),
     )
+    refused = None if fails(target, typed) else kernel_limit(device_of(target), node.proto, bound)
     for provider in providers if refused is None else (cpu_of(target),):
-        failing = fails(provider, key, signature, bound, node.proto)
+        failing = fails(provider, typed)
         if failing is not None:
             text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
             return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
-        if has_kernel(provider, key, signature, bound):
+        if has_kernel(provider, typed):
             return _runs(
                 provider=provider, target=target, node=node, bound=bound, at=at, refused=refused
             )
-    has_body = signature.has_function and any(
-        runs_on(p, key, signature, bound, node.proto) for p in providers
-    )
+    has_body = signature.has_function and any(runs_on(provider, typed) for provider in providers)
     if has_body or signature.declared:
         return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
-    if example.wrapped and has_kernel(cpu_of(target), key, signature, raised):
+    if example.wrapped and has_kernel(cpu_of(target), typed._replace(bound=raised)):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
@@ -415,7 +412,8 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
     assert node.signature is not None
     if node.key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
-    if node.signature.declared or runs_on(target, node.key, node.signature, bound, node.proto):
+    typed = Typed(node.signature, bound, node.proto)
+    if node.signature.declared or runs_on(target, typed):
         return Place(home(target))
     refused = kernel_limit(target, node.proto, bound)
     because = f" ({refused})" if refused else ""
@@ -423,7 +421,7 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
         f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
     )
     raised = in_float32(bound)
-    if raised != bound and runs_on(target, node.key, node.signature, raised, node.proto):
+    if raised != bound and runs_on(target, typed._replace(bound=raised)):
         return Place(
             NONE,
             "error",

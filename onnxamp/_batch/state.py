@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._decide.unmatched import Unmatched
+from onnxamp._decide.overrides import Unmatched
 from onnxamp._job.folder import Row
 from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path, is_remote

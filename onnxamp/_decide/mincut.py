@@ -7,10 +7,9 @@ still reaches in the residual graph), so results are deterministic and ties go t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,13 +29,11 @@ _PHASES = 32
 """Phases after which Dinic's algorithm gives up where scipy is installed; most problems take fewer than ten."""
 
 
-@dataclass(slots=True)
 class Network:
-    """Questions, numbered from 0, and the arcs between them."""
+    """Questions, numbered from 0, and the arcs between them: tail, head and capacity of each."""
 
-    size: int = 0
-    _arcs: list[tuple[int, int, int]] = field(default_factory=list)
-    """Tail, head and capacity of each."""
+    def __init__(self, size: int = 0, arcs: Iterable[tuple[int, int, int]] = ()) -> None:
+        self.size, self._arcs = size, list(arcs)
 
     def add(self, count: int = 1) -> int:
         """Add questions, and return the number of the first."""
@@ -45,7 +42,7 @@ class Network:
 
     def copy(self) -> "Network":
         """An independent copy."""
-        return Network(self.size, self._arcs.copy())
+        return Network(self.size, self._arcs)
 
     def arc(self, low: int, high: int, cost: int) -> None:
         """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high."""
@@ -126,8 +123,7 @@ class Network:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """An optimal cut: whether each question is low, and the cost (scaled if the costs were)."""
 
     low: "NDArray[np.bool_]"

@@ -30,7 +30,7 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import the_loader
 from onnxamp._state.state import Part
-from onnxamp._tuning.fallback import measured_plan
+from onnxamp._tuning.tune import measured_plan
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4

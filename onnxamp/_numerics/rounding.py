@@ -15,8 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.rounding import RoundedWeights
+from onnxamp._convert.analysis import Analysis, RoundedWeights
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen

@@ -18,11 +18,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import attribute
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
-
-_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Products with a bias, which is no term: their third input."""
 
 _LEAST_OPSET: Final = 13
 """Where Constant takes numbers, and Flatten an axis from the end."""
@@ -70,7 +67,7 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
     for node in _summing(graph, profile):
         proto = copied(node.proto)
         added = behind.setdefault(node.index, [])
-        if node.key in _BIASED:
+        if node.key in op_facts().biased:
             del proto.input[2:]
         for port in range(len(proto.input)):
             value = node.inputs[port]
@@ -165,7 +162,9 @@ def partial_sums(
         )
         reach = largest.get(item.name, 0.0)
         if terms and reach:
-            found[item.value] = Partial(reach * (terms if _divides(node) else 1), terms)
+            found[item.value] = Partial(
+                reach * (terms if node.key in op_facts().means else 1), terms
+            )
     for node in graph.nodes_of(
         _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
     ):
@@ -173,8 +172,3 @@ def partial_sums(
         if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
             found[name] = Partial(largest[name] ** 2, summed_terms(node, shapes) or 1, power=2)
     return found
-
-
-def _divides(node: Node) -> bool:
-    """Whether the op divides its sum by the number of its terms."""
-    return node.key in ("AveragePool", "GlobalAveragePool", "ReduceMean")

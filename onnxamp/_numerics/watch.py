@@ -125,7 +125,7 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
         names: dict[str, None] = {}
         for reader in direct.get(row.value, ()):
             node = flow.nodes[reader.node]
-            passes = node.op_type in ("Cast", "Identity")
+            passes = op_key(node) in op_facts().relabels
             names.update(
                 dict.fromkeys(
                     readers.get(reader.value, ()) if passes else (node.name or reader.value,)

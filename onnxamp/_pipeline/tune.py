@@ -11,7 +11,7 @@ from typing import Final, Unpack
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelt import among, misspelt, refuse
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.unmatched import Unmatched
+from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import ModelSource

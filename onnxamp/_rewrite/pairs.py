@@ -20,7 +20,7 @@ from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.passes import Draft, Passed
-from onnxamp._target.kernels import runs_on
+from onnxamp._target.kernels import Typed, runs_on
 
 _FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())})
 
@@ -165,9 +165,7 @@ class Pairs:
         bound |= dict.fromkeys(lowered, kind)
         is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
         return (
-            kind
-            if is_legal and runs_on(self.target, node.key, signature, bound, node.proto)
-            else None
+            kind if is_legal and runs_on(self.target, Typed(signature, bound, node.proto)) else None
         )
 
     def prune(self) -> None:

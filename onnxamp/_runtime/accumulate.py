@@ -41,7 +41,7 @@ from onnxamp._graph.editor import NewNames
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Node
 from onnxamp._ops.exponents import compute
-from onnxamp._ops.facts import attribute, op_key
+from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.profiles import Profile
 
 EXACT: Final = "onnxamp.exact"
@@ -65,9 +65,6 @@ _TEETH: Final = 8
 
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""
-
-_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Products whose third input is added to the sum."""
 
 _SIGNED: Final = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
 """Sums of terms of either sign."""
@@ -164,7 +161,7 @@ class Accumulator:
 
     def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
         """What the op adds behind the sum, in a shape that broadcasts."""
-        if len(written.input) < 3 or not written.input[2] or node.key not in _BIASED:
+        if len(written.input) < 3 or not written.input[2] or node.key not in op_facts().biased:
             return None
         if node.key == "Gemm":
             beta = attribute(written, "beta")

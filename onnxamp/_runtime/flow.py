@@ -23,7 +23,7 @@ from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
 from onnxamp._model.protos import copy_fields
 from onnxamp._model.weights import stored_exponents
-from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
@@ -212,7 +212,7 @@ def _like(
     same = [
         (node.input[0], node.output[0])
         for node in nodes
-        if node.op_type in _SAME_SHAPE and node.input
+        if op_key(node) in op_facts().passes_on and node.input
     ]
     for source, target in (*((y, x) for x, y in reversed(same)), *same):
         for known in (sizes, ranks):
@@ -220,10 +220,6 @@ def _like(
                 known.setdefault(target, known[source])
     made = (name for node in nodes if node.op_type != "Constant" for name in node.output if name)
     return (sizes, ranks) if all(name in sizes for name in made) else None
-
-
-_SAME_SHAPE: Final = frozenset({"Cast", "Identity", "Max"})
-"""Ops that conversion and emulation insert: the Max has one input, and shields a Cast from fusions."""
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
