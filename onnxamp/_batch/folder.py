@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.job import FolderOptions, Job, JobResult, failed, jobs_of, read_before
-from onnxamp._batch.state import Entry, fingerprint, load_state, save_state
+from onnxamp._batch.job import FolderOptions, Job, failed, read_before, run_job
+from onnxamp._batch.state import NAME, Entry, fingerprint, remembered
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, page_of
@@ -26,8 +26,9 @@ from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._state.state import as_data, opened
 from onnxamp._warnings import warn
-from onnxamp._workers.executor import Crash, Failed, Work, run
+from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place
 from onnxamp._workers.signals import cleaned_up
 
@@ -169,8 +170,6 @@ _OF_FILES: Final = ("external_data", "shard_bytes")
 """Options that change no number."""
 SEARCHES: Final = ".onnxamp"
 """Folder, among the results, of what level auto measured."""
-_SAVE_EVERY: Final = 5.0
-"""Seconds between two writes of the state: what a killed run loses at most."""
 
 
 Told = Callable[[FolderProgress], None]
@@ -301,7 +300,7 @@ def run_folder(
     check_options(options)
     found = [replace(job, code=options.code) for job in find_jobs(source, target, inputs)]
     made_folder(target)
-    prints, state = _fingerprints(options), load_state(target)
+    prints = _fingerprints(options)
     if index is not None:
         found = [replace(job, page=page_of(index.parent, job.name)) for job in found]
     if options.conversion.level == Level.AUTO and not is_remote(target):
@@ -309,38 +308,21 @@ def run_folder(
             replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json")
             for job in found
         ]
-    rows, waiting = _known(found, state, prints, target, retry=retry)
-    waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
-    used, saved = 1, time.monotonic()
-    work, mixes = (
-        partial(jobs_of, options),
-        options.provider is not None and is_plugin(options.provider),
-    )
-    try:
-        with (
-            cleaned_up(partial(_save, target, state, waiting)),
-            closing(_work(work, waiting, place, len(rows), told, once=mixes)) as results,
-        ):
+    used, mixes = 1, options.provider is not None and is_plugin(options.provider)
+    with opened(target / NAME, renew=True) as state:
+        assert state is not None
+        kept = state.part("folder", {})
+        rows, waiting = _known(found, remembered(kept), prints, target, retry=retry)
+        waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
+        work = partial(_jobs_of, options)
+        with closing(_work(work, waiting, place, len(rows), told, once=mixes)) as results:
             for result, count in results:
                 used = count
-                rows[result.row.name] = result.row
-                _LOG.info("%s: %s %s", result.row.name, result.row.outcome, result.row.message)
-                state.pop(result.row.name, None)
-                if not result.may_pass:
-                    made_with = prints.failure if result.row.has_failed else prints.result
-                    state[result.row.name] = Entry(
-                        made_with=made_with,
-                        searched_with=prints.cure,
-                        read=result.read,
-                        written=result.written,
-                        row=result.row,
-                        cured=result.cured,
-                    )
-                if time.monotonic() - saved > _SAVE_EVERY:
-                    save_state(target, state)
-                    saved = time.monotonic()
-    finally:
-        _save(target, state, waiting)
+                row = rows[result.row.name] = result.row
+                _LOG.info("%s: %s %s", row.name, row.outcome, row.message)
+                made_with = prints.failure if row.has_failed else prints.result
+                entry = replace(result, made_with=made_with, searched_with=prints.cure)
+                kept[row.name] = None if result.may_pass else as_data(entry)
     report = FolderReport(
         source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found)
     )
@@ -351,10 +333,9 @@ def run_folder(
     return report
 
 
-def _save(target: Path, state: Mapping[str, Entry], waiting: Sequence[Job]) -> None:
-    """Save what is known of models, if any was to be converted."""
-    if waiting:
-        save_state(target, state)
+def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
+    """The work of a folder: what is done with each job."""
+    return partial(run_job, options)
 
 
 def _known(
@@ -408,7 +389,7 @@ def _fingerprints(options: FolderOptions) -> _Prints:
 
 def _work(
     work: Work, jobs: Sequence[Job], place: Place, before: int, told: Told | None, *, once: bool
-) -> Generator[tuple[JobResult, int]]:
+) -> Generator[tuple[Entry, int]]:
     """The result of each job when it is done, and the number of workers. What those leave that die is removed.
 
     Plugins keep compiled kernels from one model to the next, and may mix them up: each worker does one job ``once``.
@@ -446,13 +427,12 @@ def _work(
         swept()
 
 
-def _result(job: Job, found: JobResult | Failed | Crash) -> JobResult:
+def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
     """What became of a job, in whatever way it ended."""
     if isinstance(found, Failed):
         return failed(job, found.error)
     if isinstance(found, Crash):
         sweep(job.target)
-        return JobResult(
-            Row(job.name, message=str(found)), read_before(job), may_pass=found.was_ended
-        )
+        row = Row(job.name, message=str(found))
+        return Entry(row=row, read=read_before(job), may_pass=found.was_ended)
     return found

@@ -2,12 +2,11 @@
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from onnx import ModelProto
 
@@ -32,7 +31,6 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._tuning.arguments import Search
-from onnxamp._workers.executor import Memory
 
 _TRANSIENT: Final = (OutputError, ExternalDataError, SourceChangedError, OSError, MemoryError)
 """Errors that the same files may not meet again."""
@@ -101,27 +99,7 @@ class Job:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """What became of a job, and the stamps of the files it read and wrote, by path.
-
-    ``cured`` are the options that passed, as JSON, where those of the call did not. With ``may_pass``, a failure need
-    not happen again: it is one of the machine, or of a file that is missing.
-    """
-
-    row: Row
-    read: Mapping[str, Stamp] = field(default_factory=dict)
-    written: Mapping[str, Stamp] = field(default_factory=dict)
-    cured: Mapping[str, Any] | None = None
-    may_pass: bool = False
-
-
-def jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], JobResult]:
-    """The work of a folder: what is done with each job."""
-    return partial(run_job, options)
-
-
-def run_job(options: FolderOptions, job: Job) -> JobResult:
+def run_job(options: FolderOptions, job: Job) -> Entry:
     """Run a job, and write its page if one is wanted. Whatever goes wrong ends up in the row.
 
     Raises:
@@ -144,7 +122,7 @@ def run_job(options: FolderOptions, job: Job) -> JobResult:
     return replace(result, row=replace(result.row, seconds=time.perf_counter() - start))
 
 
-def failed(job: Job, error: Exception) -> JobResult:
+def failed(job: Job, error: Exception) -> Entry:
     """What becomes of a job that an unexpected error ended."""
     trace = "".join(traceback.format_exception(error))
     row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
@@ -156,17 +134,16 @@ def read_before(job: Job) -> Mapping[str, Stamp]:
     return stamps({job.source, *_files(job.inputs), *([job.code] if job.code else [])}, job.home)
 
 
-def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> JobResult:
+def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
     """What is remembered of a failure. The data files of a model that cannot be read are not known, and not read."""
     data = frozenset[Path]()
     with suppress(OnnxAmpError, OSError):
         data = Model.read(job.source).stock.files
-    return JobResult(
-        row, {**stamps(data, job.home), **read}, may_pass=isinstance(error, _TRANSIENT)
-    )
+    read = {**stamps(data, job.home), **read}
+    return Entry(row=row, read=read, may_pass=isinstance(error, _TRANSIENT))
 
 
-def _run(options: FolderOptions, job: Job) -> JobResult:
+def _run(options: FolderOptions, job: Job) -> Entry:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     unmatched = (*misspelt(model, options.conversion), *_absent_dims(options, model.proto))
@@ -182,13 +159,14 @@ def _run(options: FolderOptions, job: Job) -> JobResult:
 
         write_job_page(conversion, outcome.tuned, job.page)
     if row.has_failed:
-        return JobResult(row, read)
+        return Entry(row=row, read=read)
     result = load_model(conversion.target)
     written = stamps(
         {conversion.target, *data_files(result, folder_of(conversion.target))}, job.home
     )
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
-    return JobResult(row, read, written, conversion.plan.options.as_json() if is_cured else None)
+    cured = conversion.plan.options.as_json() if is_cured else None
+    return Entry(row=row, read=read, written=written, cured=cured)
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:

@@ -1,4 +1,4 @@
-"""The state of a folder of results, which saves converting what is up to date.
+"""What is remembered of a folder of results, which saves converting what is up to date.
 
 A result is up to date if its entry in ``.onnxamp.json`` was made by this version of onnxamp with the same options, and
 every file that was read for it (the model, its data files, its inputs) and every file that was written still has the
@@ -10,49 +10,48 @@ read, an option, or the version of onnxamp or ONNX Runtime changes. So are cures
 same options, because it is gone or its weights go elsewhere, nobody looks for its cure again.
 """
 
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._decide.overrides import Unmatched
 from onnxamp._job.folder import Row
-from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._state import state
+from onnxamp._state.state import Part, from_data
 
 NAME: Final = ".onnxamp.json"
 """Name of the state file in the folder of the results."""
-_FORMAT: Final = 1
-_KIND: Final = "zoo state"
-"""Marks the file as ours; older versions wrote the same."""
 
 Stamp = tuple[int, int]
 """Size in bytes, and modification time in nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What became of a model: fingerprints of its options, and stamps by path relative to the folder of the results.
+    """What became of a model.
 
     Attributes:
-        made_with: all that determines the result.
-        searched_with: all that determines its cure.
-        read: the files that were read.
-        written: the files that were written; none if it failed.
-        row: what became of it.
+        row: the same for people.
+        read: stamps of the files that were read, by path relative to the folder of the results.
+        written: stamps of the files that were written; none if it failed.
         cured: the options that passed, as JSON, where those of the call did not; None if they did, or failed.
+        may_pass: a failure need not happen again: it is one of the machine, or of a file that is missing.
+        made_with: a hash of all that determines the result.
+        searched_with: a hash of all that determines its cure.
     """
 
-    made_with: str
-    searched_with: str
-    read: Mapping[str, Stamp]
-    written: Mapping[str, Stamp]
     row: Row
+    read: Mapping[str, Stamp] = field(default_factory=dict)
+    written: Mapping[str, Stamp] = field(default_factory=dict)
     cured: Mapping[str, Any] | None = None
+    may_pass: bool = False
+    made_with: str = ""
+    searched_with: str = ""
 
     def is_current(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
         """Whether nothing has changed since, and all files that are ``needed`` were read then."""
@@ -76,13 +75,21 @@ class Entry:
         return self.cured is not None and self.cured["level"] == "O0"
 
     def _read(self, folder: Path, needed: Iterable[Path]) -> bool:
-        return {_relative(path, folder) for path in needed} <= self.read.keys() and _unchanged(
-            self.read, folder
-        )
+        names = {_relative(path, folder) for path in needed}
+        return names <= self.read.keys() and _unchanged(self.read, folder)
+
+
+def remembered(part: Part) -> dict[str, Entry]:
+    """What is remembered by name of the model, but for what another version wrote in another form."""
+    entries = {}
+    for name in part:
+        with suppress(KeyError, TypeError, ValueError):
+            entries[name] = from_data(Entry, part[name])
+    return entries
 
 
 def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
-    return all(_stamp(_found(path, folder)) == tuple(stamp) for path, stamp in known.items())
+    return all(_stamp(_found(path, folder)) == stamp for path, stamp in known.items())
 
 
 def _found(path: str, folder: Path) -> Path:
@@ -103,55 +110,7 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
     def plain(item: Any) -> Any:
         return item.pattern if isinstance(item, re.Pattern) else sorted(item)
 
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=plain).encode()).hexdigest()
-
-
-def load_state(folder: Path) -> dict[str, Entry]:
-    """The entries by name of the model; empty if there is no state file, or one of another form."""
-    try:
-        data = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        if (data["onnxamp"], data["format"]) != (_KIND, _FORMAT):
-            return {}
-        return {
-            name: Entry(
-                made_with=entry["made_with"],
-                searched_with=entry.get("searched_with", ""),
-                read=dict(entry["read"]),
-                written=dict(entry["written"]),
-                row=_row(entry["row"]),
-                cured=entry.get("cured"),
-            )
-            for name, entry in data["models"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _row(data: Mapping[str, Any]) -> Row:
-    unmatched = data.get("unmatched")
-    return Row(
-        **{
-            **data,
-            **{name: tuple(data.get(name, ())) for name in ("warnings", "kept")},
-            "unmatched": None
-            if unmatched is None
-            else tuple(Unmatched(**one) for one in unmatched),
-        }
-    )
-
-
-def save_state(folder: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the state file, whole or not at all.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    data = {
-        "onnxamp": _KIND,
-        "format": _FORMAT,
-        "models": {name: asdict(entry) for name, entry in entries.items()},
-    }
-    write_file(folder / NAME, json.dumps(data, indent=1).encode())
+    return state.fingerprint(json.dumps(facts, sort_keys=True, default=plain))
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -22,11 +22,13 @@ from os import PathLike
 from pathlib import Path
 from time import monotonic
 from types import UnionType
-from typing import Any, BinaryIO, Final, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 from zlib import crc32
 
 from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._paths.paths import as_path, is_remote, lock
+from onnxamp._paths.reading import reason_of
+from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
@@ -135,21 +137,21 @@ class State:
 
     def _add(self, line: Any) -> _Place:
         data = _summed(json.dumps(line).encode())
-        try:
+        with _writing(self.path):
             self._file.seek(self._end)
             self._file.write(data)
             self._file.flush()
-            place, self._end = (self._end, len(data)), self._end + len(data)
-            if isinstance(self._file, BytesIO) and monotonic() - self._saved > _SAVE_EVERY:
-                self._upload()
-        except OSError as error:
-            raise _unwritable(self.path, error) from None
+        place, self._end = (self._end, len(data)), self._end + len(data)
+        if monotonic() - self._saved > _SAVE_EVERY:
+            self._upload()
         return place
 
     def _upload(self) -> None:
-        assert isinstance(self._file, BytesIO)
-        self.path.write_bytes(self._file.getvalue())
-        self._saved = monotonic()
+        """Write what is behind a URL; files here are written at once."""
+        if isinstance(self._file, BytesIO):
+            with _writing(self.path):
+                self.path.write_bytes(self._file.getvalue())
+            self._saved = monotonic()
 
     def _load(self) -> None:
         """Find all lines, and cut off what a killed process left of one.
@@ -219,68 +221,40 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
         yield given
         return
     path = as_path(given)
+    with _writing(path):
+        if is_remote(path):
+            file: BinaryIO = BytesIO(path.read_bytes() if path.exists() else b"")
+        else:
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     try:
-        file = (
-            _remote(path)
-            if is_remote(path)
-            else os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-        )
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    with _closed(path, file):
         state = State(path, file)
         _lock(path, file, wait=renew)
+        _load(state, renew=renew)
+        try:
+            with cleaned_up(state._upload):
+                yield state
+        finally:
+            state._upload()
+    except BaseException:
+        with suppress(OSError):  # it is known what is wrong
+            file.close()
+        raise
+    with _writing(path):  # closing writes what could not be written before once more
+        file.close()
+
+
+def _load(state: State, *, renew: bool) -> None:
+    with _writing(state.path):
         try:
             state._load()
         except ValueError as error:
             if not renew:
                 raise ArgumentError(
-                    f"{str(path)!r} is not a state that this version of onnxamp reads ({error}): delete it to begin"
-                    " anew, or name another file."
+                    f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it to"
+                    " begin anew, or name another file."
                 ) from None
-            file.truncate(0)
+            state._file.truncate(0)
             state._load()
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        try:
-            yield state
-        finally:
-            if isinstance(file, BytesIO):
-                _uploaded(state)
-
-
-def _uploaded(state: State) -> None:
-    try:
-        state._upload()
-    except OSError as error:
-        raise _unwritable(state.path, error) from None
-
-
-@contextmanager
-def _closed(path: Path, file: BinaryIO) -> Iterator[None]:
-    """Close the file at the end, which writes what could not be written before once more.
-
-    Raises:
-        OutputError: it cannot be written now either.
-    """
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # it is known what is wrong
-            file.close()
-        raise
-    try:
-        file.close()
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _remote(path: Path) -> BytesIO:
-    """The bytes behind a URL; nothing where there is no file."""
-    try:
-        return BytesIO(path.read_bytes())
-    except FileNotFoundError:
-        return BytesIO()
 
 
 def _lock(path: Path, file: BinaryIO, *, wait: bool) -> None:
@@ -296,9 +270,15 @@ def _lock(path: Path, file: BinaryIO, *, wait: bool) -> None:
         return
 
 
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    reason = str(error.strerror or error).rstrip(".")
-    return OutputError(f"Cannot write the state file {str(path)!r}: {reason}.")
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say of what the system refuses that it is about the state file."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write the state file {str(path)!r}: {reason_of(error)}."
+        ) from None
 
 
 def _listed(words: list[str]) -> str:
@@ -338,6 +318,10 @@ def from_data(kind: Any, data: Any) -> Any:
         return None
     # Where a string is possible beside a number it stays one: worst elements may be either.
     kind = str if isinstance(data, str) and str in options else options[0]
+    if get_origin(kind) is Literal:
+        if data not in get_args(kind):
+            raise ValueError(data)
+        return data
     if is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
         values = dict(zip(hints, data, strict=True)) if isinstance(data, list) else data
