@@ -4,26 +4,17 @@ A copy of the model computes the largest magnitude of each float in a body, and 
 a Loop or Scan, of which the largest counts, or as an output of an If. Nested bodies pass on what theirs pass to them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from onnx import (
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import FLOAT
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, Origin, scope_graphs
-from onnxamp._model.protos import copied
+from onnxamp._graph.view import Node, Origin
 from onnxamp._model.statistics import SENTINEL
 
 _ROUNDS: Final = frozenset({"Loop", "Scan"})
@@ -43,8 +34,7 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
     """
     if len(graph.scopes) == 1 or graph.book.opsets.get("", 0) < _LEAST_OPSET:
         return graph.model, {}
-    model = copied(graph.model)
-    writer = _Writer(graph, model, scope_graphs(graph, model), NewNames(graph.all_names()))
+    writer = _Writer(graph, GraphEditor(graph))
     vectors: dict[int, tuple[str, list[int]]] = {}
     for scope in range(len(graph.scopes) - 1, -1, -1):  # a scope stands behind the one around it
         for node in (graph.nodes[index] for index in graph.scopes[scope].nodes):
@@ -58,12 +48,9 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
     for index in graph.scopes[0].nodes:
         vector, values = vectors.get(index, ("", []))
         for place, value in enumerate(values):
-            name = writer.names.fresh(f"{graph.values[value].name}_largest")
-            model.graph.node.append(
-                helper.make_node("Gather", [vector, writer.integers([place])], [name])
-            )
-            watched[name] = value
-    return model, watched
+            name = f"{graph.values[value].name}_largest"
+            watched[writer.op(0, "Gather", [vector, writer.integers([place])], name)] = value
+    return writer.editor.finish(), watched
 
 
 def _is_open(graph: Graph, node: Node) -> bool:
@@ -76,30 +63,25 @@ class _Writer:
     """Writes into the copy of a model."""
 
     graph: Graph
-    model: ModelProto
-    graphs: Sequence[GraphProto]
-    names: NewNames
+    editor: GraphEditor
     made: dict[int, tuple[str, list[int]]] = field(default_factory=dict)
     """Scope -> the vector of its magnitudes, and the values that these are of."""
-    shared: dict[tuple[object, ...], str] = field(default_factory=dict)
 
-    def constant(self, array: Iterable[float], dtype: type) -> str:
-        """An initializer of the main graph, which bodies see."""
-        key = (dtype, *array)
-        if key not in self.shared:
-            self.shared[key] = self.names.fresh("range_constant")
-            tensor = numpy_helper.from_array(np.array(key[1:], dtype), self.shared[key])
-            self.model.graph.initializer.append(tensor)
-        return self.shared[key]
+    def floats(self, *numbers: float) -> str:
+        """The name of a float32 vector."""
+        return self.editor.constant(np.array(numbers, np.float32), "range_constant")
 
-    def integers(self, numbers: Iterable[int]) -> str:
-        """An int64 vector."""
-        return self.constant(numbers, np.int64)
+    def integers(self, numbers: Sequence[int]) -> str:
+        """The name of an int64 vector."""
+        return self.editor.ints(numbers, "range_constant")
 
-    def op(self, scope: int, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
+    def op(
+        self, scope: int, kind: str, inputs: Sequence[str], base: str = "", **attributes: Any
+    ) -> str:
         """Append a node to a scope; its output."""
-        name = self.names.fresh(f"range_{kind}")
-        self.graphs[scope].node.append(helper.make_node(kind, inputs, [name], **attributes))
+        name = self.editor.names.fresh(base or f"range_{kind}")
+        node = self.editor.make(kind, inputs, [name], "", **attributes)
+        self.editor.insert(scope, self.graph.scopes[scope].nodes.stop, node)
         return name
 
     def measure(self, scope: int, inner: Sequence[tuple[str, list[int]]]) -> None:
@@ -121,9 +103,9 @@ class _Writer:
     def largest(self, scope: int, name: str) -> str:
         """The largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
         flat = self.op(scope, "Reshape", [self.op(scope, "Abs", [name]), self.integers([-1])])
-        flat = self.op(scope, "Concat", [flat, self.constant([0.0], np.float32)], axis=0)
-        is_usual = self.op(scope, "Less", [flat, self.constant([SENTINEL], np.float32)])
-        usual = self.op(scope, "Where", [is_usual, flat, self.constant([0.0], np.float32)])
+        flat = self.op(scope, "Concat", [flat, self.floats(0.0)], axis=0)
+        is_usual = self.op(scope, "Less", [flat, self.floats(SENTINEL)])
+        usual = self.op(scope, "Where", [is_usual, flat, self.floats(0.0)])
         return self.op(scope, "ReduceMax", [usual], keepdims=1)
 
     def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
@@ -131,19 +113,19 @@ class _Writer:
         bodies = [(body, *self.made[body]) for _, body in node.bodies if body in self.made]
         if not bodies:
             return None
-        proto = self.graphs[node.scope].node[node.index - self.graph.scopes[node.scope].nodes.start]
+        proto = self.editor.node(node.index)
         values = [value for _, _, listed in bodies for value in listed]
-        output = self.names.fresh("range_output")
+        output = self.editor.names.fresh("range_output")
         if node.key == "If":
             self.branches(node, values)
         else:
             ((body, vector, _),) = bodies
-            self.graphs[body].output.append(_vector(vector, len(values)))
-            self.fill(proto, len(self.graphs[body].output) - (node.key == "Loop") - 1)
+            self.editor.graphs[body].output.append(_vector(vector, len(values)))
+            self.fill(proto, len(self.editor.graphs[body].output) - (node.key == "Loop") - 1)
         proto.output.append(output)
         if node.key == "If":
             return output, values
-        none = self.constant([0.0] * len(values), np.float32)
+        none = self.floats(*[0.0] * len(values))
         row = self.op(node.scope, "Reshape", [none, self.integers([1, len(values)])])
         rows = self.op(node.scope, "Concat", [row, output], axis=0)
         if self.graph.book.opsets[""] >= _AXES_INPUT:
@@ -156,15 +138,15 @@ class _Writer:
             parts = [
                 self.made[other][0]
                 if other == body
-                else self.constant([0.0] * len(self.made[other][1]), np.float32)
+                else self.floats(*[0.0] * len(self.made[other][1]))
                 for _, other in node.bodies
                 if other in self.made
             ]
-            self.graphs[body].output.append(
+            self.editor.graphs[body].output.append(
                 _vector(self.op(body, "Concat", parts, axis=0), len(values))
             )
-        proto = self.graphs[node.scope].node[node.index - self.graph.scopes[node.scope].nodes.start]
-        self.fill(proto, len(self.graphs[node.bodies[0][1]].output) - 1)
+        proto = self.editor.node(node.index)
+        self.fill(proto, len(self.editor.graphs[node.bodies[0][1]].output) - 1)
 
     def fill(self, proto: NodeProto, count: int) -> None:
         """Name as many outputs as the body had, and extend attributes that have an entry for each."""

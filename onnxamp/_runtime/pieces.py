@@ -16,7 +16,7 @@ from onnxamp._graph.editor import NewNames
 from onnxamp._model.blobs import Bits
 from onnxamp._model.lowering import raised, rounded
 from onnxamp._model.protos import copy_fields
-from onnxamp._runtime.emulate import Rounder
+from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
@@ -88,9 +88,11 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
             )  # some kernels crash the process on other ranks
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
-            rounder = Rounder(names)
-            (rounder.round if flow.emulated else rounder.cast)(
-                model.graph, entry.name, name, flow.low[name]
+            source, elem = entry.name, flow.low[name]
+            model.graph.node.extend(
+                rounding(names, source, name, elem)
+                if flow.emulated
+                else [cast(names, source, name, elem)]
             )
     _hold(
         flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node])
