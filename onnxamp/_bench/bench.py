@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto
 
@@ -32,21 +32,23 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.bound import bind
-from onnxamp._runtime.browser.session import WebSession, open_browser
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
-from onnxamp._runtime.session import Provider, assigned_nodes, make_session, short_provider
+from onnxamp._runtime.session import (
+    Provider,
+    assigned_nodes,
+    make_session,
+    short_provider,
+    the_browser,
+)
 from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spool import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import temporary_folder
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]
@@ -287,7 +289,8 @@ class _Loaded:
     takes: tuple[str, ...]
     how: BenchOptions
     engine: Engine
-    session: "ort.InferenceSession | WebSession"
+    session: Any
+    """In ONNX Runtime or in a browser."""
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
 
@@ -344,9 +347,9 @@ def _load(
         )
         facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
     start = clock()
-    session: ort.InferenceSession | WebSession
+    session: Any
     if isinstance(engine, BrowserEngine):
-        session = open_browser().open(path, facts.lowest)
+        session = the_browser().open(path)
         assigned = Counter(
             {short_provider(name): nodes for name, nodes in session.assigned.items()}
         )
@@ -382,10 +385,11 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
 
 def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock) -> Timed:
     """The model with its inputs, which ran once; in a browser it is timed there."""
-    if isinstance(model.session, WebSession):
+    if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
-        model.session.time(1)
-        return model.session.time
+        timer: Timed = model.session.time
+        timer(1)
+        return timer
     return timed(bind(model.session, feeds, number if model.how.cuda_graph else None), clock)
 
 

@@ -18,7 +18,6 @@ from onnx import ModelProto
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
-from onnxamp._runtime.browser.session import WebSession, open_browser, open_web
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.inputs import check_inputs
@@ -31,6 +30,7 @@ from onnxamp._runtime.session import (
     choose_provider,
     make_session,
     run,
+    the_browser,
 )
 from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
@@ -93,15 +93,15 @@ class _WebModel:
     """A :class:`WholeModel` in a browser."""
 
     model: ModelFile
-    _session: WebSession | None = None
+    _session: Any = None
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         if self._session is None:
-            self._session = open_web(self.model)
+            self._session = the_browser().open(self.model)
         return dict(self._session.run(feeds))
 
     def left_to_cpu(self) -> Counter[str]:
-        return Counter() if self._session is None else self._session.left
+        return Counter(() if self._session is None else self._session.left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +223,12 @@ class BrowserEngine(Engine):
     @property
     def place(self) -> str:
         """As :attr:`Engine.place`."""
-        return open_browser().name
+        return the_browser().name
 
     @property
     def runtime(self) -> str:
         """As :attr:`Engine.runtime`."""
-        return open_browser().runtime
+        return the_browser().runtime
 
     @property
     def piece_provider(self) -> Provider:

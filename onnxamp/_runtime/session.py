@@ -17,7 +17,6 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._runtime.browser.session import open_browser
 from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import (
@@ -33,6 +32,8 @@ from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+    from onnxamp._runtime.browser.session import Browser
 
 Provider: TypeAlias = str
 """Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
@@ -76,7 +77,7 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
                 "A browser runs whole models alone, which is enough for bench and diff: --provider webgpu computes the"
                 " same for everything else."
             )
-        open_browser()
+        the_browser()
     elif wanted not in BUILT_IN:
         if plugin_called(split_hint(wanted)[0]) is None:
             known = ", ".join((*BUILT_IN, *plugins(), BROWSER))
@@ -88,6 +89,17 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
     if wanted == "cuda" and not cuda_available():
         raise RuntimeFailure(f"CUDA cannot be used here: {cuda_trouble()}.")
     return wanted
+
+
+def the_browser() -> "Browser":
+    """The browser of this process. It is reached by this function alone, which loads what runs it.
+
+    Raises:
+        RuntimeFailure: Chromium or onnxruntime-web is missing, or there is no WebGPU.
+    """
+    from onnxamp._runtime.browser.session import open_browser  # noqa: PLC0415 - optional
+
+    return open_browser()
 
 
 def is_plugin(provider: Provider) -> bool:
