@@ -31,20 +31,20 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
-from onnxamp._runtime.bound import bind
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
+from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import (
     Provider,
     assigned_nodes,
+    bind,
     make_session,
     short_provider,
     the_browser,
 )
-from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spool import save_spilled, unfolded
 from onnxamp._runtime.values import Feed

@@ -17,9 +17,8 @@ from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.pieces import Piece, Runner
+from onnxamp._runtime.pieces import Piece, Runner, Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.values import Feed
 
 if TYPE_CHECKING:

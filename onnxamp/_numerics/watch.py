@@ -33,8 +33,7 @@ from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.side import parts_of, start
+from onnxamp._runtime.pieces import Runner, parts_of, start
 from onnxamp._runtime.values import Feed
 
 if TYPE_CHECKING:

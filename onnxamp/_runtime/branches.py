@@ -33,11 +33,9 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.protos import copied, copy_without, node_bodies
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.flow import Flow, flow_of
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, Shell, flow_of, take_weights
+from onnxamp._runtime.pieces import Runner, run_alone
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
-from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]

@@ -24,8 +24,8 @@ from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied, opset_imports, stored_bytes
 from onnxamp._paths.paths import is_remote
+from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, provider_options
-from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.spool import save_spilled
 from onnxamp._runtime.starting import reason
 from onnxamp._workers.executor import Once, ending, temporary_folder

@@ -134,7 +134,7 @@ def emulate(
     Args:
         model: any model; it is not changed.
         base_dir: folder of external data, if the model has any that is not loaded; the result embeds what is read.
-        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.shell`), which become float32 as well.
+        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.flow`), which become float32 as well.
 
     Returns:
         A new model with the same names of inputs and outputs, all floats of which are float32.

@@ -21,7 +21,7 @@ from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import (
     BROWSER,
@@ -32,7 +32,6 @@ from onnxamp._runtime.session import (
     run,
     the_browser,
 )
-from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.targets import target_names, target_table
+from onnxamp._runtime.device import adapter_name
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
-from onnxamp._runtime.vulkan import adapter_name
 from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:

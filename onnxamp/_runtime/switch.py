@@ -112,7 +112,7 @@ def switched(
         ports: by the first output of a node at any depth, whose name no other node may use. Nodes that the model does
             not have are ignored.
         low: the type to round to.
-        hollow: initializers of the main graph without data (:mod:`onnxamp._runtime.shell`).
+        hollow: initializers of the main graph without data (:mod:`onnxamp._runtime.flow`).
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
         shapes: shapes of inputs, which tell how long sums are.
         given: initializers of the main graph whose low-precision numbers are not the nearest.

@@ -18,12 +18,10 @@ from onnxamp import convert_model
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.flow import fitted, flow_of, make_flow
+from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, ancestors, parts_of, start
 from onnxamp._runtime.session import make_session, run
-from onnxamp._runtime.shell import take_weights
-from onnxamp._runtime.side import ancestors, parts_of, start
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 BUDGETS = (0, 64, 2**40)
