@@ -3,7 +3,7 @@
 from collections.abc import Collection, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.nearest import suggestion
@@ -35,8 +35,7 @@ from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
 
 
-@dataclass(frozen=True, slots=True)
-class OpFilter:
+class OpFilter(NamedTuple):
     """Which op types are looked at: those in ``only`` (all if it is empty) but not in ``skip``."""
 
     only: frozenset[str] = frozenset()

@@ -21,7 +21,7 @@ Infinities among a node's inputs (masks) excuse infinities in its outputs.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,7 @@ _LARGEST: Final = {low.elem: low.max_finite for low in FORMATS.values()}
 _FLOATS: Final = LOW_TENSORS | {FLOAT, "tensor(double)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(NamedTuple):
     """A float value, the exact result that it is rounded from (itself if nothing is rounded), and its node."""
 
     value: str

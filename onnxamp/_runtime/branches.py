@@ -17,7 +17,7 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from os import PathLike
 from typing import TypeAlias
@@ -259,7 +259,7 @@ def settled_flow(
     flow = flow_of(
         shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic
     )
-    return replace(flow, choices=taken)
+    return flow._replace(choices=taken)
 
 
 def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
@@ -281,18 +281,18 @@ def settle(
     ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    shell = replace(shell, model=_without_empty(inline_functions(shell.model), feeds))
+    shell = shell._replace(model=_without_empty(inline_functions(shell.model), feeds))
     choices = {name: True for name, feed in feeds.items() if feed is None}
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
             conditions = _conditions(
-                replace(shell, model=written), names, feeds, provider, emulated=emulated
+                shell._replace(model=written), names, feeds, provider, emulated=emulated
             )
             choices.update(conditions)
             return conditions
 
-        shell = replace(shell, model=resolve_branches(shell.model, decide))
+        shell = shell._replace(model=resolve_branches(shell.model, decide))
     return shell, tuple(choices.items())
 
 
@@ -324,6 +324,6 @@ def _conditions(
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
     own = copied(shell.model)  # the caller edits its own
-    flow = flow_of(replace(shell, model=own), emulated=emulated, shapes=shapes_of(feeds))
+    flow = flow_of(shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds))
     side = run_alone(Runner(flow, provider), feeds, names)
     return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

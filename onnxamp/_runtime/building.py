@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock, Timer
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
@@ -129,16 +129,14 @@ _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why no engine is built: ``node`` is the label of the node that the builder names, "" if it names none."""
 
     node: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """What building showed: which builder was asked (``by``), its refusals, and the bytes of the engine."""
 
     by: str
@@ -288,8 +286,7 @@ _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What loading showed: ``by`` names the runtime, and ``fault`` says in a clause why it did not work ("": it did).
 
     Where nothing could be asked, ``by`` is "". ``does`` is what was asked of it: to "load" a model, or to "build" one.

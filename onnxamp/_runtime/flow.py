@@ -3,11 +3,10 @@ somebody still needs are held.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy.typing as npt
 import onnx
@@ -46,13 +45,12 @@ LARGE: Final = 64 * 2**10
 """Bytes from which on a weight is large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shell:
+class Shell(NamedTuple):
     """A model in which the initializers in ``weights`` have a name, a type and dims, but no data."""
 
     model: ModelProto
-    weights: Mapping[str, TensorProto] = field(default_factory=dict)
-    base_dir: Path | None = None
+    weights: Mapping[str, TensorProto]
+    base_dir: Path | None
 
     def array(self, name: str, *, raised: bool) -> npt.NDArray[Any]:
         """A weight as an array, memory-mapped where its data are external.
@@ -151,8 +149,7 @@ _WIDTH: Final = 4
 """Bytes of most elements."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """The main graph as nodes in topological order.
 
     On CPU, models with low precision are emulated: ``nodes`` are those of the emulation, and all values are float32.
@@ -221,7 +218,7 @@ def make_flow(
     """
     shell = take_weights(model, base_dir, keep=keep)
     return flow_of(
-        replace(shell, model=inline_functions(shell.model)), emulated=emulated, shapes=shapes
+        shell._replace(model=inline_functions(shell.model)), emulated=emulated, shapes=shapes
     )
 
 

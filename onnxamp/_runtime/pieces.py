@@ -8,7 +8,7 @@ graph as written.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
@@ -35,8 +35,7 @@ _SESSIONS: Final = 16
 _NONE: Final[Mapping[str, Format]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Some nodes in order, and the values that are wanted of them.
 
     ``renamed`` gives outputs of these nodes other names, while the nodes read the values of the old names from outside.

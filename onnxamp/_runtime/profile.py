@@ -20,11 +20,10 @@ import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -40,8 +39,7 @@ from onnxamp._workers.executor import temporary_folder
 _PACKAGES: Final = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledRun:
+class ProfiledRun(NamedTuple):
     """Events of the profiler, and bytes of device memory that the model takes, if they are known."""
 
     events: Sequence[Mapping[str, Any]]

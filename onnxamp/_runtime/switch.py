@@ -23,7 +23,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -63,16 +63,14 @@ _FOLDED: Final = 1 << 20
 """Elements up to which constants are rounded and saturated beforehand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(NamedTuple):
     """Positions of a node's float inputs and outputs that are low precision if the node is."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Switched:
+class Switched(NamedTuple):
     """A switched model. Nodes are identified by their first output."""
 
     model: ModelProto

@@ -1,7 +1,6 @@
 """Running a model in pieces of any size gives, bit for bit, what one session gives."""
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -36,7 +35,7 @@ def in_pieces(model, feeds, budget, *, keep=2**40, base_dir=None, emulated=False
 def weights_fed(model, feeds, budget, *, emulated):
     """The outputs of the model in pieces that are fed all float weights, however small."""
     shell = take_weights(model, None, keep=0, large=1)
-    flow = flow_of(replace(shell, model=inline_functions(shell.model)), emulated=emulated)
+    flow = flow_of(shell._replace(model=inline_functions(shell.model)), emulated=emulated)
     return outputs_of(flow, model, feeds, budget)
 
 
