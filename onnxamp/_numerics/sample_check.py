@@ -170,7 +170,7 @@ class EngineProbe(Probe[CheckedSample]):
 
 
 def _replayed(reference: Flow, result: Flow) -> Pairing:
-    return replace(pair(reference, result), accumulated=False)
+    return pair(reference, result)._replace(accumulated=False)
 
 
 def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
@@ -248,7 +248,7 @@ def keep_float32(
         for row in rows
         if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
     ]
-    return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
+    return flow._replace(nodes=tuple(nodes), reads=tuple(reads)), kept
 
 
 def _is_rounded(flow: Flow, row: Watched) -> bool:

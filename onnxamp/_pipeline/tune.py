@@ -16,8 +16,7 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import ModelSource
 from onnxamp._model.sources import confirm_sources, watched_sources
-from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level

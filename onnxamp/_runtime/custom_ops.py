@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
@@ -57,8 +56,7 @@ def active_libraries() -> tuple[str, ...]:
     return _LIBRARIES.get()
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """The custom ops that a block of code knows and runs, for another process."""
 
     declared: Mapping[Any, Any]

@@ -29,7 +29,7 @@ from onnxamp._runtime.engines import (
     engine_on,
 )
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import flow_of
+from onnxamp._runtime.flow import Shell, flow_of, take_weights
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import (
     KeptSamples,
@@ -40,13 +40,11 @@ from onnxamp._runtime.loop import (
     observe_all,
     remembered,
 )
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import Shell, take_weights
-from onnxamp._runtime.side import run_together
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
 from onnxamp._runtime.values import as_typed
 from onnxamp._tuning.metric import Metric

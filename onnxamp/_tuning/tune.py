@@ -25,8 +25,7 @@ from onnxamp._convert.misspelt import reference_of
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.rows import listed_outputs
