@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ from onnxamp._workers.executor import Once
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-    from onnxamp._runtime.browser.session import Browser
 
 Provider: TypeAlias = str
 """Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
@@ -94,7 +93,20 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
     return wanted
 
 
-def the_browser() -> "Browser":
+class Browser(Protocol):
+    """A browser that runs whole models; what it is called in reports, and what runs there."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def runtime(self) -> str: ...
+
+    def open(self, model: ModelProto | str | PathLike[str]) -> Any:
+        """Return a session of a model."""
+
+
+def the_browser() -> Browser:
     """The browser of this process. It is reached by this function alone, which loads what runs it.
 
     Raises:
