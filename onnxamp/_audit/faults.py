@@ -20,6 +20,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, newer_versions
+from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 from onnxamp._rewrite.verify import type_conflicts
@@ -219,7 +220,9 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
 
 
 def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | None:
-    """Why ONNX Runtime refuses models with this IR version and these imports; None if it loads them."""
+    """Why ONNX Runtime refuses models with this IR version and these imports; None if it loads them, or is missing."""
+    if not has_runtime():
+        return None
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
     name = f"the installed ONNX Runtime {onnxruntime.__version__}"

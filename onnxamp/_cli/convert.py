@@ -49,6 +49,7 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
+from onnxamp._optional import has_runtime
 from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.batch import batch_report, row_line
@@ -147,7 +148,7 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
     if plan is None:
         is_auto(given["level"], given["tolerance"], None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
-    if validates:
+    if validates and has_runtime():
         from onnxamp._runtime.session import choose_provider  # noqa: PLC0415 - loads ONNX Runtime
 
         choose_provider(provider_of(given))  # fails before anything is read

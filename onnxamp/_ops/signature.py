@@ -14,6 +14,7 @@ from typing import Any, Final
 import onnx.defs
 
 from onnxamp._errors import OpsetError
+from onnxamp._optional import has_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,12 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
 
 @cache
 def _runtime_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
-    """Schemas of ONNX Runtime by (domain, op type). Read from the library; no session is made."""
+    """Schemas of ONNX Runtime by (domain, op type); none where it is not installed.
+
+    They are read from the library; no session is made.
+    """
+    if not has_runtime():
+        return {}
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415 - costs 0.1 s, rarely needed
 
     found: dict[tuple[str, str], list[Signature]] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED
+from onnxamp._optional import require_runtime
 from onnxamp._public import active_within
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def _checked(library: LibrariesLike) -> tuple[str, ...]:
 
 def _load(path: Path) -> None:
     """Check before anything runs that ONNX Runtime can load a library."""
+    require_runtime()
     import onnxruntime as ort  # noqa: PLC0415
 
     options = ort.SessionOptions()

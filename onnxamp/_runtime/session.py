@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._optional import optional
+from onnxamp._optional import optional, require_runtime
 from onnxamp._runtime.device import device_present
 from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
 from onnxamp._runtime.starting import (
@@ -70,7 +70,10 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
     Raises:
         ArgumentError: there is no such provider, or it is a browser, and models run piece by piece.
         RuntimeFailure: the wanted provider cannot be used; it says why.
+        MissingPackageError: ONNX Runtime is not installed.
     """
+    if wanted != BROWSER:
+        require_runtime()
     if wanted is None:
         return "cuda" if cuda_available() else "cpu"
     if wanted == BROWSER:
