@@ -4,10 +4,12 @@ The facts come from the schemas of the installed onnx, and for what onnx does no
 such as LayerNormalization before opset 17) from those of ONNX Runtime, which accepts models with them.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -15,6 +17,9 @@ import onnx.defs
 
 from onnxamp._errors import OpsetError
 from onnxamp._optional import has_runtime
+
+RUNTIME_DOMAINS: Final = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
+"""Domains of ONNX Runtime's own ops, whose schemas onnx lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +172,12 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
 
 @cache
 def _runtime_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
-    """Schemas of ONNX Runtime by (domain, op type); none where it is not installed.
+    """Schemas of ONNX Runtime by (domain, op type): of the installed one, or else those that this package holds."""
+    return installed_schemas() if has_runtime() else stored_schemas()
 
-    They are read from the library; no session is made.
-    """
-    if not has_runtime():
-        return {}
+
+def installed_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
+    """Schemas of the installed ONNX Runtime. They are read from the library; no session is made."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415 - costs 0.1 s, rarely needed
 
     found: dict[tuple[str, str], list[Signature]] = {}
@@ -185,6 +190,29 @@ def _runtime_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
             attributes=None,
         )
         found.setdefault((schema.domain, schema.name), []).append(row)
+    return found
+
+
+def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
+    """Schemas of ONNX Runtime's own ops in ``_data/runtime_schemas.json``, which ``scripts/make_schemas.py`` writes."""
+    text = resources.files("onnxamp").joinpath("_data/runtime_schemas.json").read_text("utf-8")
+    found: dict[tuple[str, str], list[Signature]] = {}
+    for row in json.loads(text)["schemas"]:
+        signature = Signature(
+            domain=row["domain"],
+            op_type=row["op"],
+            since=row["since"],
+            inputs=tuple(Port(*port) for port in row["inputs"]),
+            outputs=tuple(Port(*port) for port in row["outputs"]),
+            params={name: frozenset(types) for name, types in row["params"].items()},
+            has_function=False,
+            min_inputs=row["least"][0],
+            min_outputs=row["least"][1],
+            max_inputs=row["most"][0],
+            max_outputs=row["most"][1],
+            attributes=None,
+        )
+        found.setdefault((signature.domain, signature.op_type), []).append(signature)
     return found
 
 
