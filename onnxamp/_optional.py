@@ -35,11 +35,26 @@ def optional(name: str, needs: str = "") -> Any:
         MissingPackageError: its package is not installed.
     """
     room = rooms()[name]
-    if "package" in room and find_spec(room["package"]) is None:
-        raise MissingPackageError(
-            f"{needs} {room['title']}, which is not installed: pip install 'onnxamp[{room['extra']}]'."
-        )
+    if "package" in room:
+        require(room["package"], f"{needs} {room['title']}", room["extra"])
     return import_module(room["module"])
+
+
+def require(package: str, needs: str, extra: str) -> None:
+    """Make sure that a package is installed.
+
+    Args:
+        package: the name by which it is imported.
+        needs: the beginning of the message where it is missing, as in "A spreadsheet needs openpyxl".
+        extra: the extra of onnxamp that installs it.
+
+    Raises:
+        MissingPackageError: it is not.
+    """
+    if find_spec(package) is None:
+        raise MissingPackageError(
+            f"{needs}, which is not installed: pip install 'onnxamp[{extra}]'."
+        )
 
 
 def has_runtime() -> bool:

@@ -25,7 +25,7 @@ def oldest(requirements: list[str]) -> list[str]:
 if __name__ == "__main__":
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    needed = (project["dependencies"], *(extras[name] for name in ("gpu", "safetensors", "xlsx")))
+    needed = (project["dependencies"], *(extras[name] for name in ("gpu", "ir", "safetensors", "xlsx")))
     OLDEST.ensure("dev", oldest([requirement for group in needed for requirement in group]))
     workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
     run([str(OLDEST.python), "-m", "pytest", "-q", *workers, *sys.argv[1:]])

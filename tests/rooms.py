@@ -34,6 +34,7 @@ ROOMS = (
     "train",
     "amp",
     "compat",
+    "ir",
     "",
     "_cli",
     "__main__",

@@ -32,7 +32,7 @@ THEIRS = {
     for name in ("float16", "auto_mixed_precision", "auto_mixed_precision_model_path")
 } | {"onnxamp.compat.onnxruntime_transformers.float16"}
 """Modules as other converters have them, with the same names as the packages that they are in."""
-PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.train")
+PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.ir", "onnxamp.train")
 READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
 DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
