@@ -8,17 +8,16 @@ price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from math import inf
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._numerics.walk import SideBySide, Walked
-from onnxamp._numerics.watch import join
 from onnxamp._runtime.engines import Engine, Executable, OutputCache
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
@@ -46,8 +45,7 @@ _BROKEN_ABOVE: Final = 0.1
 """Local relative L2 error above which an op stays float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalError:
+class LocalError(NamedTuple):
     """A node's own relative error, its largest magnitude, and why it must stay float32, if so."""
 
     error: float
@@ -61,21 +59,6 @@ class LocalSample:
 
     values: Mapping[str, Measurement]
     error: float
-
-
-@dataclass(slots=True)
-class LocalErrors:
-    """The local error of each value over all samples, and the worst error of the outputs with everything in (emulated)
-    low precision.
-    """
-
-    values: dict[str, Measurement] = field(default_factory=dict)
-    worst: float = 0.0
-
-    def add(self, sample: LocalSample) -> None:
-        """Add what a sample shows."""
-        join(self.values, sample.values)
-        self.worst = max(self.worst, sample.error)
 
 
 OUTPUTS: Final = "outputs of the tuned model"
@@ -125,15 +108,12 @@ class LocalProbe(Probe[LocalSample]):
         return Pairing(shared, pairing.replaceable, accumulated=False)
 
 
-@dataclass(slots=True)
 class _LocalErrors:
     """Measures local errors of several samples at a time where they share large weights."""
 
-    walk: SideBySide
-    metric: Metric
-    outputs: OutputCache | None
-    _waiting: deque[tuple[int, Mapping[str, Feed]]] = field(default_factory=deque)
-    """Samples that were read, by number."""
+    def __init__(self, walk: SideBySide, metric: Metric, outputs: OutputCache | None) -> None:
+        self.walk, self.metric, self.outputs = walk, metric, outputs
+        self._waiting: deque[tuple[int, Mapping[str, Feed]]] = deque()  # samples that were read
 
     def measure(
         self, items: Iterator[SentSample], told: Told
@@ -194,20 +174,15 @@ def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) 
     if not mine:  # in the body of a loop, or computed from values that only the lowered model has
         return LocalError(low.epsilon / 2, 0.0, None)
     error, largest = max(m.rel_l2 for m in mine), max(m.reference_max for m in mine)
-    alarm = next((m.alarm for m in mine if m.alarm), None)
-    if alarm is not None:
-        return LocalError(error, largest, alarm)
-    if error > _BROKEN_ABOVE:
-        return LocalError(error, largest, f"its own error is {100 * error:.0f} %")
-    if largest * _HEADROOM > low.max_finite:
-        return LocalError(
-            error, largest, f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
-        )
-    return LocalError(max(error, low.epsilon / 64), largest, None)
+    broken = next((m.alarm for m in mine if m.alarm), None)
+    if broken is None and error > _BROKEN_ABOVE:
+        broken = f"its own error is {100 * error:.0f} %"
+    elif broken is None and largest * _HEADROOM > low.max_finite:
+        broken = f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
+    return LocalError(error if broken else max(error, low.epsilon / 64), largest, broken)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Ops ``start`` to ``end`` (exclusive) in execution order, and the error of the outputs with only these lowered."""
 
     start: int
@@ -229,31 +204,24 @@ def measure_blocks(
     """
     first = min(_FIRST_BLOCKS, count, runs)
     bounds = [count * i // first for i in range(first + 1)] if first else []
-    blocks = _measured([range(a, b) for a, b in pairwise(bounds)], errors)
+    blocks = _measured(bounds, errors)
     left = runs - len(blocks)
-    while left >= 2 and not is_late() and (worst := _worst(blocks)) is not None:
-        blocks[worst : worst + 1] = split(blocks[worst], errors)
+    while left >= 2 and not is_late():
+        able = [block for block in blocks if block.end - block.start > 1 and block.error > 0]
+        if not able:
+            break
+        worst = max(able, key=lambda block: block.error)
+        place, middle = blocks.index(worst), (worst.start + worst.end) // 2
+        blocks[place : place + 1] = _measured([worst.start, middle, worst.end], errors)
         left -= 2
     return blocks
 
 
-def split(block: Block, errors: Errors) -> list[Block]:
-    """Measure both halves of a block."""
-    middle = (block.start + block.end) // 2
-    return _measured([range(block.start, middle), range(middle, block.end)], errors)
-
-
-def _measured(parts: Sequence[range], errors: Errors) -> list[Block]:
-    return [
-        Block(part.start, part.stop, error)
-        for part, error in zip(parts, errors(parts), strict=True)
-    ]
-
-
-def _worst(blocks: Sequence[Block]) -> int | None:
-    """The position of the block with the largest error among those that can be halved."""
-    able = [i for i, block in enumerate(blocks) if block.end - block.start > 1 and block.error > 0]
-    return max(able, key=lambda i: blocks[i].error, default=None)
+def _measured(bounds: Sequence[int], errors: Errors) -> list[Block]:
+    """The blocks between these bounds."""
+    pairs = list(pairwise(bounds))
+    found = errors([range(*pair) for pair in pairs])
+    return [Block(*pair, error) for pair, error in zip(pairs, found, strict=True)]
 
 
 def error_prices(blocks: Sequence[Block], local: Sequence[float]) -> list[float]:

@@ -1,16 +1,17 @@
 """Measurements of a tuning in its part of a state file: an interrupted one resumes, and nothing is measured twice."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final
 
+from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.watch import join
 from onnxamp._options.options import Options
 from onnxamp._runtime.loop import KeptSamples
 from onnxamp._runtime.samples import Samples
 from onnxamp._state.state import Part, as_data, fingerprint
-from onnxamp._tuning.sensitivity import LocalErrors, LocalSample
+from onnxamp._tuning.sensitivity import LocalSample
 
 PARTS: Final = (
     "tuning",
@@ -26,32 +27,34 @@ def part_of(options: Options) -> str:
     return PARTS[2 * options.compensates + (options.rescaling is not None)]
 
 
-@dataclass(slots=True)
 class TuningState:
-    """Measurements of one tuning. ``part`` is where they are kept; None if they are not."""
+    """Measurements of one tuning. ``part`` is where they are kept; None if they are not.
 
-    part: Part | None = None
-    local: LocalErrors = field(default_factory=LocalErrors)
-    errors: dict[str, float] = field(default_factory=dict)
-    times: dict[str, Any] = field(default_factory=dict)
-    """Times that were measured, by what they are of."""
-    known: frozenset[str] = frozenset()
-    """Keys of the errors that were loaded."""
-    recalled: set[str] = field(default_factory=set)
-    """The loaded errors of mask runs that were needed again."""
+    Attributes:
+        local: the local error of each value over all samples.
+        worst: the worst error of the outputs with everything in (emulated) low precision.
+        errors, times: what was measured, by what it is of.
+        known: keys of the errors that were loaded.
+        recalled: the loaded errors of mask runs that were needed again.
+    """
 
-    @classmethod
-    def of(cls, part: Part | None) -> "TuningState":
-        """What a part holds."""
-        errors, times = dict[str, float](), dict[str, Any]()
-        for key in part or ():
-            assert part is not None
+    def __init__(self, part: Part | None) -> None:
+        self.part, self.worst = part, 0.0
+        self.local = dict[str, Measurement]()
+        self.errors, self.times = dict[str, float](), dict[str, Any]()
+        kept: Mapping[str, Any] = {} if part is None else part
+        for key in kept:
             kind, _, name = key.partition(" ")
             if kind == "error":
-                errors[name] = float(part[key])
+                self.errors[name] = float(kept[key])
             elif kind == "time":
-                times[name] = part[key]
-        return cls(part, LocalErrors(), errors, times, frozenset(errors))
+                self.times[name] = kept[key]
+        self.known, self.recalled = frozenset(self.errors), set[str]()
+
+    def add(self, sample: LocalSample) -> None:
+        """Add what a sample shows."""
+        join(self.local, sample.values)
+        self.worst = max(self.worst, sample.error)
 
     def error(
         self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]

@@ -167,7 +167,7 @@ def _tune_once(
         space=space,
         run=run,
         metric=metric,
-        state=TuningState.of(part),
+        state=TuningState(part),
         engine=engine,
         folder=folder,
         rounder=rounder,
@@ -200,7 +200,7 @@ def _tuned(
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
     job.measure_locally()
-    if noise is None and not judge.holds(job.state.local.worst):
+    if noise is None and not judge.holds(job.state.worst):
         noise = _noise(job, masked, subset)
     timing = f"estimates for {device} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
