@@ -227,7 +227,7 @@ def opset_hint(analysis: Analysis) -> str | None:
     if reach.obstacle is not None:
         return f"Opset {newer} has low-precision kernels for {', '.join(held.ops)}, but {reach.obstacle}."
     before = len(analysis.edits.casts)
-    saved, ops = before - held.casts_without(), ", ".join(held.ops)
+    saved, ops = before - len(held.freed.edits.casts), ", ".join(held.ops)
     if saved > 0:
         return f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
     return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."

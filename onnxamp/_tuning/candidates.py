@@ -42,7 +42,7 @@ class CandidateSolver:
         self, space: SearchSpace, base: Analysis, pinned: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self.space, self.base, self.pinned = space, base, pinned
-        self.units = (*space.tunable, *space.followers)
+        self.units = space.units
         broken = {unit.node: pinned[unit.key] for unit in space.tunable if unit.key in pinned}
         self.pins = {**space.pins, **broken}
         ports, nodes = base.ports, base.graph.nodes

@@ -132,7 +132,7 @@ class Job:
         """The error with everything lowered, which measuring local errors gives."""
         if not self.space.tunable:
             return {}
-        units = (*self.space.tunable, *self.space.followers)
+        units = self.space.units
         return {frozenset(unit.key for unit in units): self.state.worst}
 
     def made(self, analysis: Analysis) -> Model:

@@ -75,7 +75,9 @@ class Race:
             if not self.search.asked.allow_slower:
                 times.add(everything, products)
                 self._look_further(monotonic() + _SHARE * self.search.asked.seconds)
-                times.again(*nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual)
+                times.add(
+                    *nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual, again=True
+                )
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
             return tuned
@@ -97,7 +99,7 @@ class Race:
     def _probes(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         """What tells parts of the time apart: everything low, level O2, and products alone."""
         space, pins = self.job.space, self.job.pins
-        units = [unit for unit in (*space.tunable, *space.followers) if unit.node not in pins]
+        units = [unit for unit in space.units if unit.node not in pins]
         usual = low_nodes(
             analyse(space.all_low.graph, replace(space.all_low.options, level=Level.O2))
         )
