@@ -134,13 +134,11 @@ def _is_wide(graph: Graph, value: int) -> bool:
 
 
 def _is_roi(node: Node, port: int) -> bool:
-    """Whether the port is a region of interest: input 1 of Resize held scales up to opset 10."""
-    return (
-        node.key == "Resize"
-        and port == 1
-        and node.signature is not None
-        and node.signature.since > 10
-    )
+    """Whether the port is a region of interest."""
+    region, signature = op_facts().region.get(node.key), node.signature
+    if region is None or signature is None:
+        return False
+    return port == region["input"] and signature.since >= region["since"]
 
 
 def position_paths(graph: Graph) -> Iterator[Hazard]:
