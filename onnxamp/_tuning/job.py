@@ -27,9 +27,15 @@ from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import converted_error, device_noise
-from onnxamp._tuning.sensitivity import OUTPUTS, LocalError, LocalProbe, local_of, names_of
+from onnxamp._tuning.sensitivity import (
+    OUTPUTS,
+    LocalError,
+    LocalProbe,
+    TuningState,
+    local_of,
+    names_of,
+)
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
-from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""
