@@ -113,7 +113,7 @@ def misspelt(model: Model, options: Options) -> list[Unmatched]:
     """Return the names that match nothing, neither in the model as it is nor after folding and inlining.
 
     Raises:
-        As :func:`onnxamp._convert.raising.prepared`.
+        As :func:`prepared`.
     """
     found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
     if not found:
