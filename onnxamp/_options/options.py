@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 from onnx import NodeProto
 
@@ -33,8 +33,7 @@ from onnxamp._target.kernels import check_target, float32_accumulators
 from onnxamp._target.targets import AUTO, targets
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(NamedTuple):
     """How the command line spells an option.
 
     Attributes:

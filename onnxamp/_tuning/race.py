@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from heapq import nsmallest
 from time import monotonic
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.estimate import low_nodes
@@ -389,8 +389,7 @@ TABLES: Final = "candidates of a tuning"
 """The part of the state file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Where the candidates of a tuning are kept: ``asked`` are the arguments that they follow from."""
 
     part: Part
