@@ -106,14 +106,11 @@ def _listed(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     for node in kept.get(Reason.BLACK, ()):
         by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
-    for op in (
-        by_op.keys() & analysis.options.black
-    ):  # others share the precision of one that is listed
+    for op in by_op.keys() & analysis.options.black:  # others share the precision of one of these
         groups.setdefault(_list_advice(analysis.options, op), set()).update(by_op[op])
+    ignored = frozenset({Reason.BLACK})
     for advice, nodes in groups.items():
-        yield _ignoring(
-            analysis, Reason.BLACK.value, frozenset({Reason.BLACK}), frozenset(nodes), advice
-        )
+        yield _ignoring(analysis, Reason.BLACK.value, ignored, frozenset(nodes), advice)
 
 
 def _list_advice(options: Options, op: str) -> str:
@@ -122,9 +119,8 @@ def _list_advice(options: Options, op: str) -> str:
         return "they are on your own black list"
     if op not in Options(lists="default", dtype=options.dtype, target=options.target).black:
         return "--lists default lowers them, as the kernels accumulate in float32"
-    return (
-        "--lists fast lowers them" if op not in preset("fast").black else "--white OP lowers them"
-    )
+    is_fast = op not in preset("fast").black
+    return "--lists fast lowers them" if is_fast else "--white OP lowers them"
 
 
 def _pinned(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
@@ -166,9 +162,8 @@ def _ignoring(
     analysis: Analysis, reason: str, ignored: frozenset[Reason], nodes: frozenset[int], advice: str
 ) -> Cause:
     """Return what reasons cost that keep nodes in float32."""
-    return _cause(
-        analysis, reason, nodes, advice, lambda: analysis.without(dict.fromkeys(nodes, ignored))
-    )
+    freed = dict.fromkeys(nodes, ignored)
+    return _cause(analysis, reason, nodes, advice, lambda: analysis.without(freed))
 
 
 def _changing(
@@ -227,7 +222,7 @@ def opset_hint(analysis: Analysis) -> str | None:
     if reach.obstacle is not None:
         return f"Opset {newer} has low-precision kernels for {', '.join(held.ops)}, but {reach.obstacle}."
     before = len(analysis.edits.casts)
-    saved, ops = before - held.casts_without(), ", ".join(held.ops)
+    saved, ops = before - len(held.freed.edits.casts), ", ".join(held.ops)
     if saved > 0:
         return f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
     return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."
@@ -247,12 +242,12 @@ def fold_hint(analysis: Analysis) -> str | None:
     able = [fold for fold in folds if fold.op not in options.black]
     able = [fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)]
     inside = {node for fold in able for node in fold.nodes}
-    before_them = filter(
-        None, (graph.producer(value) for node in inside for value in graph.nodes[node].inputs)
+    makers = (graph.producer(value) for node in inside for value in graph.nodes[node].inputs)
+    freed = {node.index: _OF_CASTS for node in makers if node is not None}
+    before, saved = (
+        len(analysis.edits.casts),
+        _saved(analysis, freed | dict.fromkeys(inside, _OF_PATTERNS)),
     )
-    freed = {node.index: _OF_CASTS for node in before_them} | dict.fromkeys(inside, _OF_PATTERNS)
-    before = len(analysis.edits.casts)
-    saved = before - len(analysis.without(freed).edits.casts) if freed else 0
     if saved > 0:
         text = f"{text}, and saves {saved} of {before} Casts"
     if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
@@ -280,11 +275,15 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     parted = {node: reasons for node, reasons in parted.items() if node in able}
     if not parted:
         return None
-    before, low = len(analysis.edits.casts), options.low.name
-    saved = before - len(analysis.without(parted).edits.casts)
-    saves = f", and saves {saved} of {before} Casts" if saved > 0 else ""
+    saved, low = _saved(analysis, parted), options.low.name
+    saves = f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
     what = f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} behind {low}"
     return f"{what}: ONNX Runtime fuses none there, as they stay float32; --fold puts them into the weights{saves}."
+
+
+def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
+    """Return how many new Casts go if these reasons did not keep these nodes in float32."""
+    return len(analysis.edits.casts) - len(analysis.without(freed).edits.casts) if freed else 0
 
 
 _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
@@ -318,17 +317,11 @@ def decomposed(graph: Graph) -> str | None:
 def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     """Casts between floats within the pattern, right before it, and right after it."""
     casts = set[int]()
-    read = {
-        graph.passed_on(value)
-        for index in fold.nodes
-        for value in graph.nodes[index].inputs
-        if value != ABSENT
-    }
-    before = map(graph.producer, read)
-    behind = (
-        node for value in graph.nodes[fold.last].outputs for node, _ in graph.consumers(value)
-    )
-    for node in (*map(graph.nodes.__getitem__, fold.nodes), *before, *behind):
+    inside = [graph.nodes[index] for index in fold.nodes]
+    read = {graph.passed_on(value) for node in inside for value in node.inputs}
+    made = graph.nodes[fold.last].outputs
+    behind = (node for value in made for node, _ in graph.consumers(value))
+    for node in (*inside, *map(graph.producer, read), *behind):
         if node is not None and node.key == "Cast":
             ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
             if ends[0] != ends[1] and _FLOATS.issuperset(ends):

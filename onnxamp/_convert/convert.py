@@ -3,7 +3,7 @@
     Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy
 
 :func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model;
-:func:`onnxamp._convert.deciding.carried_out` runs it at the opset, and with the folds, that pay.
+:func:`carried_out` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it. Nothing here runs a model or writes a file: the whole job
 is in :mod:`onnxamp._job.pipeline`.
 """

@@ -6,6 +6,7 @@ precisions, are not foreseen. Nodes without floats run on the host or are shapes
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -35,7 +36,6 @@ UNIT_US: Final = 0.0327
 LAUNCH_US: Final = LAUNCH * UNIT_US
 """Microseconds that launching a kernel takes, as the cut has it."""
 
-_FLOAT_BYTES: Final = 4
 _FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 
@@ -59,38 +59,29 @@ class Estimate:
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""
-        types = self.graph.types
         values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
-        if (
-            node.key in op_facts().unlaunched
-            or node.index in self.constant
-            or not any(types[value] in _FLOATS for value in values)
-        ):
+        is_quiet = node.key in op_facts().unlaunched or node.index in self.constant
+        if is_quiet or _FLOATS.isdisjoint(map(self.graph.types.__getitem__, values)):
             return 0
         return self.trips[node.scope]
 
     @cached_property
     def constant(self) -> frozenset[int]:
         """Nodes of constants alone, which are folded when the model is loaded."""
-        known: set[int] = {
-            value for value, tensor in self.graph.constants.tensors.items() if tensor is not None
-        }
-        folded: set[int] = set()
+        known, folded = {ABSENT, *self.graph.constants.tensors}, set[int]()
         for index in self.graph.order:
             node = self.graph.nodes[index]
-            values = [value for value in node.inputs if value != ABSENT]
-            if node.key in op_facts().random or node.bodies or not known.issuperset(values):
-                continue
-            folded.add(index)
-            known.update(value for value in node.outputs if value != ABSENT)
+            is_settled = node.key not in op_facts().random and not node.bodies
+            if is_settled and known.issuperset(node.inputs):
+                folded.add(index)
+                known.update(node.outputs)
         return frozenset(folded)
 
     def cast_time(self, value: int) -> float:
         """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
-        moved = (
-            (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value]) / self.device.bandwidth
-        )
-        return (LAUNCH_US + moved) * self.trips[self.graph.values[value].scope]
+        size = (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value])
+        trips = self.trips[self.graph.values[value].scope]
+        return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
         """Values that need a Cast, one for all readers. Constants need none: they are stored as they are read."""
@@ -103,13 +94,11 @@ class Estimate:
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
         """Bytes of float constants, each in the precisions that it is read in."""
         sizes = {False: FLOAT32_BYTES, True: self.low.bytes}
-        total = 0
-        for value, made, needed in self._needs(ports, decision):
-            if value in self.graph.constants.tensors:
-                total += sum(sizes[low] for low in (needed or {made})) * elements(
-                    self.shapes[value]
-                )
-        return total
+        return sum(
+            sum(sizes[low] for low in needed or {made}) * elements(self.shapes[value])
+            for value, made, needed in self._needs(ports, decision)
+            if value in self.graph.constants.tensors
+        )
 
     def _needs(
         self, ports: PortVariables, decision: Decision
@@ -117,17 +106,19 @@ class Estimate:
         """(value, whether it is made in low precision, in which precisions it is read)."""
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
-                variables = [ports.consumed[node][port] for node, port in self.graph.uses[value]]
-                variables += [
-                    ports.returned[key]
-                    for key in self.graph.results[value]
-                    if key in ports.returned
-                ]
-                yield (
-                    value,
-                    decision.is_low(produced),
-                    {decision.is_low(v) for v in variables if v != NONE},
-                )
+                read = [ports.consumed[node][port] for node, port in self.graph.uses[value]]
+                read += [ports.returned.get(key, NONE) for key in self.graph.results[value]]
+                needed = {decision.is_low(variable) for variable in read if variable != NONE}
+                yield value, decision.is_low(produced), needed
+
+    def time(self, low: AbstractSet[int] = frozenset()) -> float:
+        """Microseconds of all nodes in one run with these in low precision, without Casts."""
+        time = 0.0
+        for node in self.graph.nodes:
+            if launches := self.launches(node):
+                made = self.low if node.index in low else None
+                time += launches * LAUNCH_US + self.work(node).time(self.device, low=made)
+        return time
 
 
 def time_of(analysis: Analysis, estimate: Estimate) -> float:
@@ -135,12 +126,8 @@ def time_of(analysis: Analysis, estimate: Estimate) -> float:
 
     Complexity: linear in nodes and uses of values.
     """
-    low, device, time = low_nodes(analysis), estimate.device, 0.0
-    for node in analysis.graph.nodes:
-        if launches := estimate.launches(node):
-            made = estimate.low if node.index in low else None
-            time += launches * LAUNCH_US + estimate.work(node).time(device, low=made)
-    return time + sum(map(estimate.cast_time, estimate.casts(analysis.ports, analysis.decision)))
+    casts = estimate.casts(analysis.ports, analysis.decision)
+    return estimate.time(low_nodes(analysis)) + sum(map(estimate.cast_time, casts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +170,7 @@ def expected_speed_up(
     estimate = Estimate(
         graph, device_called(device), shapes_at(graph, declared), analysis.options.low
     )
-    before = sum(
-        launches * LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
-        for node in graph.nodes
-        if (launches := estimate.launches(node))
-    )
+    before = estimate.time()
     return SpeedUp(device, before, time_of(analysis, estimate), declared) if before else None
 
 
@@ -200,13 +183,12 @@ def _usual_device(target: str) -> str:
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
     """Return the shapes of the model's inputs, by name; None if one has an open dimension."""
-    scope, found = graph.scopes[0], dict[str, tuple[int, ...]]()
-    for value in scope.inputs:
+    found = dict[str, tuple[int, ...]]()
+    for value in graph.scopes[0].inputs:
         shape = graph.shapes[value]
-        sizes = () if shape is None else tuple(size for size in shape if size is not None)
-        if shape is None or len(sizes) < len(shape):
+        if shape is None or None in shape:
             return None
-        found[graph.values[value].name] = sizes
+        found[graph.values[value].name] = tuple(size for size in shape if size is not None)
     return found
 
 
@@ -221,7 +203,7 @@ def time_on_target(analysis: Analysis) -> float:
         for value in (*node.inputs, *node.outputs)
         if value != ABSENT
     )
-    return time_of(analysis, estimate) + costs.host_time(_FLOAT_BYTES * moved)
+    return time_of(analysis, estimate) + costs.host_time(FLOAT32_BYTES * moved)
 
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:
@@ -238,11 +220,11 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
         return value != ABSENT and graph.types[value] == FLOAT and decision.is_low(variable)
 
     consumed = ports.consumed[node.index]
-    inputs = tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port]))
-    outputs = tuple(
-        port for port, value in enumerate(node.outputs) if is_low(value, ports.produced[value])
+    made = [ports.produced[value] for value in node.outputs]
+    return Ports(
+        tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port])),
+        tuple(port for port, value in enumerate(node.outputs) if is_low(value, made[port])),
     )
-    return Ports(inputs, outputs if graph.nodes[node.index].outputs else ())
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:

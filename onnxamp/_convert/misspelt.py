@@ -103,30 +103,22 @@ def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
     """The model in float32, with all weights inside."""
     graph = Graph.of(inline_functions(model.proto), model.folder)
     listed = [entry.name for entry in (*graph.model.graph.input, *graph.model.graph.output)]
-    keeps = (
-        keep_io_types
-        if isinstance(keep_io_types, frozenset)
-        else frozenset(listed if keep_io_types else ())
-    )
-    return Model(
-        remove_redundant_casts(
-            emulate_graph(graph, base_dir=model.folder, rounds=False, keeps=keeps)
-        )
-    )
+    if isinstance(keep_io_types, bool):
+        keep_io_types = frozenset(listed if keep_io_types else ())
+    proto = emulate_graph(graph, base_dir=model.folder, rounds=False, keeps=keep_io_types)
+    return Model(remove_redundant_casts(proto))
 
 
 def misspelt(model: Model, options: Options) -> list[Unmatched]:
     """Return the names that match nothing, neither in the model as it is nor after folding and inlining.
 
     Raises:
-        As :func:`onnxamp._convert.raising.prepared`.
+        As :func:`prepared`.
     """
     found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
     if not found:
         return []
-    inner = {
-        (one.option, one.name) for one in unmatched_names(_decided_on(model, options), options)
-    }
+    inner = _keys(unmatched_names(_decided_on(model, options), options))
     return [one for one in found if (one.option, one.name) in inner]
 
 
@@ -166,26 +158,27 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     A text that suggests another name is preferred to one that does not.
     """
     rows = list(found)
-    keys = [{(one.option, one.name) for one in row} for row in rows]
-    common = set[tuple[str, str]]().union(*keys).intersection(*keys)
-    return tuple(
-        one for one in _told_once(itertools.chain(*rows)) if (one.option, one.name) in common
-    )
+    common = set[tuple[str, str]]().union(*map(_keys, rows)).intersection(*map(_keys, rows))
+    names = _told_once(itertools.chain(*rows))
+    return tuple(one for one in names if (one.option, one.name) in common)
 
 
 def among(found: Iterable[tuple[Options, Sequence[Unmatched]]]) -> tuple[Unmatched, ...]:
     """Return the names that match nothing in any of those models whose options hold them."""
     rows = list(found)
-    keys = [(options, {(one.option, one.name) for one in row}) for options, row in rows]
+    keys = [(options, _keys(row)) for options, row in rows]
 
     def matches(one: Unmatched) -> bool:
         """Whether a model has what its options name."""
         holding = (missing for options, missing in keys if _holds(options, one))
         return any((one.option, one.name) not in missing for missing in holding)
 
-    return tuple(
-        one for one in _told_once(itertools.chain(*(row for _, row in rows))) if not matches(one)
-    )
+    names = _told_once(itertools.chain(*(row for _, row in rows)))
+    return tuple(one for one in names if not matches(one))
+
+
+def _keys(names: Iterable[Unmatched]) -> set[tuple[str, str]]:
+    return {(one.option, one.name) for one in names}
 
 
 def _holds(options: Options, one: Unmatched) -> bool:

@@ -54,27 +54,19 @@ def kept_weights(
     if analysis.options.level == Level.O0:
         return ()
     graph, found = analysis.graph, []
-    planned = (
-        {row.node: _told(row.reason, row.detail) for row in plan.rows if not row.low}
-        if plan is not None
-        else {}
-    )
+    rows = () if plan is None else plan.rows
+    planned = {row.node: _told(row.reason, row.detail) for row in rows if not row.low}
+    copies = {copy.value for copy in analysis.edits.copies}
+    made = {value for node in graph.nodes_of({"Constant"}) for value in node.outputs}
     for value in graph.values:
-        producer = graph.producer(value.index)
-        is_stored = value.origin in (Origin.INITIALIZER, Origin.DEFAULT)
-        if graph.types[value.index] != FLOAT or not (
-            is_stored or (producer is not None and producer.key == "Constant")
-        ):
+        is_stored = value.origin in (Origin.INITIALIZER, Origin.DEFAULT) or value.index in made
+        size = FLOAT32_BYTES * elements(graph.shapes[value.index])
+        is_large = size >= _SMALLEST and size * _SHARE > stored
+        if graph.types[value.index] != FLOAT or not is_stored or not is_large:
             continue
-        size = 4 * elements(graph.shapes[value.index])
-        if (
-            size >= _SMALLEST
-            and size * _SHARE > stored
-            and (readers := dict(_float32_readers(analysis, value.index)))
-        ):
+        if readers := dict(_float32_readers(analysis, value.index)):
             readers = {label: planned.get(label, reason) for label, reason in readers.items()}
-            copied = any(copy.value == value.index for copy in analysis.edits.copies)
-            found.append(KeptWeight(value.name, size, copied, readers))
+            found.append(KeptWeight(value.name, size, value.index in copies, readers))
     return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
 
 
@@ -91,10 +83,8 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
     for key in graph.results[value]:
         variable = ports.returned.get(key, NONE)
         if variable != NONE and not analysis.decision.is_low(variable):
-            yield (
-                graph.scopes[key[0]].proto.output[key[1]].name,
-                _reason(analysis, variable, "output: it keeps its type"),
-            )
+            name = graph.scopes[key[0]].proto.output[key[1]].name
+            yield name, _reason(analysis, variable, "output: it keeps its type")
     if not graph.uses[value] and not graph.results[value]:
         yield "none", "nothing reads it"
 
@@ -172,37 +162,27 @@ def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) 
         before[_by_types(analysis, node)] += 1
         ops[node.key, precision] += 1
     casts = prepared.casts + sum(node.key == "Cast" for node in graph.nodes)
-    removed, pairs = (
-        prepared.casts + len(edits.removed),
-        prepared.pairs + _pairs(graph, edits.removed),
-    )
     low = stored = 0
     for scope in graph.scopes:
         for tensor in scope.proto.initializer:
             size = stored_bytes(tensor)
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
-    kept = kept_weights(
-        analysis, stored - low + low // FLOAT32_BYTES * analysis.options.low.bytes, plan
-    )
-    unknown = sorted({node.key for node in graph.nodes if node.signature is None})
-    fallbacks = tuple((graph.nodes[n].label, graph.nodes[n].key) for n in analysis.pins.fallbacks)
-    overridable = tuple(
-        v.name for v in graph.overridable() if analysis.graph.types[v.index] == FLOAT
-    )
+    stored += low // FLOAT32_BYTES * analysis.options.low.bytes - low
+    fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
     return Summary(
         nodes=nodes,
         nodes_before=before,
         ops=ops,
         casts_before=casts,
         casts_added=len(edits.casts),
-        casts_removed=removed,
-        pairs_removed=pairs,
+        casts_removed=prepared.casts + len(edits.removed),
+        pairs_removed=prepared.pairs + _pairs(graph, edits.removed),
         low_weight_bytes=low,
-        fallbacks=fallbacks,
-        unknown=tuple(unknown),
-        overridable=overridable,
-        kept_weights=kept,
+        fallbacks=tuple((node.label, node.key) for node in fallbacks),
+        unknown=tuple(sorted({node.key for node in graph.nodes if node.signature is None})),
+        overridable=tuple(v.name for v in graph.overridable() if graph.types[v.index] == FLOAT),
+        kept_weights=kept_weights(analysis, stored, plan),
     )
 
 
@@ -219,19 +199,16 @@ def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
 def _precision(analysis: Analysis, index: int) -> str:
     """The precision of a node in the result."""
     node, ports, decision = analysis.graph.nodes[index], analysis.ports, analysis.decision
-    sides = {decision.is_low(variable) for variable in ports.of_node.get(index, {}).values()}
-    if len(sides) == 2:
-        return "mixed"
-    if sides:
-        return "low" if sides == {True} else "float32"
-    return _by_types(analysis, node)
+    sides = set(map(decision.is_low, ports.of_node.get(index, {}).values()))
+    if not sides:
+        return _by_types(analysis, node)
+    return "mixed" if len(sides) == 2 else "low" if sides == {True} else "float32"
 
 
 def _by_types(analysis: Analysis, node: Node) -> str:
     """The precision of a node in the original."""
-    types = {
-        analysis.graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT
-    }
+    values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+    types = set(map(analysis.graph.types.__getitem__, values))
     if FLOAT in types:
         return "float32"
     if analysis.options.low.tensor in types:

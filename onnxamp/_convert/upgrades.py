@@ -6,7 +6,9 @@ still computes the same.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from itertools import chain
 
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.estimate import time_on_target
@@ -21,18 +23,18 @@ from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import lookup, newer_versions
+from onnxamp._ops.signature import Signature, lookup, newer_versions
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.rules import newest_loaded, steps_of
-from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
+from onnxamp._rewrite.upgrade.upgrade import Obstacle, plan_upgrade
 from onnxamp._target.kernels import Typed, float_types, freedom, runs_on
 from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeldBack:
     """The nodes that are float32 because of the model's opset.
 
@@ -52,44 +54,33 @@ class HeldBack:
         """The op types that a newer opset would help."""
         return sorted({self.analysis.graph.nodes[node].key for node in self.able})
 
-    def casts_without(self) -> int:
-        """Number of new Casts if kernels did not keep them in float32."""
-        return len(self._freed().edits.casts)
+    @cached_property
+    def freed(self) -> Analysis:
+        """The analysis if kernels did not keep them in float32."""
+        return self.analysis.without(dict.fromkeys(self.able, frozenset({Reason.NO_KERNEL})))
 
     def may_pay(self) -> bool:
         """Whether low kernels may change anything. Where a schema lacks the type, only the newer one can tell."""
         of_node, exact = self.analysis.ports.of_node, self.analysis.graph.exact
         if any(not of_node.get(node) for node in self.able):
             return True
-        freed = self._freed()
-        variables = {
-            variable
-            for node in self.able
-            if node not in exact
-            for variable in of_node[node].values()
-        }
-        fewer = len(freed.edits.casts) < len(self.analysis.edits.casts)
-        return fewer or any(freed.decision.is_low(variable) for variable in variables)
-
-    def _freed(self) -> Analysis:
-        """The analysis if kernels did not keep them in float32."""
-        return self.analysis.without(dict.fromkeys(self.able, frozenset({Reason.NO_KERNEL})))
+        if len(self.freed.edits.casts) < len(self.analysis.edits.casts):
+            return True
+        inexact = (of_node[node].values() for node in self.able if node not in exact)
+        return any(map(self.freed.decision.is_low, chain.from_iterable(inexact)))
 
     def lowered(self, after: Analysis) -> list[int]:
         """Those that are low in the analysis of the upgraded model."""
         if after.graph is self.analysis.graph:
             return []
-        names = {value.name: value.producer for value in after.graph.values}
-        nodes = (
-            (node, next(filter(None, self.analysis.graph.nodes[node].proto.output), ""))
-            for node in self.first
-        )
-        found = ((node, after.ports.of_node.get(names.get(name, -1), {})) for node, name in nodes)
-        return [
-            node
-            for node, sides in found
-            if any(after.decision.low[variable] for variable in sides.values())
-        ]
+        makers = {value.name: value.producer for value in after.graph.values}
+        lowered = list[int]()
+        for node in self.first:
+            name = next(filter(None, self.analysis.graph.nodes[node].proto.output), "")
+            sides = after.ports.of_node.get(makers.get(name, ABSENT), {})
+            if any(after.decision.low[variable] for variable in sides.values()):
+                lowered.append(node)
+        return lowered
 
 
 def held_back(analysis: Analysis) -> HeldBack:
@@ -97,16 +88,15 @@ def held_back(analysis: Analysis) -> HeldBack:
 
     Complexity: linear in nodes.
     """
-    first = dict[tuple[str, int], int]()
-    found = dict[int, int]()
-    for node in sorted(_without_kernel(analysis)) if analysis.options.level != Level.O0 else ():
-        signature, key = analysis.graph.nodes[node].signature, analysis.graph.nodes[node].key
-        if signature is None or signature.domain or not _is_wanted(analysis, node):
+    first, found = dict[Signature, int](), dict[int, int]()
+    for index in sorted(_without_kernel(analysis)) if analysis.options.level != Level.O0 else ():
+        node = analysis.graph.nodes[index]
+        signature = node.signature
+        if signature is None or signature.domain or not _is_wanted(analysis, index):
             continue
-        form = (key, signature.since)
-        if form not in first:
-            first[form] = _first_opset(analysis, analysis.graph.nodes[node])
-        found[node] = first[form]
+        if signature not in first:
+            first[signature] = _first_opset(analysis, node)
+        found[index] = first[signature]
     return HeldBack(analysis, found)
 
 
@@ -114,18 +104,14 @@ def _without_kernel(analysis: Analysis) -> set[int]:
     """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
     ports, nodes = analysis.ports, analysis.graph.nodes
     pins = (pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL)
-    found, lacking = (
-        {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys(),
-        dict[Layout, bool](),
-    )
+    found = {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys()
+    lacking = dict[Layout, bool]()
     for index, layout in ports.layouts.items():
         if layout not in lacking:
-            settled = (
-                op_facts().pinned_parameters.get(nodes[index].key, frozenset()).union(layout.params)
-            )
-            lacking[layout] = any(
-                kind == FLOAT and param not in settled for param, kind in layout.bound.items()
-            )
+            pinned = op_facts().pinned_parameters.get(nodes[index].key, ())
+            settled = {*pinned, *layout.params}
+            floats = {param for param, kind in layout.bound.items() if kind == FLOAT}
+            lacking[layout] = not floats <= settled
         if lacking[layout]:
             found.add(index)
     return found
@@ -189,27 +175,21 @@ def at_best_opset(
     return choice.best()
 
 
-@dataclass(slots=True)
 class _Choice:
-    """The search for the opset of one prepared model."""
+    """The search for the opset of one prepared model.
 
-    original: Prepared
-    options: Options
-    proof: Proof | None
-    base: Prepared = field(init=False)
-    """The model at the least opset that it can be converted at."""
-    refused: list[str] = field(default_factory=list)
-    """Upgrades that are not taken, in sentences."""
-    plans: dict[int, Upgrade] = field(default_factory=dict)
-    """Opset -> the upgrade to it."""
+    Attributes:
+        base: the model at the least opset that it can be converted at.
+        current: the opset of the model as it came.
+        refused: upgrades that are not taken, in sentences.
+    """
 
-    def __post_init__(self) -> None:
-        self.base = self.original
-
-    @property
-    def current(self) -> int:
-        """The opset of the model as it came."""
-        return self.original.graph.book.opsets[""]
+    def __init__(self, original: Prepared, options: Options, proof: Proof | None) -> None:
+        self.original = self.base = original
+        self.options, self.proof = options, proof
+        self.current = original.graph.book.opsets[""]
+        self.refused = list[str]()
+        self.plan = cache(partial(plan_upgrade, original.graph))
 
     def at(self, opset: int) -> Prepared:
         """The model upgraded to an opset that it can reach."""
@@ -217,12 +197,6 @@ class _Choice:
         if plan.obstacle is not None:
             raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.")
         return replace(self.original, graph=plan.result)
-
-    def plan(self, opset: int) -> Upgrade:
-        """What the upgrade to an opset takes."""
-        if opset not in self.plans:
-            self.plans[opset] = plan_upgrade(self.original.graph, opset)
-        return self.plans[opset]
 
     def need(self, opset: int) -> None:
         """Let an opset be the least.
@@ -233,12 +207,9 @@ class _Choice:
         try:
             self.base = self.at(opset)
         except OpsetError as error:
-            what = (
-                f"{self.options.low.name} needs"
-                if opset == self.options.low.min_opset
-                else "This needs"
-            )
-            raise OpsetError(f"{what} opset {opset} or newer. {error}") from None
+            is_of_type = opset == self.options.low.min_opset
+            what = self.options.low.name if is_of_type else "This"
+            raise OpsetError(f"{what} needs opset {opset} or newer. {error}") from None
 
     def best(self) -> tuple[Prepared, Analysis]:
         """The prepared model and its analysis at the opset that pays."""
@@ -263,16 +234,14 @@ class _Choice:
         return self.settled(self.base, before, self.stories(before, before, held, obstacle))
 
     def attempt(
-        self, opset: int, before: Analysis, held: "HeldBack"
+        self, opset: int, before: Analysis, held: HeldBack
     ) -> tuple[Prepared, Analysis] | None:
         """The model at an opset, or at the least that does as much; None if it does not pay, or changes results."""
         prepared = self.at(opset)
         after = analyse(prepared.graph, self.options)
         lowered = held.lowered(after)
-        fewer = len(before.edits.casts) - len(after.edits.casts)
-        if fewer <= 0 and before.graph.exact.issuperset(
-            lowered
-        ):  # moving data in low precision alone wins nothing
+        saves = len(after.edits.casts) < len(before.edits.casts)
+        if not saves and before.graph.exact.issuperset(lowered):  # moving data alone wins nothing
             return None
         if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(before):
             what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
@@ -321,7 +290,7 @@ class _Choice:
         return f"{text}, the first with {self.options.low.name}." if is_first else f"{text}."
 
     def stories(
-        self, before: Analysis, after: Analysis, held: "HeldBack", obstacle: Obstacle | None
+        self, before: Analysis, after: Analysis, held: HeldBack, obstacle: Obstacle | None
     ) -> tuple[str, ...]:
         """What an upgrade brought, and what stopped it, in sentences."""
         graph, told = after.graph, list[str]()

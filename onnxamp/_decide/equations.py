@@ -212,13 +212,12 @@ def _bodies(made: Equations, node: Node) -> None:
         for inner, source in zip(scope.inputs, body_sources(node, len(scope.inputs)), strict=True):
             if source >= 0:
                 made.same(node.index, made.value(inner), made.read(node, source))
-        for value, target in zip(
-            scope.outputs, body_targets(node, len(scope.outputs)), strict=True
-        ):
+        targets = body_targets(node, len(scope.outputs))
+        for value, target in zip(scope.outputs, targets, strict=True):
             if 0 <= target < len(node.outputs):
                 made.same(node.index, made.value(value), made.value(node.outputs[target]))
         for source, target in carried(graph, node):
-            inner = scope.outputs[target + (node.key == "Loop")]
+            inner = scope.outputs[targets.index(target)]
             made.same(node.index, made.read(node, source), made.value(inner))
 
 

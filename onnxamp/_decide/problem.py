@@ -1,7 +1,7 @@
 """The precision problem of a graph: everything that is known before anything is decided."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnx import ModelProto
 
@@ -26,8 +26,7 @@ from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, sk
 from onnxamp._patterns.patterns import patterns_of, split_products
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A graph, the options, and what follows from both.
 
     Attributes:
@@ -76,40 +75,29 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     check_opset(graph.model, options)
     low, judged = options.low, options.level != Level.O0
     overrides = find_overrides(graph, options)
-    absorbed = frozenset(graph.ask(absorbed_casts, low, options.target))
-    sentinels = graph.ask(sentinel_paths, low) if judged else []
-    folds = batch_norm_folds(graph, options) if judged else []
-    listed = {node.index for node in graph.nodes if node.key in options.user_white}
-    folds = [
-        pair for pair in folds if not overrides.of_node.keys() & set(pair) and pair[1] not in listed
-    ]
-    folds += _sums_of_parts(graph, options) if judged else []
-    groups: list[Sequence[int]] = []
-    if judged and not replayed:
-        activations = [sorted(match.nodes) for match in patterns_of(graph, "gelu", "silu")]
-        activations = [nodes for nodes in activations if overrides.of_node.keys().isdisjoint(nodes)]
-        norms = [sorted(match.nodes) for match in patterns_of(graph, "normalisation")]
-        fused = [
-            nodes for nodes in (*activations, *norms) if listed.isdisjoint(nodes)
-        ]  # a list splits a fusion
-        groups = [*fused, *folds, *(sentinels if options.hazards else ())]
-    ports = find_variables(
-        graph, options, groups, frozenset(overrides.low_weights) if judged else frozenset()
-    )
-    hazards: list[Hazard] = []
+    listed = {node.index for node in graph.nodes_of(options.user_white)}
+    wished = overrides.of_node.keys()
+    sentinels, hazards = list[list[int]](), list[Hazard]()
+    folds, groups = list[tuple[int, int]](), list[Sequence[int]]()
     if judged:
+        sentinels = graph.ask(sentinel_paths, low)
+        norms = batch_norm_folds(graph, options)
+        folds = [pair for pair in norms if wished.isdisjoint(pair) and pair[1] not in listed]
+        folds += _sums_of_parts(graph, options)
         fitting, found = fitting_sums(graph, options), graph.ask(hazards_on, low, options.target)
-        there = (
-            hazard
-            for hazard in found
-            if hazard.reason != accumulators.KIND or hazard.node not in fitting
-        )
+        there = (one for one in found if one.reason != accumulators.KIND or one.node not in fitting)
         hazards = [*graph.ask(find_hazards, low), *there]
+    if judged and not replayed:
+        activations = (match.nodes for match in patterns_of(graph, "gelu", "silu"))
+        fused = [nodes for nodes in activations if wished.isdisjoint(nodes)]
+        fused += (match.nodes for match in patterns_of(graph, "normalisation"))
+        groups += (sorted(nodes) for nodes in fused if listed.isdisjoint(nodes))  # lists split them
+        groups += [*folds, *(sentinels if options.hazards else ())]
+    low_weights = frozenset(overrides.low_weights if judged else ())
+    ports = find_variables(graph, options, groups, low_weights)
     priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
-    constant_fed = _constant_fed(graph, unfit, lookups=options.level != Level.O3)
-    folded = frozenset(last for _, last in folds)
     return Problem(
         graph=graph,
         options=options,
@@ -117,24 +105,19 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         hazards=hazards,
         overrides=overrides,
         sentinels=sentinels,
-        folded=folded,
+        folded=frozenset(last for _, last in folds),
         unfit=unfit,
-        constant_fed=constant_fed,
+        constant_fed=_constant_fed(graph, unfit, lookups=options.level != Level.O3),
         joined=graph.ask(skip_sums),
         shares=shares,
-        absorbed=absorbed,
+        absorbed=frozenset(graph.ask(absorbed_casts, low, options.target)),
     )
 
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """Products that are split for the target, and what adds up their parts; none where that is to stay float32."""
-    if (
-        emulated_arithmetic(options.target) is None
-        or options.low is not FLOAT16
-        or SUM in options.user_black
-    ):
-        return []
-    return graph.ask(split_products)
+    is_summed = emulated_arithmetic(options.target) is not None and options.low is FLOAT16
+    return graph.ask(split_products) if is_summed and SUM not in options.user_black else []
 
 
 def _unfit(graph: Graph, low: Format) -> frozenset[int]:
@@ -148,12 +131,11 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 
 def _constant_fed(graph: Graph, unfit: frozenset[int], *, lookups: bool) -> frozenset[int]:
     """Exact ops on constants alone; without ``lookups`` only those on unfit ones, or computable beforehand."""
-    fed = (index for index in graph.exact if graph.constants.feed(graph.nodes[index]))
-    if lookups:
-        return frozenset(fed)
-    nodes = ((index, graph.nodes[index]) for index in fed)
+    feed, nodes = graph.constants.feed, (graph.nodes[index] for index in graph.exact)
     return frozenset(
-        i for i, node in nodes if graph.constants.feed(node, whole=True) or unfit & set(node.inputs)
+        node.index
+        for node in nodes
+        if feed(node) and (lookups or feed(node, whole=True) or not unfit.isdisjoint(node.inputs))
     )
 
 

@@ -75,12 +75,9 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     low, measured = options.low, _measured(graph, ranges.largest)
     wanted = _wanted(graph, low, measured)
     sums = {graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()}
-    wanted |= {
-        value: _for_sums(wanted[value], partial, low)
-        for value, partial in sums.items()
-        if value in wanted
-    }
     for value, window in wanted.items():
+        if value in sums:
+            window = _for_sums(window, sums[value], low)  # noqa: PLW2901
         equations.problem.windows[equations.values[value]] = window
     _constant_windows(equations, low)
     solution = solve(equations.problem)
@@ -99,11 +96,10 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
     unfit = {row.value: row for row in (options.rescaling or Rescaling()).unfit}
     found: dict[int, str] = {}
     for value, name in value_names(graph).items() if unfit else ():
-        row = unfit.get(name)
-        if row is not None:
+        if (row := unfit.get(name)) is not None:
             touching = [graph.values[value].producer, *(node for node, _ in graph.uses[value])]
-            why = f"{name!r} reaches {row.largest:.3g}; {row.why}"
-            found |= {node: why for node in touching if node != ABSENT}
+            found |= dict.fromkeys(touching, f"{name!r} reaches {row.largest:.3g}; {row.why}")
+    found.pop(ABSENT, None)
     return found
 
 
@@ -137,11 +133,11 @@ def complete(equations: Equations, rescaling: Rescaling) -> list[int]:
     graph, problem = equations.graph, equations.problem
     exponents: list[int | None] = [None] * problem.count
     exponents[ZERO] = 0
-    names = value_names(graph)
+    names, by_name = value_names(graph), dict[str, int]()
     for value, variable in equations.values.items():
+        by_name[names[value]] = variable
         if not is_stored(graph, value):
             exponents[variable] = 0
-    by_name = {names[value]: variable for value, variable in equations.values.items()}
     for row in rescaling.scaled:
         if row.value not in by_name:
             raise ArgumentError(
@@ -264,22 +260,16 @@ def _constant_windows(equations: Equations, low: Format) -> None:
             continue
         windows = []
         if stats.largest_number:
-            window = _window(abs(stats.largest_number), low.max_finite, low, _SMALL_WEIGHT)
+            least, most = _window(abs(stats.largest_number), low.max_finite, low, _SMALL_WEIGHT)
             rule = exponent_rules().get(graph.nodes[use[0]].key)
             is_factor = stats.uniform is not None and rule is not None and not rule.same
-            windows.append(window if is_factor else Window(window.least, max(window.most, 0)))
-        if stats.largest >= SENTINEL:
-            windows.append(_sentinel_window(stats.largest))
+            windows.append((least, most if is_factor else max(most, 0)))
+        if (largest := stats.largest) >= SENTINEL:  # they stay finite, and sentinels
+            least = frexp(largest)[1] - _FLOAT_EXPONENTS
+            windows.append((least, -_ceil_log2(SENTINEL / largest)))
         if windows:
-            least = max(window.least for window in windows)
-            problem.windows[variable] = Window(
-                least, max(least, min(window.most for window in windows))
-            )
-
-
-def _sentinel_window(largest: float) -> Window:
-    """The exponents with which a constant's sentinels stay finite, and stay sentinels."""
-    return Window(frexp(largest)[1] - _FLOAT_EXPONENTS, -_ceil_log2(SENTINEL / largest))
+            least, most = max(least for least, _ in windows), min(most for _, most in windows)
+            problem.windows[variable] = Window(least, max(least, most))
 
 
 def _unfit(

@@ -1,8 +1,8 @@
 """Reasons and verdicts: why a variable is low precision or float32."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
@@ -47,8 +47,7 @@ Reason.CONSTANT = Reason("constant")
 Reason.CUT = Reason("cut")
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(NamedTuple):
     """What an audit says of a hazard in a model that has low precision already.
 
     Attributes:
@@ -68,9 +67,9 @@ class Audit:
     rule: "Callable[[Graph, Format], Iterator[Hazard]] | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kind(Reason):
-    """A kind of hazards.
+    """A kind of hazards, compared as reasons are.
 
     Attributes:
         title: the reason in plain words, as a clause about a node.
@@ -85,18 +84,16 @@ class Kind(Reason):
         loses: whether a weight of the node, stored low, loses the numbers that the hazard is about.
     """
 
-    title: str = field(compare=False)
-    rule: "Callable[[Graph, Format], Iterable[Hazard]] | None" = field(default=None, compare=False)
-    on_target: "Callable[[Graph, Format, str], Iterable[Hazard]] | None" = field(
-        default=None, compare=False
-    )
-    is_measurable: bool = field(default=False, compare=False)
-    is_cured_by_exponents: bool = field(default=False, compare=False)
-    is_shielded: bool = field(default=False, compare=False)
-    is_of_kernels: bool = field(default=False, compare=False)
-    breaks: bool = field(default=True, compare=False)
-    audit: Audit | None = field(default=None, compare=False)
-    loses: Callable[[Graph, int, Format], bool] | None = field(default=None, compare=False)
+    title: str
+    rule: "Callable[[Graph, Format], Iterable[Hazard]] | None" = None
+    on_target: "Callable[[Graph, Format, str], Iterable[Hazard]] | None" = None
+    is_measurable: bool = False
+    is_cured_by_exponents: bool = False
+    is_shielded: bool = False
+    is_of_kernels: bool = False
+    breaks: bool = True
+    audit: Audit | None = None
+    loses: Callable[[Graph, int, Format], bool] | None = None
 
 
 @record

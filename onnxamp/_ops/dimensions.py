@@ -28,8 +28,7 @@ class Multiple(NamedTuple):
     factor: int
 
 
-@dataclass(frozen=True, slots=True)
-class Related:
+class Related(NamedTuple):
     """The dimensions of a node's inputs.
 
     Attributes:
@@ -71,27 +70,25 @@ class DimensionRule:
         for wanted, shape in zip(terms, shapes, strict=False):
             if not wanted or shape is None:
                 continue
-            within, broadcast = _split(wanted, shape) or (None, ())
-            factors = [_multiple(term, node, self.absent) for term, _ in within or ()]
-            if within is None or None in factors:
+            split = _split(wanted, shape)
+            if split is None:
                 return None
-            aligned.append(broadcast)
-            multiples += [
-                (factor, dim)
-                for factor, (_, dim) in zip(factors, within, strict=True)
-                if factor is not None
-            ]
+            aligned.append(split[1])
+            for term, dim in split[0]:
+                factor = _multiple(term, node, self.absent)
+                if factor is None:
+                    return None
+                multiples.append((factor, dim))
         return Related(multiples, aligned)
 
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
         """Whether the node has the attributes and the inputs that the row is about."""
         if any((attribute(node, name) or 0) != wanted for name, wanted in self.when.items()):
             return False
-        if any(attribute(node, name) is not None for name in self.unless):
+        if any(_has(node, name) for name in self.unless):
             return False
-        return not any(
-            wanted == () and name for wanted, name in zip(terms, node.input, strict=False)
-        )
+        inputs = zip(terms, node.input, strict=False)
+        return not any(wanted == () and name for wanted, name in inputs)
 
     def _terms(self, node: NodeProto) -> tuple[Terms | None, ...]:
         if self.equation:
@@ -140,21 +137,19 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
 
 def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
     """What a term says for a node; None if it names an attribute that is absent, or no positive number."""
-    names = names_of(term)
-    sizes, factors = (
-        [name for name in names if len(name) == 1 and not _has(node, name)],
-        dict[str, int](),
-    )
-    for name in names:
-        value = 1 if name in sizes else attribute(node, name)
+    sizes, factors = "", dict[str, int]()
+    for name in names_of(term):
+        value = attribute(node, name)
+        if value is None and len(name) == 1:
+            sizes, value = sizes + name, 1
         factors[name] = absent.get(name, 0) if value is None else value
-    if any(not isinstance(value, int) or value <= 0 for value in factors.values()):
-        return None
-    return Multiple("".join(sizes), _product(term, factors))
+        if not isinstance(factors[name], int) or factors[name] <= 0:
+            return None
+    return Multiple(sizes, _product(term, factors))
 
 
 def _has(node: NodeProto, name: str) -> bool:
-    """Whether a single letter is an attribute of the node, as K is of MatMulNBits."""
+    """Whether the node has an attribute, such as a single letter: K of MatMulNBits."""
     return attribute(node, name) is not None
 
 

@@ -3,14 +3,13 @@
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from onnx import NodeProto
 
-from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._ops.facts import attribute_of, op_facts
 from onnxamp._ops.targets import read_table
 
 ALL: Final = -1
@@ -56,16 +55,14 @@ def parse_sum(text: str) -> Sum:
     return tuple(terms)
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledAttribute:
+class ScaledAttribute(NamedTuple):
     """An attribute that is multiplied by 2 to the power of minus ``by``; None: there is none where it is absent."""
 
     by: Sum
     default: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ExponentRule:
+class ExponentRule(NamedTuple):
     """A row of the table."""
 
     same: bool = False
@@ -82,30 +79,13 @@ class ExponentRule:
 
     def holds(self, node: NodeProto) -> bool:
         """Whether the node meets the row's conditions."""
-        if any(not _has_input(node, position) for position in self.needs):
-            return False
-        if any(_has_input(node, position) for position in self.without):
+        present = {position for position, name in enumerate(node.input) if name}
+        if not present.issuperset(self.needs) or not present.isdisjoint(self.without):
             return False
         if self.outputs is not None and len(node.output) > self.outputs:
             return False
-        return all(
-            _value(node, name, allowed[0]) in allowed for name, allowed in (self.when or {}).items()
-        )
-
-
-def _has_input(node: NodeProto, position: int) -> bool:
-    return position < len(node.input) and bool(node.input[position])
-
-
-def _value(node: NodeProto, name: str, default: Any) -> Any:
-    value = attribute(node, name)
-    return (
-        default
-        if value is None
-        else value.decode(errors="replace")
-        if isinstance(value, bytes)
-        else value
-    )
+        when = (self.when or {}).items()
+        return all(attribute_of(node, name, allowed[0]) in allowed for name, allowed in when)
 
 
 @cache
@@ -138,9 +118,11 @@ def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
     moved = op_facts().moved_inputs.get(key)
     if moved is None:
         return None
-    ports = [Term(1, False, position) for position in range(len(node.input)) if position in moved]
-    ports += [Term(1, True, position) for position in range(len(node.output))]
-    return ExponentRule(equations=tuple(((ports[0],), (other,)) for other in ports[1:]))
+    first, *others = [
+        *(Term(1, False, position) for position in range(len(node.input)) if position in moved),
+        *(Term(1, True, position) for position in range(len(node.output))),
+    ]
+    return ExponentRule(equations=tuple(((first,), (other,)) for other in others))
 
 
 def power_rule(power: float | None) -> ExponentRule | None:
@@ -150,9 +132,8 @@ def power_rule(power: float | None) -> ExponentRule | None:
     ratio = Fraction(power).limit_denominator(2)
     if power != float(ratio):
         return None
-    return ExponentRule(
-        equations=(((Term(ratio.denominator, True, 0),), (Term(ratio.numerator, False, 0),)),)
-    )
+    made, read = Term(ratio.denominator, True, 0), Term(ratio.numerator, False, 0)
+    return ExponentRule(equations=(((made,), (read,)),))
 
 
 T = TypeVar("T")

@@ -42,10 +42,8 @@ class Product(NamedTuple):
 
     def applies(self, node: NodeProto) -> bool:
         """Whether the node's attributes have the values that are asked for."""
-        given = ((attribute(node, row["attribute"]), row) for row in self.when)
-        return all(
-            (row["default"] if value is None else value) == row["equals"] for value, row in given
-        )
+        given = (attribute_of(node, row["attribute"], row["default"]) for row in self.when)
+        return all(value == row["equals"] for value, row in zip(given, self.when, strict=True))
 
 
 class OutputParameter(NamedTuple):
@@ -134,6 +132,7 @@ class OpFacts:
     size_inputs: Mapping[str, tuple[int, ...]]
     mask_inputs: Mapping[str, tuple[int, ...]]
     index_inputs: Mapping[str, tuple[int, ...]]
+    region: Mapping[str, Mapping[str, int]]
     guarded: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, tuple[int, ...]]
     bounding_epsilons: Mapping[str, tuple[int, ...]]
@@ -206,6 +205,14 @@ def attribute(node: NodeProto, name: str) -> Any:
     return None
 
 
+def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
+    """Value of the node's attribute, strings as such, or the default where it is absent."""
+    value = attribute(node, name)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return default if value is None else value
+
+
 def type_giver(node: NodeProto) -> int | None:
     """The input that gives output 0 its type where the attribute is missing that would; None if none does."""
     rule = op_facts().dtype_attribute.get(op_key(node))
@@ -229,6 +236,5 @@ def is_exact(node: NodeProto) -> bool:
     if "absent_output" in condition:
         position = condition["absent_output"]
         return len(node.output) <= position or not node.output[position]
-    value = attribute(node, condition["attribute"])
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return bool((condition["default"] if text is None else text) == condition["equals"])
+    value = attribute_of(node, condition["attribute"], condition["default"])
+    return bool(value == condition["equals"])

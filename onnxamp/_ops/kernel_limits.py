@@ -25,13 +25,11 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider in target_names():
         for rule in target_table(provider, "placement").get("rows", ()):
-            types = (
-                {"types": {f"tensor({name})" for name in rule["types"]}} if "types" in rule else {}
-            )
-            for op, place in itertools.product(
-                rule["ops"], (provider, ANY) if rule.get("fails") else (provider,)
-            ):
-                found.setdefault((place, op), []).append({**rule, **types})
+            types = {f"tensor({name})" for name in rule.get("types", ())}
+            row = {**rule, "types": types} if types else rule
+            places = (provider, ANY) if rule.get("fails") else (provider,)
+            for op, place in itertools.product(rule["ops"], places):
+                found.setdefault((place, op), []).append(row)
     return found
 
 
@@ -52,16 +50,16 @@ def kernel_failure(
         bound: type parameter -> type.
         expanded: whether no kernel takes the node, so that ONNX Runtime expands it.
     """
-    rule = _rule_of(provider, node, bound)
-    is_failing = rule is not None and rule.get("fails") and (rule.get("expanded") or not expanded)
-    return str(rule["because"]) if rule is not None and is_failing else None
+    rule = _rule_of(provider, node, bound) or {}
+    is_failing = rule.get("fails") and (rule.get("expanded") or not expanded)
+    return str(rule["because"]) if is_failing else None
 
 
 def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mapping[str, Any] | None:
-    rules = _rules().get((provider, op_key(node)), ())
-    return next(
-        (rule for rule in rules if _is_of_types(rule, bound) and _holds(rule, node, bound)), None
-    )
+    for rule in _rules().get((provider, op_key(node)), ()):
+        if _is_of_types(rule, bound) and _holds(rule, node, bound):
+            return rule
+    return None
 
 
 def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:

@@ -5,10 +5,10 @@ been asked says where its facts are from.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import sqrt
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, get_origin
 
 from onnx import NodeProto
 
@@ -32,8 +32,7 @@ _ROUNDING: Final = FLOAT16.epsilon / 5
 """Relative L2 error of rounding a normally distributed number once, as measured: 2.06e-4 in float16."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulation:
+class Accumulation(NamedTuple):
     """How an op sums up float16.
 
     Attributes:
@@ -136,11 +135,8 @@ def emulated_arithmetic(target: str) -> Profile | None:
     CUDA sums up CumSum alone in float16, which the default lists keep in float32.
     """
     profile = profile_of(target)
-    if profile is None or not any(
-        fact.accumulator == "float16" for fact in profile.products.values()
-    ):
-        return None
-    return profile
+    facts = () if profile is None else profile.products.values()
+    return profile if any(fact.accumulator == "float16" for fact in facts) else None
 
 
 def sums_low(*engines: str | None) -> bool:
@@ -170,61 +166,33 @@ def profile_of(target: str) -> Profile | None:
     dots: dict[str, Accumulation] = {}
     for name, row in data["products"].items():
         op, _, form = name.partition(" ")
+        fact = Accumulation(**row)
         if form == _TRANSPOSED:
-            dots[op] = Accumulation(**row)
+            dots[op] = fact
         else:  # "Conv 3x3": the worst form of an op counts
-            fact = Accumulation(**row)
             products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
-    sums = {name: Accumulation(**row) for name, row in data["sums"].items()}
-    cancelling = frozenset(
-        name for name, row in data["normalisations"].items() if row.get("cancels")
-    )
-    steps = data["normalisations"] | data.get("steps", {}) | data.get("elementwise", {})
-    roundings = {
-        name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS
+    norms = data["normalisations"]
+    steps = norms | data.get("steps", {}) | data.get("elementwise", {})
+    facts: dict[str, Any] = {
+        "name": device_of(target),
+        "seen": data["seen"],
+        "source": data["source"],
+        "values": data["values"],
+        "products": products,
+        "sums": {name: Accumulation(**row) for name, row in data["sums"].items()},
+        "dots": dots,
+        "roundings": {
+            name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS
+        },
+        "formulas": {name: row["computed"] for name, row in steps.items() if "computed" in row},
+        "cancelling": frozenset(name for name, row in norms.items() if row.get("cancels")),
+        "folded_first": frozenset(data.get("folds", {}).get("first", ())),
     }
-    formulas = {name: row["computed"] for name, row in steps.items() if "computed" in row}
-    rules: dict[str, Any] = {name: frozenset(data.get(name, ())) for name in _OPS}
-    for name in _INPUTS:
-        rules[name] = {op: tuple(positions) for op, positions in data.get(name, {}).items()}
-    rules["folded_first"] = frozenset(data.get("folds", {}).get("first", ()))
-    return Profile(
-        name=device_of(target),
-        seen=data["seen"],
-        source=data["source"],
-        values=data["values"],
-        products=products,
-        sums=sums,
-        dots=dots,
-        roundings=roundings,
-        formulas=formulas,
-        cancelling=cancelling,
-        **rules,
-    )
-
-
-_INPUTS: Final = (
-    "signature_inputs",
-    "signature_outputs",
-    "computed_inputs",
-    "computed_high",
-    "stored_inputs",
-    "uncast_inputs",
-)
-"""Tables of a profile that hold positions by op."""
-
-_OPS: Final = (
-    "one_scale",
-    "one_choice",
-    "shared_factors",
-    "passing",
-    "pooled_once",
-    "undivided_inputs",
-    "beside",
-    "unread_outputs",
-    "whole_bodies",
-    "uncast_scans",
-    "uncast_states",
-    "stacked_high",
-)
-"""Tables of a profile that hold ops."""
+    for item in fields(Profile):
+        if item.name in facts:
+            continue
+        if get_origin(item.type) is frozenset:
+            facts[item.name] = frozenset(data.get(item.name, ()))
+        else:  # positions by op
+            facts[item.name] = {op: tuple(at) for op, at in data.get(item.name, {}).items()}
+    return Profile(**facts)

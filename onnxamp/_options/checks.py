@@ -65,14 +65,7 @@ def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ArgumentTypeError: it is something else.
     """
-    if names is None:
-        return ()
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ArgumentTypeError(f"{what} must be a list of names, not {type(names).__name__}.")
-    listed = tuple(dict.fromkeys(names))
-    if bad := [name for name in listed if not isinstance(name, str)]:
-        raise ArgumentTypeError(f"{what} must hold strings, not {type(bad[0]).__name__}.")
-    return listed
+    return () if names is None else tuple(dict.fromkeys(_listed(what, names, "names", "strings")))
 
 
 def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -81,17 +74,16 @@ def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
     Raises:
         ArgumentTypeError: it is something else.
     """
-    if isinstance(patterns, str):
-        return (patterns,)
-    if not isinstance(patterns, Iterable):
-        raise ArgumentTypeError(
-            f"{what} must be a list of regular expressions, not {type(patterns).__name__}."
-        )
-    listed = tuple(patterns)
-    if bad := [text for text in listed if not isinstance(text, str)]:
-        raise ArgumentTypeError(
-            f"{what} must hold regular expressions, not {type(bad[0]).__name__}."
-        )
+    kind = "regular expressions"
+    return (patterns,) if isinstance(patterns, str) else _listed(what, patterns, kind, kind)
+
+
+def _listed(what: str, given: Iterable[str], kind: str, held: str) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentTypeError(f"{what} must be a list of {kind}, not {type(given).__name__}.")
+    listed = tuple(given)
+    if bad := [item for item in listed if not isinstance(item, str)]:
+        raise ArgumentTypeError(f"{what} must hold {held}, not {type(bad[0]).__name__}.")
     return listed
 
 

@@ -119,14 +119,10 @@ class Rescaling(NamedTuple):
         Raises:
             KeyError, TypeError: it was not.
         """
-        scaled, unfit = (
-            (Scaled(*row) for row in data["scaled"]),
-            (Unfit(*row) for row in data["unfit"]),
-        )
         return cls(
-            tuple(scaled),
-            tuple(unfit),
-            bool(data["made_up"]),
-            tuple(data.get("sums", ())),
-            data.get("gap"),
+            scaled=tuple(Scaled(*row) for row in data["scaled"]),
+            unfit=tuple(Unfit(*row) for row in data["unfit"]),
+            made_up=bool(data["made_up"]),
+            sums=tuple(data.get("sums", ())),
+            gap=data.get("gap"),
         )

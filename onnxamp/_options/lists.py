@@ -1,13 +1,12 @@
 """Presets of white and black lists, read from ``_data/oplists``."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Final, Literal, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._ops.targets import read_table
 
 PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
@@ -62,12 +61,7 @@ def _read_preset(lists: str) -> Preset:
 
 def _preset_data(lists: str) -> dict[str, Any]:
     """Return the fields of a preset's file, together with those of the preset that it extends."""
-    text = (
-        resources.files("onnxamp")
-        .joinpath(f"_data/oplists/{lists}.toml")
-        .read_text(encoding="utf-8")
-    )
-    data = tomllib.loads(text)
+    data = read_table(f"oplists/{lists}")
     base = data.get("extends")
     return data if base is None else _preset_data(base) | data
 

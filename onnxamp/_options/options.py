@@ -5,10 +5,10 @@ types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compa
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 from onnx import NodeProto
 
@@ -33,8 +33,7 @@ from onnxamp._target.kernels import check_target, float32_accumulators
 from onnxamp._target.targets import AUTO, targets
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(NamedTuple):
     """How the command line spells an option.
 
     Attributes:
@@ -64,11 +63,8 @@ class CommandLine:
         if self.words is None:
             return given
         word, names, listed = given.partition(":")
-        return (
-            tuple(filter(None, listed.split(",")))
-            if names and word == self.named
-            else self.words[given]
-        )
+        is_list = names and word == self.named
+        return tuple(filter(None, listed.split(","))) if is_list else self.words[given]
 
     def arguments(self, value: Any) -> list[str]:
         """The arguments that stand for a value; none where none do."""
@@ -78,18 +74,18 @@ class CommandLine:
         if isinstance(value, bool):
             yes, _, no = self.flag.partition("/")
             return [yes if value else no or yes]
-        return (
-            [text for item in value for text in (self.flag, item)]
-            if self.many
-            else [self.flag, str(value)]
-        )
+        return [
+            text for item in (value if self.many else (value,)) for text in (self.flag, str(item))
+        ]
 
     def _word(self, value: Any) -> str | None:
         """The word for a value, with its names; None where there is none."""
-        word = next((word for word, meant in (self.words or {}).items() if meant == value), None)
-        if word is None and self.named and not any("," in name for name in value):
-            word = f"{self.named}:{','.join(sorted(value))}"
-        return word
+        for word, own in (self.words or {}).items():
+            if own == value:
+                return word
+        if self.named and not any("," in name for name in value):
+            return f"{self.named}:{','.join(sorted(value))}"
+        return None
 
 
 Rounding = Literal["auto", "nearest", "compensated"]
@@ -98,10 +94,13 @@ Rule = Callable[[NodeProto], str | None]
 
 
 def _option(default: Any, flag: str, text: str, words: Any = None, **more: Any) -> Any:
-    choices = (
-        words if isinstance(words, Mapping) or words is None else {word: word for word in words}
-    )
+    choices = {word: word for word in words} if isinstance(words, Sequence) else words
     return field(default=default, metadata={"cli": CommandLine(flag, text, choices, **more)})
+
+
+_NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
+_TEXTS: Final = ("keep_high", "force_low", "low_weights")
+"""Fields that hold names, and regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -261,22 +260,15 @@ class Options:
             **flags(self),
             "level": check_level(self.level),
             "dtype": low_type(self.dtype).name,
-            "white_list": checked_names("white_list", self.white_list),
-            "black_list": checked_names("black_list", self.black_list),
-            "keep_high": checked_texts("keep_high", self.keep_high),
-            "force_low": checked_texts("force_low", self.force_low),
-            "keep_nodes": checked_names("keep_nodes", self.keep_nodes),
+            **{name: checked_names(name, getattr(self, name)) for name in _NAMES},
+            **{name: checked_texts(name, getattr(self, name)) for name in _TEXTS},
             "custom_ops": custom_ops_of(self.custom_ops),
-            "folded": checked_names("folded", self.folded),
-            "unsound": checked_names("unsound", self.unsound),
-            "low_weights": checked_texts("low_weights", self.low_weights),
             "target": check_target(self.target),
-            "from_dtype": self.from_dtype
-            if self.from_dtype in (None, "auto")
-            else low_type(self.from_dtype).name,
             "opset": check_opset(self.opset),
             "rounding": checked_word("rounding", self.rounding, get_args(Rounding)),
         }
+        if self.from_dtype not in (None, "auto"):
+            values["from_dtype"] = low_type(self.from_dtype).name
         if self.keep_io_types is None:
             raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
         if not isinstance(self.keep_io_types, bool):
@@ -305,12 +297,7 @@ class Options:
                 f"{self.target} computes in float16 alone, and dtype (--dtype) is {self.dtype}: take float16, or"
                 " another target."
             )
-        _ = (
-            self.preset,
-            self.keep_patterns,
-            self.low_patterns,
-            self.weight_patterns,
-        )  # validates them
+        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns  # validated
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
@@ -359,11 +346,9 @@ class Options:
     @cached_property
     def trusted(self) -> frozenset[str]:
         """Op types that the preset lowers because the target's low-precision kernels accumulate them in float32."""
-        return (
-            float32_accumulators(self.target, self.dtype)
-            if self.preset.trusts_kernels
-            else frozenset()
-        )
+        if not self.preset.trusts_kernels:
+            return frozenset()
+        return float32_accumulators(self.target, self.dtype)
 
     @cached_property
     def listed_by_user(self) -> frozenset[str]:
@@ -378,15 +363,9 @@ class Options:
     @property
     def has_names(self) -> bool:
         """Whether names or patterns are given that a model may lack."""
-        listed = (
-            self.white_list,
-            self.black_list,
-            self.keep_high,
-            self.force_low,
-            self.keep_nodes,
-            self.low_weights,
-        )
-        return any(listed) or not isinstance(self.keep_io_types, bool)
+        listed = "white_list", "black_list", "keep_nodes", *_TEXTS
+        is_listed = any(getattr(self, name) for name in listed)
+        return is_listed or not isinstance(self.keep_io_types, bool)
 
     @property
     def folds(self) -> bool:
@@ -421,9 +400,9 @@ class Options:
 
     def highest_opset(self, current: int) -> int | None:
         """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
-        return (
-            None if self.opset == "auto" else current if self.opset == "keep" else int(self.opset)
-        )
+        if self.opset == "auto":
+            return None
+        return current if self.opset == "keep" else int(self.opset)
 
     @cached_property
     def keep_patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -442,11 +421,8 @@ class Options:
 
     def keeps_io(self, name: str) -> bool:
         """Whether the graph input or output keeps its type."""
-        return (
-            self.keep_io_types
-            if isinstance(self.keep_io_types, bool)
-            else name in self.keep_io_types
-        )
+        kept = self.keep_io_types
+        return kept if isinstance(kept, bool) else name in kept
 
     def keywords(self) -> dict[str, Any]:
         """The options that differ from their defaults, as keyword arguments, without the level."""
@@ -458,30 +434,20 @@ class Options:
 
         That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
         """
-        said = {
-            name: value
-            for name, value in self.keywords().items()
-            if name in COMMAND_LINE and name != "custom_ops"
-        }
-        return tuple(
-            argument
-            for name, value in said.items()
-            for argument in COMMAND_LINE[name].arguments(value)
-        )
+        written = list[str]()
+        for name, value in self.keywords().items():
+            if name in COMMAND_LINE and name != "custom_ops":
+                written += COMMAND_LINE[name].arguments(value)
+        return tuple(written)
 
     def as_json(self) -> dict[str, Any]:
         """The options that decide anything, except ``rule``, as JSON values, for :meth:`from_json`."""
-        left_out = "rule", "strict_options"
-        values = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name not in left_out
-        }
-        values |= {
-            name: sorted(value) for name, value in values.items() if isinstance(value, frozenset)
-        }
-        values["rescaling"] = None if self.rescaling is None else self.rescaling.as_json()
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        del values["rule"], values["strict_options"]
+        if not isinstance(self.keep_io_types, bool):
+            values["keep_io_types"] = sorted(self.keep_io_types)
         return values | {
+            "rescaling": None if self.rescaling is None else self.rescaling.as_json(),
             "level": str(self.level),
             "custom_ops": as_json(self.custom_ops),
             "lists": self.preset.name if self.preset.name in PRESETS else "default",
@@ -495,9 +461,8 @@ class Options:
             KeyError: the level is missing.
             ArgumentError, ArgumentTypeError: as the class.
         """
-        return cls.of(
-            data["level"], {name: value for name, value in data.items() if name != "level"}
-        )
+        keywords = dict(data)
+        return cls.of(keywords.pop("level"), keywords)
 
 
 COMMAND_LINE: Final[Mapping[str, CommandLine]] = {

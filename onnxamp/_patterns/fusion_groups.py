@@ -26,11 +26,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     if not options.folds_batch_norm:
         return []
     pairs = constant_batch_norms(graph, graph.constants.is_constant)
-    return [
-        (producer.index, node.index)
-        for producer, node in pairs
-        if _can_be_low(graph, node, options)
-    ]
+    return [(one.index, norm.index) for one, norm in pairs if _can_be_low(graph, norm, options)]
 
 
 def constant_batch_norms(
@@ -42,17 +38,12 @@ def constant_batch_norms(
         producer = graph.producer(node.input(0))
         if producer is None or producer.key not in op_facts().folds_into:
             continue
-        result = producer.outputs[0]
-        alone = (
-            len(graph.uses[result]) == 1
-            and not graph.results[result]
-            and producer.scope == node.scope
-        )
+        alone = graph.only_reader(producer.outputs[0]) is node
         parameters = (
             *node.inputs[1:],
             *(value for value in producer.inputs[1:] if value != ABSENT),
         )
-        if alone and all(is_constant(value) for value in parameters) and _is_inference(node):
+        if alone and all(map(is_constant, parameters)) and _is_inference(node):
             pairs.append((producer, node))
     return pairs
 
@@ -86,11 +77,9 @@ def skip_sums(graph: Graph) -> dict[int, int]:
     sums: dict[int, int] = {}
     for index, norm in heads.items():
         total = graph.producer(graph.nodes[index].input(0))
-        if (
-            total is None
-            or total.key != "Add"
-            or any(graph.constants.is_constant(value) for value in total.inputs)
-        ):
+        if total is None or total.key != "Add":
+            continue
+        if any(map(graph.constants.is_constant, total.inputs)):
             continue
         one, other = (graph.shapes[value] for value in total.inputs)
         if one is None or other is None or _may_be_equal(one, other):
@@ -122,12 +111,10 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
                 value = _divided_square(graph, first)
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
-            absorbed[value] = first.label
-            while (
-                before := graph.producer(value)
-            ) is not None and before.key in op_facts().eliminated:
-                value = before.inputs[0]
-                absorbed[value] = first.label
+            absorbed[value], before = first.label, graph.producer(value)
+            while before is not None and before.key in op_facts().eliminated:
+                absorbed[before.inputs[0]] = first.label
+                before = graph.producer(before.inputs[0])
     return absorbed
 
 

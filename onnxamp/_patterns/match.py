@@ -1,6 +1,7 @@
 """What a pattern matches, and the matcher of forms: expressions held against nodes, from the last node backwards."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,22 +15,19 @@ from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.targets import read_table
 
 
-@dataclass(frozen=True, slots=True)
-class Var:
+class Var(NamedTuple):
     """Any value; the same name is the same value."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A constant of one element."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """A node of this type whose inputs match."""
 
     key: str
@@ -46,24 +44,14 @@ class Choice:
 
     options: "tuple[Pattern, ...]"
 
-    ending_in: "Mapping[str, tuple[Pattern, ...]]" = field(compare=False)
+    ending_in: "Mapping[str, list[Pattern]]" = field(compare=False)
     """Op type -> the options whose last node may be of it."""
-
-    @classmethod
-    def of(cls, options: "tuple[Pattern, ...]") -> "Choice":
-        """The choice of these expressions."""
-        keys = frozenset().union(*map(heads, options))
-        return cls(
-            options,
-            {key: tuple(option for option in options if key in heads(option)) for key in keys},
-        )
 
 
 Pattern: TypeAlias = Var | Number | Op | Choice
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """One way to write an op as several. ``roots`` are the types that its last node may have."""
 
     kind: str
@@ -73,8 +61,7 @@ class Form:
     roots: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """The standard op that forms are, the opset it starts at, and attributes that it always has."""
 
     name: str
@@ -82,11 +69,10 @@ class Kind:
     """How reports call it."""
     op: str
     opset: int
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class FormTable:
+class FormTable(NamedTuple):
     """The table of forms: kinds by name, and forms in the table's order."""
 
     kinds: Mapping[str, Kind]
@@ -97,29 +83,21 @@ class FormTable:
 def form_table() -> FormTable:
     """The forms, parsed at the first call."""
     data = read_table("folds")
-    rules = {
-        name: (params, forms)
-        for head, forms in data.pop("rules").items()
-        for name, params in [_call(head)]
-    }
+    rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds = {
         name: Kind(
             name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {})
         )
         for name, row in data.items()
     }
-    patterns = [
-        (name, row["cores"], parse(text, rules))
-        for name, row in data.items()
-        for text in row["forms"]
-    ]
-    forms = (
-        Form(name, frozenset(cores), pattern, heads(pattern)) for name, cores, pattern in patterns
-    )
+    forms = list[Form]()
+    for name, row in data.items():
+        for pattern in (parse(text, rules) for text in row["forms"]):
+            forms.append(Form(name, frozenset(row["cores"]), pattern, heads(pattern)))
     return FormTable(kinds, tuple(forms))
 
 
-Rules: TypeAlias = Mapping[str, tuple[tuple[str, ...], list[str]]]
+Rules: TypeAlias = Mapping[str, tuple[list[str], list[str]]]
 """Rule -> its parameters and alternatives."""
 
 
@@ -132,11 +110,11 @@ def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _call(head: str) -> tuple[str, tuple[str, ...]]:
-    """Name and parameters of "rule(a, b)"."""
+def _rule(head: str, forms: list[str]) -> tuple[str, tuple[list[str], list[str]]]:
+    """The name of "rule(a, b)", its parameters and alternatives."""
     call = _expression(head)
     assert isinstance(call, ast.Call)
-    return ast.unparse(call.func), tuple(ast.unparse(item) for item in call.args)
+    return ast.unparse(call.func), (list(map(ast.unparse, call.args)), forms)
 
 
 def _pattern(expression: ast.expr, given: Mapping[str, Pattern], rules: Rules) -> Pattern:
@@ -144,26 +122,24 @@ def _pattern(expression: ast.expr, given: Mapping[str, Pattern], rules: Rules) -
         return given.get(expression.id, Var(expression.id))
     if not isinstance(expression, ast.Call):
         return Number(float(ast.literal_eval(expression)))
-    name, inputs = (
-        ast.unparse(expression.func),
-        tuple(_pattern(item, given, rules) for item in expression.args),
-    )
+    name = ast.unparse(expression.func)
+    inputs = tuple(_pattern(item, given, rules) for item in expression.args)
     if name not in rules:
         kinds = Number, Op | Choice, Var
         places = sorted(
             range(len(inputs)),
             key=lambda n: [isinstance(inputs[n], kind) for kind in kinds].index(True),
         )
-        return Op(
-            name,
-            inputs,
-            tuple(places),
-            tuple((n, heads(inputs[n])) for n in places if heads(inputs[n])),
-        )
+        ends = ((n, heads(inputs[n])) for n in places)
+        return Op(name, inputs, tuple(places), tuple((n, keys) for n, keys in ends if keys))
     params, alternatives = rules[name]
     bound = dict(zip(params, inputs, strict=True))
     options = tuple(_pattern(_expression(text), bound, rules) for text in alternatives)
-    return options[0] if len(options) == 1 else Choice.of(options)
+    ending_in: dict[str, list[Pattern]] = defaultdict(list)
+    for option in options:
+        for key in heads(option):
+            ending_in[key].append(option)
+    return options[0] if len(options) == 1 else Choice(options, ending_in)
 
 
 def heads(pattern: Pattern) -> frozenset[str]:
@@ -201,9 +177,8 @@ def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
 
     Depth and number of steps are bounded by the form, not by the graph.
     """
-    for state in _value(
-        graph, form.pattern, core.outputs[0], _State(core.scope, frozenset(), {}, ())
-    ):
+    start = _State(core.scope, frozenset(), {}, ())
+    for state in _value(graph, form.pattern, core.outputs[0], start):
         yield Match(form.kind, core.index, state.nodes, state.values, state.axes)
 
 
@@ -233,22 +208,15 @@ def _value(graph: Graph, pattern: Pattern, value: int, state: _State) -> Iterato
 
 
 def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_State]:
-    node, scope = graph.producer(value), state.scope
-    passing = []
-    while (
-        node is not None
-        and node.key != pattern.key
-        and node.scope == scope
-        and node.index in graph.passing
-    ):
+    node, scope, passing = graph.producer(value), state.scope, list[int]()
+    while node is not None and node.key != pattern.key and node.index in graph.passing:
+        if node.scope != scope:
+            return
         passing.append(node.index)
         node = graph.producer(node.inputs[0])
-    if (
-        node is None
-        or node.key != pattern.key
-        or node.scope != scope
-        or graph.types[node.outputs[0]] != FLOAT
-    ):
+    if node is None or (node.key, node.scope) != (pattern.key, scope):
+        return
+    if graph.types[node.outputs[0]] != FLOAT:
         return
     axes = state.axes
     if node.key in op_facts().reduces_axes:
@@ -260,11 +228,8 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
         return
     here = _State(scope, state.nodes.union(passing, (node.index,)), state.values, axes)
     inputs = node.inputs[: len(pattern.inputs)]
-    for order in (
-        (inputs, inputs[::-1])
-        if node.key in op_facts().commutative and inputs[0] != inputs[1]
-        else (inputs,)
-    ):
+    swaps = node.key in op_facts().commutative and inputs[0] != inputs[1]
+    for order in (inputs, inputs[::-1]) if swaps else (inputs,):
         if any(_maker_key(graph, order[place]) not in keys for place, keys in pattern.heads):
             continue
         states = [here]
@@ -315,28 +280,19 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
     if attribute(node.proto, "keepdims") == 0:
         return None
     axes, shape = declared_axes(graph, node), graph.shapes[node.inputs[0]]
-    if axes is None or (
-        not axes and (shape is None or attribute(node.proto, "noop_with_empty_axes"))
-    ):
+    takes_none = shape is None or attribute(node.proto, "noop_with_empty_axes")
+    if axes is None or (not axes and takes_none):
         return None
-    return _from_end(axes, None if shape is None else len(shape))
+    if shape is None:
+        return tuple(sorted(axes)) if max(axes) < 0 else None
+    rank = len(shape)
+    counted = tuple(sorted(axis if axis < 0 else axis - rank for axis in axes or range(rank)))
+    return counted if all(-rank <= axis < 0 for axis in counted) else None
 
 
 def declared_axes(graph: Graph, node: Node) -> Sequence[int] | None:
     """Axes of a reduction as they are written, empty for all of them; None where they are computed."""
     axes: Sequence[int] | None = attribute(node.proto, "axes")
-    if axes is None:
-        axes = (
-            ()
-            if node.input(1) == ABSENT
-            else graph.constants.integers(graph.passed_on(node.inputs[1]))
-        )
-    return axes
-
-
-def _from_end(axes: Sequence[int], rank: int | None) -> tuple[int, ...] | None:
-    """The axes as negative numbers, all of them where none is named; None where one is not known to be there."""
-    if rank is None:
-        return tuple(sorted(axes)) if axes and max(axes) < 0 else None
-    counted = tuple(sorted(axis if axis < 0 else axis - rank for axis in axes or range(rank)))
-    return counted if all(-rank <= axis < 0 for axis in counted) else None
+    if axes is None and node.input(1) != ABSENT:
+        return graph.constants.integers(graph.passed_on(node.inputs[1]))
+    return axes or ()

@@ -139,33 +139,29 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
     while stack and len(nodes) < _REACH:
         value = stack.pop()
         for node, port in graph.consumers(value):
-            if (
-                node.index in nodes
-                or node.outputs[0] == ABSENT
-                or graph.types[node.outputs[0]] != FLOAT
-            ):
+            if node.index in nodes or not graph.is_float_output(node):
                 continue
             done = value in normalised
             if node.key in ("Mul", "Div", "Add", "Sub"):
                 other = node.input(1 - port)
-                if (
-                    node.key in ("Mul", "Div")
-                    and not done
-                    and not graph.constants.is_constant(other)
-                ):
+                is_constant = graph.constants.is_constant(other)
+                if node.key in ("Mul", "Div") and not done and not is_constant:
                     nodes |= _numerator(graph, other, bases)
                     done = True
-                elif not (graph.constants.is_constant(other) or _is_vector(graph, other)):
+                elif not (is_constant or _is_vector(graph, other)):
                     continue
-            elif node.index not in graph.passing and (
-                done or not (is_exact(node.proto) or node.key == "Reciprocal")
-            ):
+            elif node.index not in graph.passing and (done or not _carries(node)):
                 continue
             if done:
                 normalised.add(node.outputs[0])
             nodes.add(node.index)
             stack.append(node.outputs[0])
     return nodes
+
+
+def _carries(node: Node) -> bool:
+    """Whether a root or a sum goes through the node to where it divides."""
+    return is_exact(node.proto) or node.key == "Reciprocal"
 
 
 def _is_vector(graph: Graph, value: int) -> bool:
@@ -193,9 +189,7 @@ def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
         }
         if ends:
             return path | ends
-        onward = next(
-            (node for node in readers if is_exact(node.proto) or node.key == "Reciprocal"), None
-        )
+        onward = next(filter(_carries, readers), None)
         if onward is None or onward.outputs[0] == ABSENT:
             return set()
         path.add(onward.index)
@@ -222,15 +216,11 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         other, value = _other(graph, times, value), times.outputs[0]
         if not graph.constants.is_constant(other):
             half = graph.producer(other)
-            if (
-                half is not None
-                and half.key == "Mul"
-                and any(graph.constants.uniform(v) == 0.5 for v in half.inputs)
-            ):
+            factors = half.inputs if half is not None and half.key == "Mul" else ()
+            rest = [value for value in factors if graph.constants.uniform(value) != 0.5]
+            if half is not None and len(rest) < len(factors):
                 group.add(half.index)
-                other = next(
-                    graph.passed_on(v) for v in half.inputs if graph.constants.uniform(v) != 0.5
-                )
+                other = graph.passed_on(rest[0])
             base = other
     if base == ABSENT:
         return set()
@@ -238,12 +228,9 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
     while stack:
         current = graph.passed_on(stack.pop())
         node = graph.producer(current)
-        if (
-            current == base
-            or node is None
-            or node.index in group
-            or graph.constants.is_constant(current)
-        ):
+        if node is None or node.index in group or current == base:
+            continue
+        if graph.constants.is_constant(current):
             continue
         if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
             return set()
@@ -256,18 +243,17 @@ def _silu(graph: Graph, core: Node) -> set[int]:
     """Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
     source = graph.passed_on(core.input(0))
     scaled = graph.producer(source)
+    if scaled is not None and not (
+        scaled.key == "Mul" and any(map(graph.constants.is_constant, scaled.inputs))
+    ):
+        scaled = None
     for node in readers_of(graph, core.outputs[0]):
         if node.key != "Mul":
             continue
         other = _other(graph, node, core.outputs[0])
         if other == source:
             return {core.index, node.index}
-        is_scaled = scaled is not None and scaled.key == "Mul" and _scales(graph, scaled, other)
-        if (
-            scaled is not None
-            and is_scaled
-            and any(graph.constants.is_constant(value) for value in scaled.inputs)
-        ):
+        if scaled is not None and _scales(graph, scaled, other):
             return {core.index, node.index, scaled.index}
     return set()
 
@@ -294,15 +280,12 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
     """What the walks recognise as decomposed ops, in the order of their cores. Complexity: linear."""
-    cores = op_facts().core_of
-    found = []
-    for node in [node for node in graph.nodes if node.key in cores]:
+    cores, found = op_facts().core_of, list[Match]()
+    for node in graph.nodes_of(cores):
         for kind in cores[node.key]:
-            nodes = WALKS[kind](graph, node)
-            if nodes and graph.passing:
-                nodes |= _between(graph, nodes)
-            if nodes:
-                found.append(Match(kind, node.index, frozenset(nodes)))
+            if nodes := WALKS[kind](graph, node):
+                between = _between(graph, nodes) if graph.passing else set()
+                found.append(Match(kind, node.index, frozenset(nodes | between)))
     return tuple(found)
 
 
@@ -356,16 +339,10 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 
 def is_closed(graph: Graph, match: Match) -> bool:
     """Whether nobody outside reads what the nodes make, but for the output of the core."""
-    made = (
-        value
-        for index in match.nodes - {match.core}
-        for value in graph.nodes[index].outputs
-        if value != ABSENT
-    )
-    return not any(
-        graph.results[value] or any(reader not in match.nodes for reader, _ in graph.uses[value])
-        for value in made
-    )
+    inner = (graph.nodes[index] for index in match.nodes - {match.core})
+    made = [value for node in inner for value in node.outputs if value != ABSENT]
+    readers = {reader for value in made for reader, _ in graph.uses[value]}
+    return readers <= match.nodes and not any(graph.results[value] for value in made)
 
 
 def split_products(graph: Graph) -> list[tuple[int, int]]:
@@ -375,20 +352,12 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
     """
     found = []
     for node in graph.nodes_of({"ReduceSum"}):
-        product = graph.producer(node.input(0))
-        if (
-            product is None
-            or product.key != "MatMul"
-            or graph.only_reader(node.inputs[0]) is not node
-        ):
+        product, source = graph.producer(node.input(0)), node.input(0)
+        if product is None or product.key != "MatMul" or graph.only_reader(source) is not node:
             continue
-        shape, axes = graph.shapes[node.inputs[0]], declared_axes(graph, node)
-        if (
-            shape is not None
-            and axes
-            and {-3, len(shape) - 3} & {*axes}
-            and _has_parts(graph, product)
-        ):
+        shape, axes = graph.shapes[source], declared_axes(graph, node)
+        over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
+        if over_parts and _has_parts(graph, product):
             found.append((product.index, node.index))
     return found
 

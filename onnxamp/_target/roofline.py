@@ -5,9 +5,8 @@ nothing, and look-ups read the rows that they return, not their table.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._dtypes import FLOAT32_BYTES, Format
 from onnxamp._errors import ArgumentError
@@ -21,8 +20,7 @@ DEFAULT_DEVICE: Final = "A100"
 """The device of estimates where none of ``_data/devices.toml`` is installed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """``bandwidth`` in bytes per microsecond; the others in floating-point operations per microsecond.
 
     ``products`` is for sums of products in float32, ``float32`` for whatever else is in float32.
@@ -64,8 +62,7 @@ def device_titled(title: str) -> str:
     return next((name for name in devices() if name in words), DEFAULT_DEVICE)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """The work of a node in one run: elements that it reads and writes, and floating-point operations.
 
     ``products`` says that these are sums of products, which tensor cores compute.
@@ -103,8 +100,7 @@ MAX_ELEMENTS: Final = 1 << 32
 """Elements of a value that count; more are guesses about open dimensions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """The costs on one target, as its ``target.toml`` has them.
 
     Attributes:

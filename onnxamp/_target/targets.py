@@ -1,9 +1,8 @@
 """What is known of each target as a whole, from its ``target.toml``; the folders of ``_data/targets`` are the list."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._errors import ArgumentError
 from onnxamp._ops.targets import device_of, target_json, target_names, target_table
@@ -12,8 +11,7 @@ from onnxamp._target.roofline import Costs
 from onnxamp._warnings import warn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """Where a result can run, of whatever version.
 
     Attributes:
@@ -80,8 +78,7 @@ CPU: Final = "cpu"
 """The target that runs what the others leave to ONNX Runtime's CPU provider."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """The newest models that a version of ONNX Runtime loads.
 
     Attributes:

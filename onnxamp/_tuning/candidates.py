@@ -1,18 +1,24 @@
 """From error prices to candidates: the minimum cut, with errors charged at a rate that is found by bisection."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import Decision
 from onnxamp._decide.exponents import components
-from onnxamp._decide.ports import LOW, NONE
+from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
+
+Choice: TypeAlias = frozenset[str]
+"""The keys of the nodes that are low."""
+
+Part: TypeAlias = tuple[float, float, Choice]
+"""A part of a choice, behind its error and what it saves."""
 
 _BREAKS: Final = "its block breaks the outputs"
 
@@ -20,73 +26,64 @@ _CLOSE: Final = 1.05
 """Ratio of rates at which bisection ends; each rate takes one cut."""
 
 
-@dataclass(slots=True)
+def per_gain(part: Part) -> float:
+    """The error of a part by what it saves."""
+    error, gain, _ = part
+    return error / gain if gain > 0 else inf
+
+
 class CandidateSolver:
     """Solves the cut for any error prices. ``pinned`` names nodes that must stay float32, with the reason.
 
     Exact ops have no price. One that would round a float32 value on its way to a float32 reader stays float32.
     """
 
-    space: SearchSpace
-    base: Analysis
-    pinned: Mapping[str, str] = field(default_factory=dict)
-    problem: CutProblem = field(init=False)
-    _variables: dict[str, list[int]] = field(init=False)
-    """Node -> the precision variables of its low-precision ports."""
-    _places: dict[str, int] = field(init=False)
-    """Node -> its position in execution order."""
-    _work: tuple[int, int] = field(init=False)
-    """Arithmetic and elements of all tunable nodes."""
-    _priced: tuple[float, ...] = ()
-    _costs: dict[frozenset[str], tuple[list[int], int, frozenset[str]]] = field(
-        default_factory=dict
-    )
-    """Choice -> values that are cast, bytes of weights, and the nodes that are lowered for it."""
-    _rates: dict[float, frozenset[str]] = field(default_factory=dict)
-    """Rate -> choice at the last prices: searches for several targets share most cuts."""
-
-    def __post_init__(self) -> None:
-        base, ports = self.base, self.base.ports
-        self._variables = {
+    def __init__(
+        self, space: SearchSpace, base: Analysis, pinned: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.space, self.base, self.pinned = space, base, pinned
+        self.units = space.units
+        broken = {unit.node: pinned[unit.key] for unit in space.tunable if unit.key in pinned}
+        self.pins = {**space.pins, **broken}
+        ports, nodes = base.ports, base.graph.nodes
+        self._variables = {  # of the low-precision ports of each node
             unit.key: [
-                *(
-                    ports.produced[base.graph.nodes[unit.node].outputs[port]]
-                    for port in unit.ports.outputs
-                ),
+                *(ports.produced[nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
                 *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
             ]
-            for unit in (*self.space.tunable, *self.space.followers)
+            for unit in self.units
         }
         order = {index: place for place, index in enumerate(base.graph.order)}
-        self._places = {
-            unit.key: order[unit.node] for unit in (*self.space.tunable, *self.space.followers)
-        }
-        self._work = (
-            sum(unit.work.flops for unit in self.space.tunable) or 1,
-            sum(unit.work.elements for unit in self.space.tunable) or 1,
-        )
+        self._places = {unit.key: order[unit.node] for unit in self.units}
+        self._flops = sum(unit.work.flops for unit in space.tunable) or 1
+        self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
         self.problem = CutProblem(base.problem, base.pins)
+        self._costs = dict[Choice, tuple[list[int], int, Choice]]()
+        # Searches for several targets at the same prices share most cuts.
+        self._priced: tuple[float, ...] = ()
+        self._rates = dict[float, Choice]()
 
-    def choose(self, prices: Sequence[float], rate: float) -> frozenset[str]:
+    def choose(self, prices: Sequence[float], rate: float) -> Choice:
         """The nodes to lower when errors are charged at a rate (cost units per squared error)."""
         units = self.space.tunable
-        pins = dict(self.space.pins)
-        pins |= {unit.node: why for unit in units if (why := self.pinned.get(unit.key)) is not None}
-        pins |= {
-            unit.node: _BREAKS for unit, price in zip(units, prices, strict=True) if price == inf
-        }
+        broken = (unit for unit, price in zip(units, prices, strict=True) if price == inf)
+        pins = self.pins | {unit.node: _BREAKS for unit in broken}
         charged = [0.0 if price == inf else rate * price for price in prices]
         kept, parting = set[int](), self.space.parting()
         decision = self.problem.decide(prices_for(units, charged, pins, parting=parting))
         while rounding := self._rounding(decision) - kept:
             kept |= rounding
             decision = self.problem.decide(prices_for(units, charged, pins, kept, parting))
-        nodes = (*units, *self.space.followers)
+        return self._lowered(decision, pins)
+
+    def _lowered(self, decision: Decision, pins: Mapping[int, str]) -> Choice:
         return frozenset(
-            unit.key for unit in nodes if self._is_low(decision, unit) and unit.node not in pins
+            unit.key
+            for unit in self.units
+            if self._is_low(decision, unit) and unit.node not in pins
         )
 
-    def within(self, prices: Sequence[float], target: float) -> frozenset[str]:
+    def within(self, prices: Sequence[float], target: float) -> Choice:
         """The nodes that the cheapest cut lowers whose predicted squared error is at most ``target``.
 
         Cuts at neighbouring rates may differ by much, as by one product in every layer. Then connected parts of what
@@ -99,7 +96,7 @@ class CandidateSolver:
         best = self._at(prices, 0.0)
         if self.predicted(best, prices) <= target:
             return best
-        best, above = frozenset[str](), best
+        best, above = Choice(), best
         while high > _CLOSE * low:
             middle = (low * high) ** 0.5
             choice = self._at(prices, middle)
@@ -109,33 +106,45 @@ class CandidateSolver:
                 low, above = middle, choice
         return self._filled(best, above, prices, target)
 
-    def _filled(
-        self, low: frozenset[str], above: frozenset[str], prices: Sequence[float], target: float
-    ) -> frozenset[str]:
+    def _filled(self, low: Choice, above: Choice, prices: Sequence[float], target: float) -> Choice:
         """A choice, and of another one what fits the target beside it: what saves most time per error comes first.
 
         Complexity: linear in nodes and uses of values, and sorting.
         """
-        left, units = target - self.predicted(low, prices), self.space.tunable
-        price = dict(zip((unit.key for unit in units), prices, strict=True))
-        gains = {unit.key: unit.high - unit.low for unit in units}
-        parts = [
-            (
-                sum(price.get(key, 0.0) for key in part),
-                sum(gains.get(key, 0.0) for key in part),
-                part,
-            )
-            for part in self.connected(above - low)
-        ]
-        for cost, _, part in sorted(parts, key=lambda row: row[0] / row[1] if row[1] > 0 else inf):
+        left, parts = target - self.predicted(low, prices), self.parts(above - low, prices)
+        for cost, _, part in sorted(parts, key=per_gain):
             if cost <= left:
                 low, left = low | part, left - cost
         return low
 
-    def connected(self, keys: frozenset[str]) -> list[frozenset[str]]:
-        """The parts of a choice that no value connects, in execution order."""
-        graph, nodes = self.base.graph, (*self.space.tunable, *self.space.followers)
-        inside = {unit.node: unit.key for unit in nodes if unit.key in keys}
+    def parts(
+        self,
+        keys: Choice,
+        prices: Sequence[float],
+        most: float = inf,
+        gain: Callable[[TunableNode], float] = lambda unit: unit.high - unit.low,
+    ) -> list[Part]:
+        """The parts of a choice that no value connects, halved until none of several nodes has an error above ``most``.
+
+        ``gain`` says what it is worth that a node is low, without Casts; exact ops are worth nothing by themselves.
+        """
+        units = self.space.tunable
+        price = dict(zip((unit.key for unit in units), prices, strict=True))
+        gains = {unit.key: gain(unit) for unit in units}
+        found, rest = list[Part](), self.connected(keys)[::-1]
+        while rest:
+            piece = rest.pop()
+            cost = sum(price.get(key, 0.0) for key in piece)
+            if len(piece) > 1 and cost > most:
+                rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
+            else:
+                found.append((cost, sum(gains.get(key, 0.0) for key in piece), frozenset(piece)))
+        return found
+
+    def connected(self, keys: Choice) -> list[list[str]]:
+        """The parts of a choice that no value connects, each in execution order."""
+        graph = self.base.graph
+        inside = {unit.node: unit.key for unit in self.units if unit.key in keys}
         joined = (
             (node, reader)
             for node in inside
@@ -144,81 +153,65 @@ class CandidateSolver:
             if reader in inside
         )
         return [
-            frozenset(inside[node] for node in group)
+            sorted((inside[node] for node in group), key=self._places.__getitem__)
             for group in components(sorted(inside), joined)
         ]
 
-    def _at(self, prices: Sequence[float], rate: float) -> frozenset[str]:
+    def _at(self, prices: Sequence[float], rate: float) -> Choice:
         if self._priced != (priced := tuple(prices)):
             self._priced, self._rates = priced, {}
         if rate not in self._rates:
             self._rates[rate] = self.choose(prices, rate)
         return self._rates[rate]
 
-    def predicted(self, low: frozenset[str], prices: Sequence[float]) -> float:
+    def predicted(self, low: Choice, prices: Sequence[float]) -> float:
         """The squared error of a choice: the sum of its prices."""
         return sum(
             price for unit, price in zip(self.space.tunable, prices, strict=True) if unit.key in low
         )
 
-    def place(self, key: str) -> int:
-        """The position of a node in execution order."""
-        return self._places[key]
-
     def work(self, unit: TunableNode) -> float:
         """The share of arithmetic and float traffic that a node does."""
-        flops, traffic = self._work
-        return unit.work.flops / flops + unit.work.elements / traffic
+        return unit.work.flops / self._flops + unit.work.elements / self._traffic
 
     def candidate(
         self,
-        low: frozenset[str],
+        low: Choice,
         prices: Sequence[float],
         error: float | None,
         predicted: float | None = None,
     ) -> Candidate:
         """A choice with its predicted and measured properties; the prices predict, unless they cannot."""
-        units = self.space.tunable
-        chosen = [unit for unit in units if unit.key in low]
+        chosen = [unit for unit in self.space.tunable if unit.key in low]
         casts, weights, _ = self._cost(low)
-        flops, traffic = self._work
         return Candidate(
             low=low,
             nodes=len(chosen),
             predicted=self.predicted(low, prices) ** 0.5 if predicted is None else predicted,
             error=error,
             time=self.space.time(low, casts),
-            flops=sum(u.work.flops for u in chosen) / flops,
-            bytes=sum(u.work.elements for u in chosen) / traffic,
+            flops=sum(u.work.flops for u in chosen) / self._flops,
+            bytes=sum(u.work.elements for u in chosen) / self._traffic,
             casts=len(casts),
             weights=weights,
         )
 
-    def casts(self, low: frozenset[str]) -> list[int]:
+    def casts(self, low: Choice) -> list[int]:
         """The values that are cast where these nodes are low."""
         return self._cost(low)[0]
 
-    def feasible(self, low: frozenset[str]) -> frozenset[str]:
+    def feasible(self, low: Choice) -> Choice:
         """The nodes that are lowered if these are asked for: some depend on others."""
         return self._cost(low)[2]
 
-    def _cost(self, low: frozenset[str]) -> tuple[list[int], int, frozenset[str]]:
+    def _cost(self, low: Choice) -> tuple[list[int], int, Choice]:
         if low not in self._costs:
-            space = self.space
-            pins = {
-                **space.pins,
-                **{u.node: self.pinned[u.key] for u in space.tunable if u.key in self.pinned},
-            }
-            decision = self.problem.decide(exactly(space, low, pins))
-            casts = space.estimate.casts(self.base.ports, decision)
-            units = (*space.tunable, *space.followers)
-            lowered = frozenset(
-                u.key for u in units if self._is_low(decision, u) and u.node not in pins
-            )
+            estimate, ports = self.space.estimate, self.base.ports
+            decision = self.problem.decide(exactly(self.space, low, self.pins))
             self._costs[low] = (
-                casts,
-                space.estimate.weight_bytes(self.base.ports, decision),
-                lowered,
+                estimate.casts(ports, decision),
+                estimate.weight_bytes(ports, decision),
+                self._lowered(decision, self.pins),
             )
         return self._costs[low]
 
@@ -242,25 +235,16 @@ class CandidateSolver:
         read: set[int] = set()
         for unit in reversed(low):
             for value in (graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
-                readers = [
-                    ports.consumed[index][port]
-                    for index, port in graph.uses[value]
-                    if index not in members
-                ]
-                readers += [
-                    ports.returned[key] for key in graph.results[value] if key in ports.returned
-                ]
-                passed = any(index in read for index, _ in graph.uses[value])
-                if passed or any(
-                    variable != NONE and not decision.is_low(variable) for variable in readers
-                ):
+                uses = graph.uses[value]
+                readers = [ports.consumed[node][at] for node, at in uses if node not in members]
+                readers += [ports.returned.get(key, NONE) for key in graph.results[value]]
+                is_high = any(v != NONE and not decision.is_low(v) for v in readers)
+                if is_high or any(node in read for node, _ in uses):
                     read.add(unit.node)
-        tied = (
-            {root for unit in self.space.tunable for root in self._roots(unit.node)}
-            if exact & read
-            else set()
-        )
-        return {index for index in exact & read if not tied & self._roots(index)}
+        found = exact & read
+        tunable = self.space.tunable if found else ()
+        tied = {root for unit in tunable for root in self._roots(unit.node)}
+        return {index for index in found if tied.isdisjoint(self._roots(index))}
 
     def _is_exact(self, decision: Decision, value: int) -> bool:
         """Whether a value is available in float32, unrounded."""
@@ -282,8 +266,4 @@ class CandidateSolver:
         }
 
     def _is_low(self, decision: Decision, unit: TunableNode) -> bool:
-        low = decision.low
-        return any(
-            variable == LOW or (variable >= 0 and low[variable])
-            for variable in self._variables[unit.key]
-        )
+        return any(map(decision.is_low, self._variables[unit.key]))

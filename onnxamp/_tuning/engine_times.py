@@ -24,7 +24,7 @@ from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import profile_nodes
-from onnxamp._tuning.space import CASTS, PARTED, SearchSpace, find_fusions
+from onnxamp._tuning.space import CASTS, PARTED, Fusion, SearchSpace, find_fusions
 
 _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""
@@ -97,21 +97,14 @@ def measure_times(job: Job, device: str) -> str:
     if not job.engine.is_reference:
         estimate = replace(space.estimate, graph=graph, shapes=graph.shapes)
         low = apportioned(graph, low, estimate)
-    estimated = sum(
-        map(
-            space.estimate.cast_time,
-            space.estimate.casts(space.all_low.ports, space.all_low.decision),
-        )
-    )
+    cast = space.estimate.casts(space.all_low.ports, space.all_low.decision)
+    estimated = sum(map(space.estimate.cast_time, cast))
     price = max(casts / estimated, _CHEAPEST) if estimated else None
-    fusions = (
-        find_fusions(space.all_low.graph, space.estimate, high, low)
-        if not job.engine.is_reference
-        else ()
-    )
-    job.space = space.retimed(
-        {key: (time, low.get(key)) for key, time in high.items()}, price, fusions
-    )
+    fusions: Sequence[Fusion] = ()
+    if not job.engine.is_reference:
+        fusions = find_fusions(space.all_low.graph, space.estimate, high, low)
+    seconds = {key: (time, low.get(key)) for key, time in high.items()}
+    job.space = space.retimed(seconds, price, fusions)
     return f"measured on {where}, kernel by kernel, Casts included"
 
 
@@ -142,30 +135,20 @@ class WholeTimes:
     run: Callable[[Sequence[frozenset[str]], bool], Sequence[float]]
     seconds: dict[frozenset[str], float] = field(default_factory=dict)
 
-    def add(self, *choices: frozenset[str]) -> None:
+    def add(self, *choices: frozenset[str], again: bool = False) -> None:
         """Time the choices that are not timed yet, relative to float32 when it was timed first.
 
+        ``again`` times all of them, side by side: the fastest of many that were timed once may owe that to chance.
+
         Raises:
             RuntimeFailure: one does not run.
         """
-        new = [low for low in dict.fromkeys(choices) if low not in self.seconds and low]
+        known = () if again else self.seconds
+        new = [low for low in dict.fromkeys(choices) if low and low not in known]
         if new:
-            self._note(new, self.run(new, False))
-
-    def again(self, *choices: frozenset[str]) -> None:
-        """Time choices anew, side by side: the fastest of many that were timed once may owe that to chance.
-
-        Raises:
-            RuntimeFailure: one does not run.
-        """
-        old = [low for low in dict.fromkeys(choices) if low]
-        if old:
-            self._note(old, self.run(old, True))
-
-    def _note(self, choices: Sequence[frozenset[str]], seconds: Sequence[float]) -> None:
-        float32, *others = seconds
-        drift = self.seconds.setdefault(NOTHING, float32) / float32
-        self.seconds |= {low: one * drift for low, one in zip(choices, others, strict=True)}
+            float32, *others = self.run(new, again)
+            drift = self.seconds.setdefault(NOTHING, float32) / float32
+            self.seconds |= {low: one * drift for low, one in zip(new, others, strict=True)}
 
     def corrected(self) -> SearchSpace:
         """The space with the factors that explain the times of whole models best.
@@ -194,13 +177,10 @@ class WholeTimes:
 
     def timed(self, candidate: Candidate, space: SearchSpace) -> Candidate:
         """A candidate with its time, or what is estimated for it in a corrected space."""
-        seconds = self.seconds.get(candidate.low)
-        time = (
-            space.time(candidate.low, self.solver.casts(candidate.low))
-            if seconds is None
-            else seconds * 1e6
-        )
-        return replace(candidate, time=time)
+        low = candidate.low
+        if low in self.seconds:
+            return replace(candidate, time=self.seconds[low] * 1e6)
+        return replace(candidate, time=space.time(low, self.solver.casts(low)))
 
 
 def _ridge(rows: Numbers, right: Numbers, usual: Numbers, spread: Numbers) -> Numbers:

@@ -6,20 +6,16 @@ the difference, each with an error and a time that it saves. Added one by one, w
 fill the gap; a choice of this chain is at most one part away from the best.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush, nsmallest
 from itertools import pairwise
 from math import inf, log
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from onnxamp._tuning.arguments import is_slower, is_worth, standing
-from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.candidates import CandidateSolver, Choice, Part, per_gain
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import CASTS
-
-Choice: TypeAlias = frozenset[str]
 
 _CUTS: Final = 24
 """Rates at most at which a cut is solved, for each way to price Casts."""
@@ -52,8 +48,7 @@ _SHARE: Final = 1 / 8
 """Share of the error of a gap above which one part of it is halved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
+class Aim(NamedTuple):
     """What makes one choice better than another: ``nothing`` is that of float32."""
 
     nothing: Candidate
@@ -80,24 +75,18 @@ class Aim:
         return self.allow_slower or not is_slower(one, self.nothing)
 
 
-@dataclass(slots=True)
 class Frontier:
     """Makes the list of choices. ``is_late`` says that there is no time to look for more of them."""
 
-    solver: CandidateSolver
-    aim: Aim
-    is_late: Callable[[], bool] = lambda: False
-    _solvers: list[CandidateSolver] = field(default_factory=list)
-    _free: list[Choice] | None = None
-    """The choices that errors have no part in."""
-
-    def __post_init__(self) -> None:
-        solver, space = self.solver, self.solver.space
+    def __init__(
+        self, solver: CandidateSolver, aim: Aim, is_late: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.solver, self.aim, self.is_late = solver, aim, is_late
         self._solvers = [solver]
-        if self.aim.allow_slower:
-            return
-        spaces = (space.corrected({CASTS: factor}, 1.0) for factor in _FACTORS)
-        self._solvers += (CandidateSolver(one, solver.base, solver.pinned) for one in spaces)
+        self._free: list[Choice] | None = None  # the choices that errors have no part in
+        for factor in () if aim.allow_slower else _FACTORS:
+            space = solver.space.corrected({CASTS: factor}, 1.0)
+            self._solvers.append(CandidateSolver(space, solver.base, solver.pinned))
 
     def unpriced(self, error: float) -> list[Candidate]:
         """The choices that errors have no part in, best first; ``error`` is that with everything lowered."""
@@ -136,27 +125,18 @@ class Frontier:
         if before is None or not best or self.is_late():
             return []
         gap = before.predicted**2 - after.predicted**2
-        cost, gains = self._costs(prices), self._gains()
-        parts = [
-            (sum(map(cost.__getitem__, part)), sum(map(gains.__getitem__, part)), part)
-            for whole in self.solver.connected((before.low | best[0].low) - after.low)
-            for part in _pieces(sorted(whole, key=self.solver.place), cost, _FINE * gap)
-        ]
-        fitting = nsmallest(_PARTS, (row for row in parts if row[0] <= gap), key=_per_gain)
+        parts = self._parts((before.low | best[0].low) - after.low, prices, _FINE * gap)
+        fitting = nsmallest(_PARTS, (row for row in parts if row[0] <= gap), key=per_gain)
         alone = [
             (error, self._saved(after, after.low | part, prices), part)
             for error, _, part in fitting
         ]
-        low, found = after.low, list[Candidate]()
-        for _, saved, part in sorted(alone, key=_per_gain):
+        low, found, merit = after.low, list[Candidate](), self.aim.merit
+        for _, saved, part in sorted(alone, key=per_gain):
             if saved > 0:
                 low |= part
                 found.append(self._priced(low, prices))
-        inside = [
-            one
-            for one in found
-            if self.aim.merit(before) < self.aim.merit(one) < self.aim.merit(after)
-        ]
+        inside = (one for one in found if merit(before) < merit(one) < merit(after))
         return self._front([one for one in inside if one.predicted < before.predicted], best)
 
     def _saved(self, after: Candidate, low: Choice, prices: Sequence[float]) -> float:
@@ -166,20 +146,10 @@ class Frontier:
             return one.flops + one.bytes - after.flops - after.bytes
         return after.time - one.time
 
-    def _costs(self, prices: Sequence[float]) -> Mapping[str, float]:
-        """The prices by node; exact ops have none."""
-        found: dict[str, float] = defaultdict(float)
-        found.update(zip((unit.key for unit in self.solver.space.tunable), prices, strict=True))
-        return found
-
-    def _gains(self) -> Mapping[str, float]:
-        """What it is worth that a node is low, without Casts; exact ops are worth nothing by themselves."""
-        found: dict[str, float] = defaultdict(float)
-        for unit in self.solver.space.tunable:
-            found[unit.key] = (
-                self.solver.work(unit) if self.aim.allow_slower else unit.high - unit.low
-            )
-        return found
+    def _parts(self, keys: Choice, prices: Sequence[float], most: float) -> list[Part]:
+        if self.aim.allow_slower:
+            return self.solver.parts(keys, prices, most, self.solver.work)
+        return self.solver.parts(keys, prices, most)
 
     def _priced(self, low: Choice, prices: Sequence[float]) -> Candidate:
         return self.solver.candidate(self.solver.feasible(low), prices, None)
@@ -227,26 +197,14 @@ class Frontier:
         self, before: Candidate, after: Candidate, prices: Sequence[float]
     ) -> Iterator[Choice]:
         """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
-        cost, gains = self._costs(prices), self._gains()
         gap = before.low - after.low
-        most = _SHARE * sum(map(cost.__getitem__, gap))
-        parts = [
-            (sum(map(cost.__getitem__, part)), sum(map(gains.__getitem__, part)), part)
-            for whole in self.solver.connected(gap)
-            for part in _pieces(sorted(whole, key=self.solver.place), cost, most)
-        ]
+        parts = self._parts(gap, prices, _SHARE * self.solver.predicted(gap, prices))
         low, spent, step = after.low, 0.0, sum(error for error, _, _ in parts) / _STEPS
-        for error, _, part in sorted(parts, key=_per_gain)[:-1]:
+        for error, _, part in sorted(parts, key=per_gain)[:-1]:
             low, spent = low | part, spent + error
             if spent >= step:
                 spent = 0.0
                 yield low
-
-
-def _per_gain(row: tuple[float, float, Choice]) -> float:
-    """The error of a part by what it saves."""
-    error, gain, _ = row
-    return error / gain if gain > 0 else inf
 
 
 def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
@@ -273,17 +231,6 @@ def _width(low: float, high: float) -> float:
     if not 0 < low < inf or not 0 < high < inf:
         return inf if low < high else 0.0
     return log(high / low)
-
-
-def _pieces(keys: Sequence[str], cost: Mapping[str, float], most: float) -> Iterator[Choice]:
-    """Nodes in execution order, halved until no piece of several has more than ``most`` of the error."""
-    rest = [list(keys)]
-    while rest:
-        piece = rest.pop()
-        if len(piece) > 1 and sum(cost[key] for key in piece) > most:
-            rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
-        else:
-            yield frozenset(piece)
 
 
 def _rated(

@@ -9,7 +9,7 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
-from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
@@ -20,16 +20,22 @@ from onnxamp._numerics.arrangement import product_weights
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.loop import KeptSamples, observe_all
+from onnxamp._runtime.loop import observe_all
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import converted_error, device_noise
-from onnxamp._tuning.sensitivity import OUTPUTS, LocalError, LocalProbe, local_of, names_of
+from onnxamp._tuning.sensitivity import (
+    OUTPUTS,
+    LocalError,
+    LocalProbe,
+    TuningState,
+    local_of,
+    names_of,
+)
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
-from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""
@@ -76,7 +82,7 @@ class Job:
     @cached_property
     def locals(self) -> list[LocalError]:
         """The local errors of the tunable nodes, once they are measured."""
-        return [local_of(unit, self.state.local.values, self.low) for unit in self.space.tunable]
+        return [local_of(unit, self.state.local, self.low) for unit in self.space.tunable]
 
     @cached_property
     def broken(self) -> dict[str, str]:
@@ -126,16 +132,14 @@ class Job:
             model=self.prepared,
         )
         for sample in samples:
-            self.state.local.add(sample)
+            self.state.add(sample)
 
     def everything_error(self) -> dict[frozenset[str], float]:
         """The error with everything lowered, which measuring local errors gives."""
-        units = (*self.space.tunable, *self.space.followers)
-        return (
-            {frozenset(unit.key for unit in units): self.state.local.worst}
-            if self.space.tunable
-            else {}
-        )
+        if not self.space.tunable:
+            return {}
+        units = self.space.units
+        return {frozenset(unit.key for unit in units): self.state.worst}
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
@@ -150,41 +154,31 @@ class Job:
     def rounded_weights(self) -> dict[str, Bits]:
         """What weights are that are not rounded to nearest, by name, with all tunable nodes lowered."""
         analysis = self.rounded(self.space.all_low)
-        return {
-            analysis.graph.values[value].name: row.bits
-            for value, row in analysis.edits.rounded.items()
-        }
+        rounded, values = analysis.edits.rounded, analysis.graph.values
+        return {values[value].name: row.bits for value, row in rounded.items()}
 
     def error(self, low: frozenset[str], plan: Plan) -> float:
         """The error of the model converted by a plan, which lowers these nodes, on all samples."""
-        if low not in self.errors:
-            if (
-                self.engine.emulates
-                and self.space.tunable
-                and plan.decisions() == self.everything.decisions()
-            ):
-                self.errors[low] = self.state.local.worst
-            else:
-                analysis, where = self.planned(plan), self.engine.name(self.low.name)
-                self.errors[low] = self.state.error(
-                    low,
-                    where,
-                    lambda: self._error(
-                        self.made(analysis), self.state.judged(low, where, self.samples)
-                    ),
-                )
-        return self.errors[low]
+        analysis, where = self.planned(plan), self.engine.name(self.low.name)
 
-    def _error(self, result: Model, kept: KeptSamples[float] | None) -> float:
-        return converted_error(
-            self.prepared,
-            result,
-            self.run,
-            self.metric,
-            self.engine,
-            references=self.references,
-            kept=kept,
-        )
+        def measure() -> float:
+            return converted_error(
+                self.prepared,
+                self.made(analysis),
+                self.run,
+                self.metric,
+                self.engine,
+                references=self.references,
+                kept=self.state.judged(low, where, self.samples),
+            )
+
+        if low not in self.errors:
+            is_known = self.engine.emulates and bool(self.space.tunable)
+            if is_known and plan.decisions() == self.everything.decisions():
+                self.errors[low] = self.state.worst
+            else:
+                self.errors[low] = self.state.error(low, where, measure)
+        return self.errors[low]
 
     @cached_property
     def device_noise(self) -> float | None:
@@ -195,17 +189,14 @@ class Job:
 
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
         """The plan that lowers exactly these nodes, with the measured reasons of the others."""
-        units, space = self.space.tunable, self.space
+        space = self.space
         analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
-        plan = make_plan(analysis)
+        plan, rows = make_plan(analysis), list[PlanRow]()
         reasons = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
-        why = {unit.node: reasons.get(unit.label) for unit in units}
-        rows = [
-            row
-            if row.low or not (text := why.get(variable.node))
-            else replace(row, reason="measured", detail=text)
-            for row, variable in zip(plan.rows, analysis.ports.variables, strict=True)
-        ]
+        why = {unit.node: reasons.get(unit.label) for unit in space.tunable}
+        for row, variable in zip(plan.rows, analysis.ports.variables, strict=True):
+            text = None if row.low else why.get(variable.node)
+            rows.append(replace(row, reason="measured", detail=text) if text else row)
         self._planned = replace(plan, rows=tuple(rows)), analysis
         return self._planned[0]
 
@@ -223,23 +214,20 @@ class Job:
             if unit.key in low:
                 continue
             if unit.key in self.broken:
-                kept.append(
-                    KeptNode(unit.label, unit.op, "breaks on its own", self.broken[unit.key])
-                )
+                why = "breaks on its own", self.broken[unit.key]
             elif (tie := _tie(self.base, unit.node)) is not None:
-                kept.append(KeptNode(unit.label, unit.op, "goes with others", tie))
+                why = "goes with others", tie
             elif cost == inf:
-                kept.append(
-                    KeptNode(unit.label, unit.op, "breaks the outputs", "together with its block")
-                )
+                why = "breaks the outputs", "together with its block"
             elif share < _NEGLIGIBLE:
-                kept.append(KeptNode(unit.label, unit.op, "not worth its Casts", ""))
+                why = "not worth its Casts", ""
             else:
                 text = f"it would use {100 * share:.1f} % of the squared error that is allowed"
-                kept.append(KeptNode(unit.label, unit.op, "costs accuracy", text))
-        for index, why in self.space.pins.items():
-            kind = "never run" if why == UNSEEN else "not measured"
-            kept.append(KeptNode(nodes[index].label, nodes[index].key, kind, why))
+                why = "costs accuracy", text
+            kept.append(KeptNode(unit.label, unit.op, *why))
+        for index, text in self.space.pins.items():
+            kind = "never run" if text == UNSEEN else "not measured"
+            kept.append(KeptNode(nodes[index].label, nodes[index].key, kind, text))
         return kept
 
     def compensation(self, prices: Sequence[float]) -> Compensation:
@@ -275,11 +263,8 @@ def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
 
 def _tie(base: Analysis, node: int) -> str | None:
     """The pin to float32 that a node shares with others."""
-    pins = (
-        base.pins.verdicts.get(base.ports.root(variable))
-        for variable in base.ports.of_node.get(node, {}).values()
-    )
-    return next(
-        (told(pin.reason.value, pin.detail) for pin in pins if pin is not None and not pin.low),
-        None,
-    )
+    roots = map(base.ports.root, base.ports.of_node.get(node, {}).values())
+    for pin in map(base.pins.verdicts.get, roots):
+        if pin is not None and not pin.low:
+            return told(pin.reason.value, pin.detail)
+    return None

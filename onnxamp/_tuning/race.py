@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from heapq import nsmallest
 from time import monotonic
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, NamedTuple, get_type_hints
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.estimate import low_nodes
@@ -75,7 +75,9 @@ class Race:
             if not self.search.asked.allow_slower:
                 times.add(everything, products)
                 self._look_further(monotonic() + _SHARE * self.search.asked.seconds)
-                times.again(*nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual)
+                times.add(
+                    *nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual, again=True
+                )
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
             return tuned
@@ -97,7 +99,7 @@ class Race:
     def _probes(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         """What tells parts of the time apart: everything low, level O2, and products alone."""
         space, pins = self.job.space, self.job.pins
-        units = [unit for unit in (*space.tunable, *space.followers) if unit.node not in pins]
+        units = [unit for unit in space.units if unit.node not in pins]
         usual = low_nodes(
             analyse(space.all_low.graph, replace(space.all_low.options, level=Level.O2))
         )
@@ -387,8 +389,7 @@ TABLES: Final = "candidates of a tuning"
 """The part of the state file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Where the candidates of a tuning are kept: ``asked`` are the arguments that they follow from."""
 
     part: Part

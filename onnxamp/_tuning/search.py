@@ -26,7 +26,8 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import SentSample, remembered, sent_samples
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.arguments import Search, is_worth
-from onnxamp._tuning.frontier import Aim, Choice, Frontier
+from onnxamp._tuning.candidates import Choice
+from onnxamp._tuning.frontier import Aim, Frontier
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import MaskedModel, Masking

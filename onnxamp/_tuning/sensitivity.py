@@ -8,10 +8,11 @@ price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import islice, pairwise
-from math import inf
-from typing import Final, TypeAlias
+from math import inf, isfinite
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
@@ -19,13 +20,15 @@ from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._numerics.walk import SideBySide, Walked
 from onnxamp._numerics.watch import join
+from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine, Executable, OutputCache
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import Opened, Probe, SentSample, Told
-from onnxamp._runtime.samples import Sample
+from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told
+from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.values import Feed
+from onnxamp._state.state import Part, as_data, fingerprint
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode
 from onnxamp._workers.executor import Memory
@@ -46,8 +49,7 @@ _BROKEN_ABOVE: Final = 0.1
 """Local relative L2 error above which an op stays float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalError:
+class LocalError(NamedTuple):
     """A node's own relative error, its largest magnitude, and why it must stay float32, if so."""
 
     error: float
@@ -61,21 +63,6 @@ class LocalSample:
 
     values: Mapping[str, Measurement]
     error: float
-
-
-@dataclass(slots=True)
-class LocalErrors:
-    """The local error of each value over all samples, and the worst error of the outputs with everything in (emulated)
-    low precision.
-    """
-
-    values: dict[str, Measurement] = field(default_factory=dict)
-    worst: float = 0.0
-
-    def add(self, sample: LocalSample) -> None:
-        """Add what a sample shows."""
-        join(self.values, sample.values)
-        self.worst = max(self.worst, sample.error)
 
 
 OUTPUTS: Final = "outputs of the tuned model"
@@ -125,15 +112,12 @@ class LocalProbe(Probe[LocalSample]):
         return Pairing(shared, pairing.replaceable, accumulated=False)
 
 
-@dataclass(slots=True)
 class _LocalErrors:
     """Measures local errors of several samples at a time where they share large weights."""
 
-    walk: SideBySide
-    metric: Metric
-    outputs: OutputCache | None
-    _waiting: deque[tuple[int, Mapping[str, Feed]]] = field(default_factory=deque)
-    """Samples that were read, by number."""
+    def __init__(self, walk: SideBySide, metric: Metric, outputs: OutputCache | None) -> None:
+        self.walk, self.metric, self.outputs = walk, metric, outputs
+        self._waiting: deque[tuple[int, Mapping[str, Feed]]] = deque()  # samples that were read
 
     def measure(
         self, items: Iterator[SentSample], told: Told
@@ -194,20 +178,15 @@ def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) 
     if not mine:  # in the body of a loop, or computed from values that only the lowered model has
         return LocalError(low.epsilon / 2, 0.0, None)
     error, largest = max(m.rel_l2 for m in mine), max(m.reference_max for m in mine)
-    alarm = next((m.alarm for m in mine if m.alarm), None)
-    if alarm is not None:
-        return LocalError(error, largest, alarm)
-    if error > _BROKEN_ABOVE:
-        return LocalError(error, largest, f"its own error is {100 * error:.0f} %")
-    if largest * _HEADROOM > low.max_finite:
-        return LocalError(
-            error, largest, f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
-        )
-    return LocalError(max(error, low.epsilon / 64), largest, None)
+    broken = next((m.alarm for m in mine if m.alarm), None)
+    if broken is None and error > _BROKEN_ABOVE:
+        broken = f"its own error is {100 * error:.0f} %"
+    elif broken is None and largest * _HEADROOM > low.max_finite:
+        broken = f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
+    return LocalError(error if broken else max(error, low.epsilon / 64), largest, broken)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Ops ``start`` to ``end`` (exclusive) in execution order, and the error of the outputs with only these lowered."""
 
     start: int
@@ -229,31 +208,24 @@ def measure_blocks(
     """
     first = min(_FIRST_BLOCKS, count, runs)
     bounds = [count * i // first for i in range(first + 1)] if first else []
-    blocks = _measured([range(a, b) for a, b in pairwise(bounds)], errors)
+    blocks = _measured(bounds, errors)
     left = runs - len(blocks)
-    while left >= 2 and not is_late() and (worst := _worst(blocks)) is not None:
-        blocks[worst : worst + 1] = split(blocks[worst], errors)
+    while left >= 2 and not is_late():
+        able = [block for block in blocks if block.end - block.start > 1 and block.error > 0]
+        if not able:
+            break
+        worst = max(able, key=lambda block: block.error)
+        place, middle = blocks.index(worst), (worst.start + worst.end) // 2
+        blocks[place : place + 1] = _measured([worst.start, middle, worst.end], errors)
         left -= 2
     return blocks
 
 
-def split(block: Block, errors: Errors) -> list[Block]:
-    """Measure both halves of a block."""
-    middle = (block.start + block.end) // 2
-    return _measured([range(block.start, middle), range(middle, block.end)], errors)
-
-
-def _measured(parts: Sequence[range], errors: Errors) -> list[Block]:
-    return [
-        Block(part.start, part.stop, error)
-        for part, error in zip(parts, errors(parts), strict=True)
-    ]
-
-
-def _worst(blocks: Sequence[Block]) -> int | None:
-    """The position of the block with the largest error among those that can be halved."""
-    able = [i for i, block in enumerate(blocks) if block.end - block.start > 1 and block.error > 0]
-    return max(able, key=lambda i: blocks[i].error, default=None)
+def _measured(bounds: Sequence[int], errors: Errors) -> list[Block]:
+    """The blocks between these bounds."""
+    pairs = list(pairwise(bounds))
+    found = errors([range(*pair) for pair in pairs])
+    return [Block(*pair, error) for pair, error in zip(pairs, found, strict=True)]
 
 
 def error_prices(blocks: Sequence[Block], local: Sequence[float]) -> list[float]:
@@ -266,3 +238,114 @@ def error_prices(blocks: Sequence[Block], local: Sequence[float]) -> list[float]
             share = local[i] ** 2 / energy if energy else 1 / len(members)
             prices[i] = inf if block.error == inf else block.error**2 * share
     return prices
+
+
+PARTS: Final = (
+    "tuning",
+    "tuning with exponents",
+    "tuning with compensation",
+    "tuning with exponents and compensation",
+)
+"""Parts of the state file."""
+
+
+def part_of(options: Options) -> str:
+    """The part of a tuning with these options."""
+    return PARTS[2 * options.compensates + (options.rescaling is not None)]
+
+
+class TuningState:
+    """Measurements of one tuning. ``part`` is where they are kept; None if they are not.
+
+    Attributes:
+        local: the local error of each value over all samples.
+        worst: the worst error of the outputs with everything in (emulated) low precision.
+        errors, times: what was measured, by what it is of.
+        known: keys of the errors that were loaded.
+        recalled: the loaded errors of mask runs that were needed again.
+    """
+
+    def __init__(self, part: Part | None) -> None:
+        self.part, self.worst = part, 0.0
+        self.local = dict[str, Measurement]()
+        self.errors, self.times = dict[str, float](), dict[str, Any]()
+        kept: Mapping[str, Any] = {} if part is None else part
+        for key in kept:
+            kind, _, name = key.partition(" ")
+            if kind == "error":
+                self.errors[name] = float(kept[key])
+            elif kind == "time":
+                self.times[name] = kept[key]
+        self.known, self.recalled = frozenset(self.errors), set[str]()
+
+    def add(self, sample: LocalSample) -> None:
+        """Add what a sample shows."""
+        join(self.local, sample.values)
+        self.worst = max(self.worst, sample.error)
+
+    def error(
+        self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]
+    ) -> float:
+        """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
+        return next(self.errors_of([frozenset(low)], how, lambda _: iter([measure()])))
+
+    def judged(self, low: Iterable[str], how: str, samples: Samples) -> KeptSamples[float] | None:
+        """What keeps the error of a choice on each sample; None if nothing is kept."""
+        key = f"judged {fingerprint(*sorted(low), '', how)}"
+        return None if self.part is None else KeptSamples(self.part, samples, float, key, isfinite)
+
+    def measured(self, samples: Samples) -> KeptSamples[LocalSample] | None:
+        """Return what keeps the local errors of each sample; None if nothing is kept."""
+        return None if self.part is None else KeptSamples(self.part, samples, LocalSample)
+
+    def errors_of(
+        self,
+        choices: Sequence[AbstractSet[str]],
+        how: Sequence[int] | str,
+        measure: Callable[[Sequence[AbstractSet[str]]], Iterator[float]],
+    ) -> Iterator[float]:
+        """:meth:`error` of several choices, as they are measured; ``measure`` gets those that are not known."""
+        keys = [fingerprint(*sorted(low), "", *map(str, how)) for low in choices]
+        missing = {
+            key: low for key, low in zip(keys, choices, strict=True) if key not in self.errors
+        }
+        found = measure(list(missing.values())) if missing else iter(())
+        for key in keys:
+            if key not in self.errors:
+                self.errors[key] = next(found)
+                self._keep(f"error {key}", as_data(float(self.errors[key])))
+            if key in self.known and not isinstance(how, str):
+                self.recalled.add(key)
+            yield self.errors[key]
+
+    def node_times(self, name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """The known seconds of the nodes of a model, or a new measurement."""
+        if name not in self.times:
+            self._time(name, measure())
+        return dict(self.times[name])
+
+    def times_of(
+        self,
+        choices: Sequence[frozenset[str]],
+        where: str,
+        measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
+    ) -> list[float]:
+        """Seconds of float32 and of some choices; ``measure`` times those that are not known beside float32."""
+        keys = [fingerprint(*sorted(low), "", where) for low in choices]
+        missing = {
+            key: low for key, low in zip(keys, choices, strict=True) if key not in self.times
+        }
+        if missing:
+            float32, *found = measure(list(missing.values()))
+            for key, seconds in zip(missing, found, strict=True):
+                self._time(key, [float32, seconds])
+        pairs = [self.times[key] for key in keys]
+        return [pairs[0][0], *(seconds * pairs[0][0] / float32 for float32, seconds in pairs)]
+
+    def _time(self, key: str, value: object) -> None:
+        self.times[key] = value
+        self._keep(f"time {key}", value)
+
+    def _keep(self, key: str, value: object) -> None:
+        if self.part is not None:
+            self.part[key] = value

@@ -3,10 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from onnx import GraphProto
 
@@ -30,8 +30,7 @@ from onnxamp._runtime.switch import Ports, node_key
 from onnxamp._target.roofline import LAUNCH, Work
 
 
-@dataclass(frozen=True, slots=True)
-class Fusion:
+class Fusion(NamedTuple):
     """Two nodes, by key and by index, that are one kernel in one precision.
 
     ``time`` is what the second one takes by itself, in microseconds.
@@ -102,9 +101,8 @@ _EAGER: Final = 1 << 16
 class TunableNode:
     """A node that can be low precision.
 
-    ``high`` and ``low`` are its microseconds in float32 and in low precision; ``gain`` is what low precision saves, in
-    cost units of the cut; ``names`` are those of its first output, also as the result of an If; ``seen`` says whether
-    any sample runs the node.
+    ``high`` and ``low`` are its microseconds in float32 and in low precision; ``names`` are those of its first output,
+    also as the result of an If; ``seen`` says whether any sample runs the node.
     """
 
     key: str
@@ -120,14 +118,15 @@ class TunableNode:
     price: float | None = None
     """Measured time of Casts over the estimate; None if it is estimated, as then all that can be lowered is."""
 
-    gain: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        most = _EAGER if self.price is None else _EAGER << 4
-        saved = max(0, min(int((self.high - self.low) / (UNIT_US * (self.price or 1))), most))
-        object.__setattr__(
-            self, "gain", saved + (_CASTS_PER_NODE * LAUNCH if self.price is None else 1)
+    @property
+    def gain(self) -> int:
+        """What low precision saves, in cost units of the cut."""
+        saved, is_measured = (
+            (self.high - self.low) / (UNIT_US * (self.price or 1)),
+            self.price is not None,
         )
+        most, more = (_EAGER << 4, 1) if is_measured else (_EAGER, _CASTS_PER_NODE * LAUNCH)
+        return max(0, min(int(saved), most)) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +150,16 @@ class SearchSpace:
     """Measured times of Casts, or else of nodes, as multiples of estimated ones."""
     fusions: tuple[Fusion, ...] = ()
     """Nodes that the engine fuses where they have one precision."""
+
+    @property
+    def units(self) -> tuple[TunableNode, ...]:
+        """All of these nodes."""
+        return *self.tunable, *self.followers
+
+    def _changed(self, of: Callable[[TunableNode], TunableNode], **more: Any) -> "SearchSpace":
+        """The space with all of its nodes changed, and with other fields."""
+        tunable, followers = map(of, self.tunable), map(of, self.followers)
+        return replace(self, tunable=tuple(tunable), followers=tuple(followers), **more)
 
     def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "SearchSpace":
         """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
@@ -176,7 +185,7 @@ class SearchSpace:
         nodes are scaled to match, those of nodes that the engine fuses, and those of Casts, unless their ``price`` was
         measured, too: then nodes are lowered for the time alone that they save.
         """
-        units = (*self.tunable, *self.followers)
+        units = self.units
         timed = [unit for unit in units if unit.key in seconds]
         measured = sum(seconds[unit.key][0] for unit in timed) * 1e6
         ratio = measured / (sum(unit.high for unit in timed) or 1)
@@ -188,15 +197,12 @@ class SearchSpace:
 
         mine = {unit.key for unit in units}
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
-        tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
         scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1)
         apart = tuple(
-            replace(one, time=one.time * scale) for one in fusions if mine.issuperset(one.keys)
+            one._replace(time=one.time * scale) for one in fusions if mine.issuperset(one.keys)
         )
         scale = scale if price is None else price
-        return replace(
-            self, tunable=tunable, followers=followers, rest=rest, scale=scale, fusions=apart
-        )
+        return self._changed(of, rest=rest, scale=scale, fusions=apart)
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
         """Microseconds per run with these nodes in low precision, and these values cast."""
@@ -210,12 +216,12 @@ class SearchSpace:
     @property
     def float32(self) -> float:
         """Microseconds per run with everything in float32."""
-        return self.rest + sum(unit.high for unit in (*self.tunable, *self.followers))
+        return self.rest + sum(unit.high for unit in self.units)
 
     def parts(self, low: AbstractSet[str], casts: Sequence[int]) -> dict[str, float]:
         """What a choice adds to the time of float32, in microseconds: by op type, for Casts, and for parted fusions."""
         found: dict[str, float] = defaultdict(float)
-        for unit in (*self.tunable, *self.followers):
+        for unit in self.units:
             if unit.key in low:
                 found[unit.op] += unit.low - unit.high
         found[CASTS] = self.scale * sum(map(self.estimate.cast_time, casts))
@@ -234,18 +240,10 @@ class SearchSpace:
             low = unit.high + factors.get(unit.op, 1.0) * (unit.low - unit.high)
             return replace(unit, high=unit.high * ratio, low=low * ratio, price=scale)
 
-        tunable, followers = (tuple(map(of, units)) for units in (self.tunable, self.followers))
         fusions = tuple(
-            replace(one, time=one.time * factors.get(PARTED, 1.0) * ratio) for one in self.fusions
+            one._replace(time=one.time * factors.get(PARTED, 1.0) * ratio) for one in self.fusions
         )
-        return replace(
-            self,
-            tunable=tunable,
-            followers=followers,
-            rest=self.rest * ratio,
-            scale=scale,
-            fusions=fusions,
-        )
+        return self._changed(of, rest=self.rest * ratio, scale=scale, fusions=fusions)
 
     def parting(self) -> dict[tuple[int, int], int]:
         """What it costs that fused nodes differ in precision, in cost units of the cut."""
@@ -253,7 +251,7 @@ class SearchSpace:
 
     def ports(self) -> dict[str, Ports]:
         """The low-precision ports of each node."""
-        return {unit.key: unit.ports for unit in (*self.tunable, *self.followers)}
+        return {unit.key: unit.ports for unit in self.units}
 
 
 def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpace:
@@ -273,25 +271,29 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
     for index in graph.order:
         node, device = graph.nodes[index], estimate.device
-        ports, launches, own = (
+        ports, launches, work = (
             low_ports(all_low, node),
             estimate.launches(node),
-            len(tunable) + len(followers),
+            estimate.work(node),
         )
+        high = work.time(device, low=None)
         rest += launches * LAUNCH_US
-        work = estimate.work(node)
-        if ports.inputs or ports.outputs:
-            names = (node_key(node), *_results(graph, node))
-            times = work.time(device, low=None), work.time(device, low=estimate.low)
+        counts = _counts(node)
+        if (ports.inputs or ports.outputs) and (counts or is_exact(node.proto)):
             unit = TunableNode(
-                node_key(node), names, index, node.label, node.key, ports, work, *times
+                key=node_key(node),
+                names=(node_key(node), *_results(graph, node)),
+                node=index,
+                label=node.label,
+                op=node.key,
+                ports=ports,
+                work=work,
+                high=high,
+                low=work.time(device, low=estimate.low),
             )
-            if _counts(node):
-                tunable.append(unit)
-            elif is_exact(node.proto):
-                followers.append(unit)
-        if launches and len(tunable) + len(followers) == own:
-            rest += work.time(device, low=None)
+            (tunable if counts else followers).append(unit)
+        elif launches:
+            rest += high
     return SearchSpace(
         all_low=all_low,
         tunable=tuple(tunable),
@@ -313,13 +315,12 @@ def _results(view: View, node: Node) -> list[str]:
     names: list[str] = []
     value = next((value for value in node.outputs if value != ABSENT), ABSENT)
     while value != ABSENT:
-        keys = [
+        owners = (
             (view.nodes[view.scopes[scope].owner], port)
             for scope, port in view.results[value]
             if scope
-        ]
-        owner, port = next(((owner, port) for owner, port in keys if owner.key == "If"), (None, 0))
-        value = owner.outputs[port] if owner is not None else ABSENT
+        )
+        value = next((owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT)
         if value != ABSENT:
             names.append(view.values[value].name)
     return names
@@ -343,12 +344,13 @@ def prices_for(
         for unit, price in zip(units, prices, strict=True)
         if 0 < price < inf
     }
-    high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}.union(
-        pins, kept
-    )
-    gains = {unit.node: unit.gain for unit in units if unit.node not in pins}
+    high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}
     return Prices(
-        dict(pins), gains, {node: cost for node, cost in costs.items() if cost}, high, parting
+        pins=pins,
+        gains={unit.node: unit.gain for unit in units if unit.node not in pins},
+        prices={node: cost for node, cost in costs.items() if cost},
+        high=high.union(pins, kept),
+        fusions=parting,
     )
 
 

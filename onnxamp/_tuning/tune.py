@@ -14,15 +14,16 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Final
+from time import monotonic
+from typing import Final, NamedTuple
 
 from onnxamp._convert.analysis import MADE_UP, analyse
 from onnxamp._convert.convert import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.misspelt import reference_of
 from onnxamp._convert.plan import Plan
+from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison, UpgradeProof
@@ -36,23 +37,32 @@ from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._state.state import Facts
 from onnxamp._target.roofline import device_called
-from onnxamp._tuning.arguments import Search, meant_device
+from onnxamp._tuning.arguments import Search, is_slower, meant_device, standing
 from onnxamp._tuning.engine_times import measure_times, whole_times
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
 from onnxamp._tuning.race import TABLES, Outcome, Race, table_of, verified
-from onnxamp._tuning.results import Tuned, given_prints, options_print
-from onnxamp._tuning.rounded import tune_both, tune_rounded
+from onnxamp._tuning.results import Compensation, Exponents, Tuned, given_prints, options_print
 from onnxamp._tuning.runs import MaskedModel, Masking, tuning_engine
 from onnxamp._tuning.search import CandidateSearch, SharedMasks
+from onnxamp._tuning.sensitivity import PARTS, TuningState, part_of
 from onnxamp._tuning.space import choose_samples, find_live, find_space
-from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
+_LEAST: Final = 1 / 4
+"""Share of the search time that a second tuning has in any case."""
+
+_FEWEST: Final = 4
+"""Samples from which on compensation is tried unasked: rounding leaves the last quarter of the rows out, so that one
+sample at least judges without having been rounded for."""
+_SHARE: Final = 1 / 4
+"""The share of the squared error that the rounding of weights must be able to have."""
+
 _SUBSET: Final = 4
 """Samples of a mask run, if they run all nodes; verification takes all samples."""
 
@@ -75,43 +85,30 @@ def tune(
     Raises:
         As :func:`onnxamp.tune_model`.
     """
-    options = replace(
-        options, strict_options=False
-    )  # names were checked, and plans repeat what was measured
+    # Names were checked, and plans repeat what was measured.
+    options = replace(options, strict_options=False)
     search = replace(search, device=meant_device(search.device, options.target))
     engine = tuning_engine(run.provider, options.target)
-    metric = make_metric(
-        search.metric, search.tolerance, _listed(model, search.metric), search.accept
-    )
-    samples = run.samples
+    listed = _listed(model, search.metric)
+    metric = make_metric(search.metric, search.tolerance, listed, search.accept)
+    samples, state = run.samples, run.state
     if samples.counted is None:
         for number in samples.numbers():  # each is run several times
             run.report("taking samples", number + 1, samples.expected)
-    search.check_state(run.state)
-    state = run.state
+    search.check_state(state)
     given = {} if state is None else given_prints(model, search, samples)
     if state is not None and not run.renews:
         for name in (*PARTS, TABLES):
             state.check(name, given)  # before ranges are added to it
     table = None if state is None or run.renews else table_of(state, given, options, search, engine)
-    if (
-        table is not None
-        and search.pick is not None
-        and (known := table.picked(search.pick)) is not None
-    ):
+    known = None if table is None or search.pick is None else table.picked(search.pick)
+    if known is not None:
         return known
     with temporary_folder() as folder:
-        measured = partial(with_ranges, model, run=run)
+        tuning = _Tuning(model, engine, metric, rounder, run, given, folder)
 
         def attempt(options: Options) -> Outcome:
-            kept = (
-                replace(run, state=None) if options.unsound else run
-            )  # measured with more nodes to lower
-            once = partial(_tune_once, model, engine, metric, rounder, kept, given, folder)
-            both = partial(tune_both, once=once, measured=measured)
-            found = tune_rounded(
-                measured(options), search, samples, both, once, is_free=rounder is not None
-            )
+            found = tuning.rounded(tuning.measured(options), search)
             return found if search.pick is None else found.picked(search.pick)
 
         try:
@@ -123,58 +120,161 @@ def tune(
         return found.tuned
 
 
-def _tune_once(
-    model: Model,
-    engine: Engine,
-    metric: Metric,
-    rounder: WeightRounder | None,
-    run: Run,
-    given: Facts,
-    folder: Path,
-    options: Options,
-    search: Search,
-) -> Outcome:
-    """:func:`tune` with the exponents of the options."""
-    device, samples = device_called(search.device), run.samples
-    usual = replace(options, level=Level.O2)
-    reference = reference_of(model, options)
-    proof = UpgradeProof(Comparison.of(reference, replace(run.bare, provider=engine.provider)))
-    upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
-    graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
-    estimate = Estimate(
-        graph,
-        device,
-        bound_shapes(graph, check_inputs(graph.model, samples[0]) if samples.has(0) else {}),
-        options.low,
-    )
-    space = find_space(graph, options, estimate)
-    live = find_live(graph, samples, model)
-    _LOG.info(
-        "tuning %d nodes on %d samples, metric %s", len(space.tunable), len(samples), metric.name
-    )
-    space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
-    ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
-    if not engine.emulates and ready.path is None:
-        ready = Model(ready.embedded())  # a session finds weights beside a file, or in the model
-    part = None
-    if run.state is not None:
-        changed = "" if graph.model is model.proto else model_print(ready)
-        facts = {**given, "the options": options_print(changed, space, options, engine)}
-        part = run.state.part(part_of(options), facts, renew=run.renews)
-    job = Job(
-        prepared=ready,
-        space=space,
-        run=run,
-        metric=metric,
-        state=TuningState.of(part),
-        engine=engine,
-        folder=folder,
-        rounder=rounder,
-    )
-    told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
-    tuned, prices = _tuned(job, search, live, device.name)
-    plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
-    return Outcome(replace(tuned, plan=plan), job, prices, told)
+class _Tuning(NamedTuple):
+    """What tunes a model, with whatever options."""
+
+    model: Model
+    engine: Engine
+    metric: Metric
+    rounder: WeightRounder | None
+    run: Run
+    given: Facts
+    folder: Path
+
+    def measured(self, options: Options) -> Options:
+        """The options with the exponents that they ask for."""
+        return with_ranges(self.model, options, run=self.run)
+
+    def rounded(self, options: Options, search: Search) -> Outcome:
+        """Tune as the options say; with compensation, too, if they leave that open and the fastest candidate misses.
+
+        What is rounded to nearest stays, unless compensation makes a faster candidate hold the tolerance.
+        """
+        begin, best = monotonic(), self.both(options, search)
+        nearest = best.tuned
+        if options.rounding != "auto" or self.rounder is None:
+            return replace(best, tuned=replace(nearest, compensation=None))
+        facts = _untried(nearest, self.run.samples, search)
+        if facts is not None and not facts.why:
+            found = nearest.plan.options
+            compensated = replace(
+                options, rounding="compensated", rescale=found.rescale, rescaling=found.rescaling
+            )
+            other = self.once(compensated, _shortened(search, begin))
+            used = _rank(other.tuned, search)[:-1] < _rank(nearest, search)[:-1]
+            left = nearest if used else other.tuned
+            best = other if used else best
+            facts = replace(facts, used=used, other=left.candidates[left.chosen], error=left.error)
+            _LOG.info("weights are rounded %s", "with compensation" if used else "to nearest")
+        tuned = replace(best.tuned, exponents=nearest.exponents, compensation=facts)
+        return replace(best, tuned=tuned)
+
+    def both(self, options: Options, search: Search) -> Outcome:
+        """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
+
+        With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
+        tolerance stays, then what takes less time, and then what has the smaller error.
+        """
+        rescaled = self._rescaled(options)
+        if rescaled is None or rescaled.rescaling is None:
+            return self.once(options, search)
+        values, begin = len(rescaled.rescaling.scaled), monotonic()
+        best, other = self.once(rescaled, search), None
+        first = best.tuned
+        is_all_low = first.candidates[first.chosen].nodes == first.units
+        used = first.held and is_all_low and not rescaled.rescaling.unfit
+        if not used:
+            other = self.once(options, _shortened(search, begin))
+            used = _rank(first, search) < _rank(other.tuned, search)
+            best, other = (best, other) if used else (other, best)
+        _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
+        facts = Exponents(values, used, None, None)
+        if other is not None:
+            left = other.tuned
+            facts = replace(facts, other=left.candidates[left.chosen], error=left.error)
+        return replace(best, tuned=replace(best.tuned, exponents=facts))
+
+    def _rescaled(self, options: Options) -> Options | None:
+        """The options with exponents; None where that is settled, or no value that overflows takes one."""
+        if options.rescale is not None or not options.low.is_narrow:
+            return None
+        try:
+            found = self.measured(replace(options, rescale=True))
+        except RuntimeFailure:  # tuning says what is wrong with the model
+            return None
+        scaled = found.rescaling.scaled if found.rescaling is not None else ()
+        return found if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled) else None
+
+    def once(self, options: Options, search: Search) -> Outcome:
+        """Tune with the exponents of the options, or without."""
+        model, engine, run = self.model, self.engine, self.run
+        if options.unsound:  # measured with more nodes to lower
+            run = replace(run, state=None)
+        device, samples = device_called(search.device), run.samples
+        usual = replace(options, level=Level.O2)
+        reference = reference_of(model, options)
+        proof = UpgradeProof(Comparison.of(reference, replace(run.bare, provider=engine.provider)))
+        upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
+        graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
+        feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
+        estimate = Estimate(graph, device, bound_shapes(graph, feeds), options.low)
+        space = find_space(graph, options, estimate)
+        live = find_live(graph, samples, model)
+        counts = len(space.tunable), len(samples)
+        _LOG.info("tuning %d nodes on %d samples, metric %s", *counts, self.metric.name)
+        space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
+        ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
+        if not engine.emulates and ready.path is None:
+            ready = Model(
+                ready.embedded()
+            )  # a session finds weights beside a file, or in the model
+        part = None
+        if run.state is not None:
+            changed = "" if graph.model is model.proto else model_print(ready)
+            facts = {**self.given, "the options": options_print(changed, space, options, engine)}
+            part = run.state.part(part_of(options), facts, renew=run.renews)
+        job = Job(
+            prepared=ready,
+            space=space,
+            run=run,
+            metric=self.metric,
+            state=TuningState(part),
+            engine=engine,
+            folder=self.folder,
+            rounder=self.rounder,
+        )
+        told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
+        tuned, prices = _tuned(job, search, live, device.name)
+        plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
+        return Outcome(replace(tuned, plan=plan), job, prices, told)
+
+
+def _shortened(search: Search, begin: float) -> Search:
+    """The search of another tuning, after one that began then."""
+    left = max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
+    return replace(search, seconds=left)
+
+
+def _rank(tuned: Tuned, search: Search) -> tuple[bool, bool, float, float, float]:
+    """What orders outcomes as the candidates of one tuning."""
+    chosen = tuned.candidates[tuned.chosen]
+    if search.allow_slower:
+        return not tuned.held, False, -chosen.flops - chosen.bytes, chosen.time, tuned.error
+    return not tuned.held, *standing(chosen, tuned.candidates[-1]), chosen.time, tuned.error
+
+
+def _leaves_room(tuned: Tuned, search: Search) -> bool:
+    """Return whether a smaller error at the same time could bring a candidate that is better and may be written."""
+    better, float32 = tuned.candidates[: tuned.chosen], tuned.candidates[-1]
+    able = (search.allow_slower or not is_slower(one, float32) for one in better)
+    return not tuned.held or any(able)
+
+
+def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
+    """What is known before compensation is tried, and what speaks against it; None if nothing is to be gained."""
+    known = tuned.compensation
+    if known is None or not known.seconds or not _leaves_room(tuned, search):
+        return None
+    why = ""
+    if known.share < _SHARE:
+        why = f"the nodes that read weights cause only {known.share:.0%} of the squared error"
+    elif samples.made_up:
+        why = "the inputs are made up"
+    elif len(samples) < _FEWEST:
+        why = f"that takes {_FEWEST} inputs or more"
+    elif known.seconds > search.seconds:
+        why = f"that takes about {known.seconds:.0f} s, more than --search-time"
+    return replace(known, why=why)
 
 
 def _tuned(
@@ -199,7 +299,7 @@ def _tuned(
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
     job.measure_locally()
-    if noise is None and not judge.holds(job.state.local.worst):
+    if noise is None and not judge.holds(job.state.worst):
         noise = _noise(job, masked, subset)
     timing = f"estimates for {device} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":

@@ -1,7 +1,6 @@
 """Epsilons that low precision loses, and what they guard against zero."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
@@ -17,31 +16,21 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     One that becomes zero breaks what it guards where its input is zero, which samples may lack.
     """
     floats = graph.constants.floats().items()
-    numbers = {
+    tiny = {
         value: stats.uniform
         for value, stats in floats
-        if stats is not None and stats.uniform is not None
-    }
-    tiny = {
-        value: number for value, number in numbers.items() if 0 < abs(number) < low.smallest_normal
+        if stats is not None and stats.uniform is not None and _is_telling(stats.uniform, low)
     }
     zeros = {value for value, number in tiny.items() if abs(number) <= low.smallest_subnormal / 2}
-    read = (
-        (node, position)
-        for node in graph.nodes_of(op_facts().epsilons)
-        for position in range(len(node.inputs))
-    )
     lost = [
-        (node, port)
-        for node, port in read
-        if _is_lost(tiny.get(node.inputs[port], 0.0), low, node.key)
+        (node, port, value)
+        for node in graph.nodes_of(op_facts().epsilons)
+        for port, value in enumerate(node.inputs)
+        if value in tiny and _is_lost(tiny[value], low, node.key)
     ]
     walks = _Walks()
-    lost.sort(
-        key=lambda use: use[0].inputs[use[1]] not in zeros
-    )  # as walks end where earlier ones have been
-    for node, port in lost:
-        value = node.inputs[port]
+    # Zeros come first, as walks end where earlier ones have been.
+    for node, port, value in sorted(lost, key=lambda use: use[2] not in zeros):
         why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
         may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
         behind = list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
@@ -49,15 +38,13 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield from behind
 
 
-@dataclass(slots=True)
 class _Walks:
     """Nodes downstream of an epsilon that were visited, those among them that lead to a guarded op, and the nodes with
     an epsilon that does.
     """
 
-    seen: set[int] = field(default_factory=set)
-    leading: set[int] = field(default_factory=set)
-    guards: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.seen, self.leading, self.guards = set[int](), set[int](), set[int]()
 
 
 def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator[Hazard]:
@@ -82,18 +69,14 @@ def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
-                while (
-                    between != node.index and between not in kept
-                ):  # what carries the value must not flush it
+                while between != node.index and between not in kept:  # it must not be flushed
                     kept.add(between)
                     yield Hazard(between, KIND, why, rare)
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)
-            carries = (
-                reader.index in graph.exact or reader.key == "Sqrt"
-            ) and graph.is_float_output(reader)
-            if carries and reader.index not in walks.seen:
+            carries = reader.index in graph.exact or reader.key == "Sqrt"
+            if carries and graph.is_float_output(reader) and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
                 stack.append(reader)
     walks.leading |= kept

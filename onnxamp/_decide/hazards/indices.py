@@ -1,8 +1,7 @@
 """Integers carried in floats: indices, sizes, counters, positions. float16 holds them up to 2048, bfloat16 to 256."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ _INTEGERS = frozenset(
 """Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
 
 
-@dataclass(frozen=True, slots=True)
-class Indices:
+class Indices(NamedTuple):
     """Numbers that become integers, sizes or steps: their hazards, and all values on the way, with what they are."""
 
     hazards: tuple[Hazard, ...]
@@ -75,11 +73,8 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
     """(node, input, what it is there) where a float becomes integers, or is a size."""
     sized = op_facts().index_inputs
     for node in graph.nodes_of({"Cast", *sized}):
-        if (
-            node.key == "Cast"
-            and _is_wide(graph, node.input(0))
-            and graph.types[node.outputs[0]] in _INTEGERS
-        ):
+        is_cast = node.key == "Cast" and _is_wide(graph, node.input(0))
+        if is_cast and graph.types[node.outputs[0]] in _INTEGERS:
             yield node, node.inputs[0], "becomes integers at"
         for port in sized.get(node.key, ()):
             value = node.input(port)
@@ -134,13 +129,11 @@ def _is_wide(graph: Graph, value: int) -> bool:
 
 
 def _is_roi(node: Node, port: int) -> bool:
-    """Whether the port is a region of interest: input 1 of Resize held scales up to opset 10."""
-    return (
-        node.key == "Resize"
-        and port == 1
-        and node.signature is not None
-        and node.signature.since > 10
-    )
+    """Whether the port is a region of interest."""
+    region, signature = op_facts().region.get(node.key), node.signature
+    if region is None or signature is None:
+        return False
+    return port == region["input"] and signature.since >= region["since"]
 
 
 def position_paths(graph: Graph) -> Iterator[Hazard]:
@@ -153,10 +146,8 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     facts = op_facts()
     counting, position = set[int](), set[int]()
     for index in graph.scopes[0].inputs:
-        if graph.types[index] in _FLOATS and graph.values[index].origin in (
-            Origin.INPUT,
-            Origin.DEFAULT,
-        ):
+        is_given = graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT)
+        if is_given and graph.types[index] in _FLOATS:
             position.add(index)
     sinks: list[Node] = []
     for index in graph.order:
@@ -166,18 +157,13 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
             position.update(node.outputs)
             yield Hazard(index, KIND, "counts in floats")
             continue
-        if (
-            node.key == "Cast"
-            and node.input(0) != ABSENT
-            and graph.types[node.inputs[0]] in _INTEGERS
-        ):
+        given = [value for value in node.inputs if value != ABSENT]
+        if node.key == "Cast" and given and graph.types[given[0]] in _INTEGERS:
             position.update(node.outputs)
             continue
-        if position.isdisjoint(node.inputs):
+        if position.isdisjoint(given):
             continue
-        sources = [
-            value for value in node.inputs if value != ABSENT and graph.types[value] in _FLOATS
-        ]
+        sources = [value for value in given if graph.types[value] in _FLOATS]
         if node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
             if node.key in facts.rounding:
@@ -201,13 +187,9 @@ def _leading_to(graph: Graph, sinks: list[Node], position: set[int]) -> Iterator
     seen, stack = set(ends), list(sinks)
     while stack:
         node = stack.pop()
-        yield Hazard(
-            node.index,
-            KIND,
-            "works on positions"
-            if node.index in ends
-            else "leads to an op that needs exact positions",
-        )
+        is_end = node.index in ends
+        why = "works on positions" if is_end else "leads to an op that needs exact positions"
+        yield Hazard(node.index, KIND, why)
         for value in node.inputs:
             producer = graph.producer(value)
             if value in position and producer is not None and producer.index not in seen:

@@ -44,12 +44,8 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _large(low: Format, stats: ConstantStats) -> float | None:
     """A large element of the constant that is no sentinel."""
-    large = (
-        stats.uniform
-        if stats.uniform is not None and abs(stats.uniform) * low.epsilon >= 1
-        else None
-    )
-    return large if large is not None and abs(large) < SENTINEL else stats.out_of_range(low)
+    is_large = 1 / low.epsilon <= abs(stats.uniform or 0.0) < SENTINEL
+    return stats.uniform if is_large else stats.out_of_range(low)
 
 
 def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
@@ -58,16 +54,16 @@ def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     leading = _leading(graph)
     walked: set[int] = set()
     for node in (graph.nodes[index] for index in sorted(leading)):
-        values = [
-            value for _, value in graph.float_inputs(node) if _holds_sentinel(graph, low, value)
-        ]
-        path = (
-            [] if not values else [node.index] if node.index in walked else mask_path(graph, node)
-        )
+        read = (value for _, value in graph.float_inputs(node))
+        values = [value for value in read if _holds_sentinel(graph, low, value)]
+        if not values:
+            continue
+        path = [node.index] if node.index in walked else mask_path(graph, node)
         walked.update(path)
         # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
-        makers = [graph.producer(graph.constants.source(value)) for value in values]
-        groups += [[*path, *(maker.index for maker in makers if maker is not None)]] if path else []
+        makers = (graph.producer(graph.constants.source(value)) for value in values)
+        if path:
+            groups.append([*path, *(maker.index for maker in makers if maker is not None)])
     return groups
 
 

@@ -1,6 +1,6 @@
 """Constants out of the range of low precision."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Final
 
@@ -24,10 +24,7 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
         for value, stats in floats.items()
         if stats is not None and abs(stats.largest_number) > limit
     }
-    for node in (
-        graph.nodes[index]
-        for index in sorted({node for value in large for node, _ in graph.uses[value]})
-    ):
+    for node in _reading(graph, large):
         for value in node.inputs:
             beyond = _beyond(graph, low, node, value) if value in large else None
             if beyond is None or _carries(graph, node):
@@ -36,12 +33,9 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             verb = "holds" if abs(beyond) > low.max_finite else "scales by"
             why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, KIND, why)
+            why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in _readers(graph, node, seen):
-                yield Hazard(
-                    reader.index,
-                    KIND,
-                    f"reads what {node.label!r} computes from a constant out of range",
-                )
+                yield Hazard(reader.index, KIND, why)
 
 
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
@@ -53,13 +47,16 @@ def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
         for value, stats in floats
         if stats and (stats.largest > limit or stats.has_infinite)
     }
-    for node in (
-        graph.nodes[index]
-        for index in sorted({node for value in large for node, _ in graph.uses[value]})
-    ):
+    for node in _reading(graph, large):
         value = next(value for value in node.inputs if value in large)
         why = f"{graph.values[value].name!r} holds {large[value].largest:.6g}; init_max (--init-max) is {limit:.6g}"
         yield Hazard(node.index, KIND, why)
+
+
+def _reading(graph: Graph, values: Iterable[int]) -> list[Node]:
+    """The nodes that read one of some values, in node order."""
+    readers = {node for value in values for node, _ in graph.uses[value]}
+    return [graph.nodes[index] for index in sorted(readers)]
 
 
 def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
@@ -67,11 +64,8 @@ def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
     stats = graph.constants.stats(value)
     if stats is None:
         return None
-    grows = (
-        node.key == "Mul"
-        and stats.uniform is not None
-        and low.max_finite / 8 < abs(stats.uniform) < SENTINEL
-    )
+    factor = abs(stats.uniform or 0.0) if node.key == "Mul" else 0.0
+    grows = low.max_finite / 8 < factor < SENTINEL
     return stats.uniform if grows else stats.out_of_range(low)
 
 
