@@ -18,8 +18,8 @@ from onnxamp._model.blobs import (
     EXTERNAL_MIN,
     PIECE,
     Blob,
-    Copied,
     Held,
+    Stored,
     WeightConverter,
     layout,
     stream_blobs,
@@ -279,15 +279,12 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
         return None
     place = data_location(tensor, converter.base_dir)
     if place is not None:
-        return Copied(place)
+        return Stored(place)
     if not held:
         return None
-    is_raw = tensor.HasField("raw_data")
-    return Held(
-        tensor.raw_data
-        if is_raw
-        else numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-    )
+    if not tensor.HasField("raw_data"):
+        tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
+    return Held(tensor.raw_data)
 
 
 def _write_data(

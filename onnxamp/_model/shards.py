@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from onnx import TensorProto
 
 from onnxamp._errors import OutputError
-from onnxamp._model.blobs import Blob, Held, Lowered, stream_blobs, write_blobs
+from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
 from onnxamp._model.external_data import DataFile as _DataFile
 from onnxamp._model.external_data import DataLocation, data_location, inside_tensor
 from onnxamp._model.lowering import ConversionCounts
@@ -212,7 +212,7 @@ def _size(blobs: _Blobs) -> int:
 def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
     """Note what each weight lost elsewhere."""
     for (_, blob), counts in zip(blobs, lost, strict=True):
-        if isinstance(blob, Lowered):
+        if isinstance(blob, Stored):
             blob.lost.append(counts)
 
 
@@ -248,7 +248,7 @@ def _contents(file: DataFile) -> str:
     """What stands for a file with these weights at these places."""
     path, blobs = file
     words = (
-        f"{offset} {fingerprint(blob.data) if isinstance(blob, Held) else blob}"
+        f"{offset} {fingerprint(blob.bytes) if isinstance(blob, Held) else blob}"
         for offset, blob in blobs
     )
     return f"file {fingerprint(path.name, *words)}"
@@ -262,7 +262,7 @@ def _written(file: DataFile) -> list[ConversionCounts]:
     """What each weight of a file lost, once it is written."""
     path, blobs = file
     for _, blob in blobs:
-        if isinstance(blob, Lowered):
+        if isinstance(blob, Stored):
             blob.lost.clear()  # an earlier worker died of it
     _write(path, blobs, None)
     return _lost(blobs)
@@ -270,7 +270,7 @@ def _written(file: DataFile) -> list[ConversionCounts]:
 
 def _lost(blobs: _Blobs) -> list[ConversionCounts]:
     return [
-        sum(blob.lost, ConversionCounts()) if isinstance(blob, Lowered) else ConversionCounts()
+        sum(blob.lost, ConversionCounts()) if isinstance(blob, Stored) else ConversionCounts()
         for _, blob in blobs
     ]
 
