@@ -105,22 +105,23 @@ class Desk:
 class Held:
     """Bytes that are written as they are. Compared by identity; ``lost`` counts what was lost by them before."""
 
-    data: bytes | Bits
+    data: Any
+    """A buffer: bytes, or an array, which may lie in a file."""
     lost: Sequence[ConversionCounts] = ()
 
     @property
-    def bytes(self) -> memoryview:
-        """All of them; an array may lie in a file."""
+    def view(self) -> memoryview:
+        """All bytes."""
         return memoryview(self.data).cast("B")
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.bytes.nbytes
+        return self.view.nbytes
 
     def read(self, start: int, stop: int, _: Desk) -> Any:
         """The bytes from ``start`` to ``stop``."""
-        return self.bytes[start:stop]
+        return self.view[start:stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ def stream_blobs(
 ) -> None:
     """:func:`write_blobs` to a file that is written from its start to its end, and is there when all is written.
 
-    Pieces in memory are no progress. Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
+    Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
     """
     with Desk() as desk, writing(path) as file:
         written = 0
@@ -190,7 +191,7 @@ def stream_blobs(
             for start in range(0, blob.size, _STEP):
                 stop = min(start + _STEP, blob.size)
                 file.write(memoryview(blob.read(start, stop, desk)).cast("B"))
-                if progress is not None and not isinstance(blob, Held):
+                if progress is not None:
                     progress(stop - start)
             written = position + blob.size
 

@@ -333,20 +333,12 @@ def _write_inline(
     spans = find_data(data, lambda start, stop: data.find(token, start, stop) >= 0)
     order = [int.from_bytes(data[span.end - 8 : span.end], "big") for span in spans]
     sizes = [blobs[number][1].size for number in order]
-    pieces, holes, _ = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
-    filled = [(hole.position, blobs[order[hole.index]][1]) for hole in holes]
-    if is_remote(path):
-        stream_blobs(
-            path,
-            [*((position, Held(bytes(piece))) for position, piece in pieces), *filled],
-            progress,
-        )
-        return
-    with path.open("r+b") as file:
-        for position, piece in pieces:
-            file.seek(position)
-            file.write(piece)
-    write_blobs(path, filled, progress)
+    found = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
+    filled = [
+        (position, blobs[order[piece]][1] if isinstance(piece, int) else Held(piece))
+        for position, piece in found
+    ]
+    (stream_blobs if is_remote(path) else write_blobs)(path, filled, progress)
 
 
 def _approved(stage: Stage | RemoteStage, approve: Callable[[Path], None] | None) -> None:
