@@ -38,7 +38,7 @@ from onnxamp._model.external_data import data_location, external_tensor, forget_
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.sources import confirm_sources, release_sources
-from onnxamp._model.staging import RemoteStage, Stage, identity_of, remote_staging, staging
+from onnxamp._model.staging import Stage, identity_of, remote_staging, staging
 from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
@@ -289,7 +289,7 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
 
 def _write_data(
     blobs: list[tuple[TensorProto, Blob]],
-    stage: Stage | RemoteStage,
+    stage: Stage,
     shard_bytes: int | None,
     data_names: str,
     progress: Callable[[int], None] | None,
@@ -341,7 +341,7 @@ def _write_inline(
     (stream_blobs if is_remote(path) else write_blobs)(path, filled, progress)
 
 
-def _approved(stage: Stage | RemoteStage, approve: Callable[[Path], None] | None) -> None:
+def _approved(stage: Stage, approve: Callable[[Path], None] | None) -> None:
     if approve is not None:
         try:
             with stage.shown() as shown:
@@ -351,7 +351,7 @@ def _approved(stage: Stage | RemoteStage, approve: Callable[[Path], None] | None
             raise
 
 
-def _staging(path: Path, kept: Part | None = None) -> AbstractContextManager[Stage | RemoteStage]:
+def _staging(path: Path, kept: Part | None = None) -> AbstractContextManager[Stage]:
     """A stage for a result, here or behind a URL."""
     return remote_staging(path, kept) if is_remote(path) else staging(path, kept)
 
