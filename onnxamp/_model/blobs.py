@@ -60,7 +60,7 @@ class Desk:
     """What one thread works with: memory for one piece, and the files it reads from, each opened once."""
 
     numbers: NDArray[np.float32] = field(default_factory=lambda: np.empty(PIECE // 4, np.float32))
-    scratch: Scratch = field(default_factory=lambda: Scratch.make(PIECE // 4))
+    scratch: Scratch = field(default_factory=lambda: Scratch(PIECE // 4))
     _stack: ExitStack = field(default_factory=ExitStack)
     _files: dict[Path, BinaryIO] = field(default_factory=dict)
 

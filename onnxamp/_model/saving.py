@@ -6,8 +6,9 @@
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -134,7 +135,7 @@ def save_model(
     external: bool,
     shard_bytes: int | None = None,
     data_names: str = "onnx",
-    keep: frozenset[Path] = frozenset(),
+    keep: AbstractSet[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
     approve: Callable[[Path], None] | None = None,
     workers: Workers | None = None,
@@ -160,32 +161,26 @@ def save_model(
         OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
         ExternalDataError: a weight cannot be read.
     """
-    try:
-        with _staging(path, kept) as stage:
-            blobs, total = _blobs(model, converter, held=external)
-            report = _adding_up(progress, total) if progress else None
-            if external:
-                # Where its data are gone, the model to replace may refer to a file that is new.
-                written = _write_data(
-                    blobs=blobs,
-                    stage=stage,
-                    shard_bytes=shard_bytes,
-                    data_names=data_names,
-                    progress=report,
-                    workers=workers,
-                    kept=kept,
-                )
-                keep |= {(path.parent / name).resolve() for name in written}
-                stage.main.write_bytes(model.SerializeToString())
-            else:
-                _write_inline(model, blobs, stage.main, report)
-            _approved(stage, approve)
-            identity, left = stage.identity(), list[str]()
-            stage.commit(lambda: _outdated(path, keep, left))
-    except (OSError, ValueError) as error:
-        if isinstance(error, (ArgumentError, ModelError)):
-            raise
-        raise unwritable(path, error) from None
+    left, needed = list[str](), set(keep)
+    with _replacing(path, needed, left, approve, kept) as stage:
+        blobs, total = _blobs(model, converter, held=external)
+        report = _adding_up(progress, total) if progress else None
+        if external:
+            # Where its data are gone, the model to replace may refer to a file that is new.
+            written = _write_data(
+                blobs=blobs,
+                stage=stage,
+                shard_bytes=shard_bytes,
+                data_names=data_names,
+                progress=report,
+                workers=workers,
+                kept=kept,
+            )
+            needed.update((path.parent / name).resolve() for name in written)
+            stage.main.write_bytes(model.SerializeToString())
+        else:
+            _write_inline(model, blobs, stage.main, report)
+        identity = stage.identity()
     if external and blobs:
         left += _named_as_usual(model, path, identity, [tensor for tensor, _ in blobs], data_names)
     return Saved(total, tuple(left))
@@ -341,31 +336,40 @@ def _write_inline(
     (stream_blobs if is_remote(path) else write_blobs)(path, filled, progress)
 
 
-def _approved(stage: Stage, approve: Callable[[Path], None] | None) -> None:
-    if approve is not None:
-        try:
-            with stage.shown() as shown:
-                approve(shown)
-        except Exception:
-            stage.discard()
+@contextmanager
+def _replacing(
+    path: Path,
+    keep: AbstractSet[Path],
+    left: list[str],
+    approve: Callable[[Path], None] | None,
+    kept: Part | None = None,
+) -> Iterator[Stage]:
+    """A stage for a result, here or behind a URL, which is put in its place at the end of the block if it is approved.
+
+    ``left`` gets what becomes of data files that are in use, in sentences; the others are as for :func:`save_model`.
+    """
+    try:
+        with (remote_staging if is_remote(path) else staging)(path, kept) as stage:
+            yield stage
+            if approve is not None:
+                try:
+                    with stage.shown() as shown:
+                        approve(shown)
+                except Exception:
+                    stage.discard()
+                    raise
+            stage.commit(lambda: _outdated(path, keep, left))
+    except (OSError, ValueError) as error:
+        if isinstance(error, (ArgumentError, ModelError)):
             raise
-
-
-def _staging(path: Path, kept: Part | None = None) -> AbstractContextManager[Stage]:
-    """A stage for a result, here or behind a URL."""
-    return remote_staging(path, kept) if is_remote(path) else staging(path, kept)
-
-
-def _copy_bytes(source: Path, target: Path) -> None:
-    if is_remote(source) or is_remote(target):
-        with source.open("rb") as read, writing(target) as written:
-            shutil.copyfileobj(read, written, PIECE)
-    else:
-        shutil.copyfile(source, target)
+        raise unwritable(path, error) from None
 
 
 def copy_file(
-    source: Path, target: Path, keep: frozenset[Path], approve: Callable[[Path], None] | None = None
+    source: Path,
+    target: Path,
+    keep: AbstractSet[Path],
+    approve: Callable[[Path], None] | None = None,
 ) -> list[str]:
     """Copy a model file whole or not at all; ``keep`` and ``approve`` as for :func:`save_model`.
 
@@ -376,19 +380,16 @@ def copy_file(
         OutputError: the target cannot be written.
     """
     left: list[str] = []
-    try:
-        with _staging(target) as stage:
-            _copy_bytes(source, stage.main)
-            _approved(stage, approve)
-            stage.commit(lambda: _outdated(target, keep, left))
-    except OSError as error:
-        if isinstance(error, ModelError):  # a data file is missing
-            raise
-        raise unwritable(target, error) from None
+    with (
+        _replacing(target, keep, left, approve) as stage,
+        source.open("rb") as read,
+        writing(stage.main) as written,
+    ):
+        shutil.copyfileobj(read, written, PIECE)
     return left
 
 
-def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
+def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path]:
     """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
 
     Args:
@@ -417,7 +418,7 @@ def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
     return removed
 
 
-def _data_of(path: Path, keep: frozenset[Path]) -> dict[str, Path]:
+def _data_of(path: Path, keep: AbstractSet[Path]) -> dict[str, Path]:
     """The data files of the present model at ``path`` that are not kept, by name."""
     try:
         names = data_files_of(path) if path.exists() else set[str]()

@@ -404,18 +404,16 @@ class _Checker:
         if used - {wanted} or (wanted in _HELD and not used):
             found = ", ".join(sorted(used)) or "nothing"
             raise ModelError(f"{where} should hold its value in {wanted!r}, but holds {found}.")
-        self._values(item, where)
-
-    def _values(self, item: AttributeProto, where: str) -> None:
-        for tensor in (*([item.t] if item.HasField("t") else []), *item.tensors):
-            check_tensor(tensor, where)
-        for sparse in (
-            *([item.sparse_tensor] if item.HasField("sparse_tensor") else []),
-            *item.sparse_tensors,
-        ):
-            check_sparse(sparse)
-        for kind in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
-            check_type(kind, where)
+        if item.type in PLAIN:
+            return
+        held = getattr(item, wanted)
+        for value in held if wanted.endswith("s") else [held]:
+            if isinstance(value, TensorProto):
+                check_tensor(value, where)
+            elif isinstance(value, SparseTensorProto):
+                check_sparse(value)
+            elif isinstance(value, TypeProto):
+                check_type(value, where)
 
 
 def _plain_bytes(item: AttributeProto) -> bytes | None:
