@@ -16,11 +16,11 @@ from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 
 
-def _batches(_: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
+def _batches(text: str) -> list[int]:
     """``1,8,32`` as numbers."""
-    parts = [part.strip() for part in text.split(",")] if text else []
+    parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{text!r} is not of the form N,N,...", param=parameter)
+        raise click.BadParameter(f"{text!r} is not of the form N,N,...")
     return [int(part) for part in parts]
 
 
@@ -30,7 +30,7 @@ def _batches(_: click.Context, parameter: click.Parameter, text: str | None) -> 
     "--batch",
     "batches",
     metavar="N[,N...]",
-    callback=_batches,
+    type=_batches,
     help="Batch sizes [the model's own].",
 )
 @custom_ops_option
@@ -71,7 +71,7 @@ def command(given: Given) -> None:
         report = bench_models(
             *given.models,
             provider=given.provider,
-            batches=given.batches,
+            batches=given.batches or (),
             dims=given.dims,
             feeds=None if samples is None else samples[0],
             seed=given.seed,

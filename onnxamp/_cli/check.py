@@ -11,7 +11,6 @@ from onnxamp._cli.common import (
     check_outputs,
     files_of,
     first_arrays,
-    given_files,
     new_command,
     show,
     write_page,
@@ -92,7 +91,7 @@ def command(given: Given) -> None:
             f"--build needs --target {' or '.join(builders)}: others build no engines."
         )
     opened, name = Model.of(given.model), str(given.model)
-    check_outputs([*files_of(opened), *given_files(given)], [given.html, given.state])
+    check_outputs(given, [given.html, given.state], *files_of(opened))
     check_dims(opened, given)
     samples = None if given.static and not given.build else run_options_of(given).draw(opened)
     feeds = first_arrays(samples)

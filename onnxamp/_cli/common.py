@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -267,7 +267,7 @@ def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = Fals
     files = [file for file in files_of(model) if not (file == path and is_same)]
     failed = failed_name(target) if may_fail else None
     outputs = [target, given.save_plan, given.html, given.state, failed]
-    check_outputs([*files, *given_files(given)], outputs)
+    check_outputs(given, outputs, *files)
     return target
 
 
@@ -276,49 +276,43 @@ def files_of(model: "Model") -> list[Path]:
     return [] if model.path is None else [model.path, *model.stock.files]
 
 
-def given_files(given: Given) -> list[Path]:
+def _given_files(given: Given) -> list[Path]:
     """The files besides models that the options of a command name to be read."""
     names = [getattr(given, name, None) for name in ("inputs", "plan_file", "data", "custom_ops")]
     files = [Path(name) for name in (*names, *getattr(given, "libraries", ())) if name is not None]
     folders = [file for file in files if not is_remote(file) and file.is_dir()]
     code = getattr(getattr(given, "accept", None), "name", "").rpartition(":")[0]
-    return [
-        *files,
-        *(file for folder in folders for file in folder.iterdir()),
-        *([Path(code)] if code else []),
-    ]
+    files += [Path(code)] if code else []
+    return [*files, *(file for folder in folders for file in folder.iterdir())]
 
 
-def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
+def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -> None:
     """Before anything runs, check that outputs can be written, and replace neither an input nor each other, and make
-    their folders.
+    their folders. Files that options name are inputs, too.
 
     Raises:
         ArgumentError: an output is an input, another output or its data file, the data file of a model, a standard
             stream or no regular file.
         OutputError: its folder is read-only, or cannot be made.
     """
-    taken = {path.resolve() for path in inputs if path is not None}
+    taken = {path.resolve() for path in (*inputs, *_given_files(given))}
     wanted = [path for path in outputs if path is not None]
+    here = [path for path in wanted if not is_remote(path)]
     for path in wanted:
-        target = path.resolve()
+        target, name, fault = path.resolve(), repr(str(path)), ""
         if target in taken:
-            raise ArgumentError(
-                f"{str(path)!r} is read or written already: choose another name for the output."
-            )
-        if target.is_dir():
-            raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
-        if not is_remote(path) and _is_printed_to(path):
-            raise ArgumentError(
-                f"{str(path)!r} is where reports and warnings go: name another file."
-            )
-        if path.exists() and not path.is_file():
-            raise ArgumentError(
-                f"The output {str(path)!r} is not a regular file: choose another name."
-            )
+            fault = f"{name} is read or written already: choose another name for the output."
+        elif target.is_dir():
+            fault = f"The output {name} is a folder: name a file."
+        elif path in here and _is_printed_to(path):
+            fault = f"{name} is where reports and warnings go: name another file."
+        elif path.exists() and not path.is_file():
+            fault = f"The output {name} is not a regular file: choose another name."
+        if fault:
+            raise ArgumentError(fault)
         taken.add(target)
-    _check_data_files([path.resolve() for path in wanted if not is_remote(path)])
-    for path in (path for path in wanted if not is_remote(path)):
+    _check_data_files([path.resolve() for path in here])
+    for path in here:
         folder = made_folder(path.parent)
         if not os.access(folder, os.W_OK):
             raise OutputError(
@@ -348,10 +342,9 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
 
 def _is_printed_to(path: Path) -> bool:
     """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
+    no_such = (OSError, ValueError, AttributeError)  # a file, or a stream
     for stream in (sys.stdout, sys.stderr):
-        with suppress(
-            OSError, ValueError, AttributeError
-        ):  # there is no such file, or no such stream
+        with suppress(*no_such):
             if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
                 return True
     return False
@@ -424,31 +417,25 @@ class LevelChoice(click.Choice[str]):
         )
 
 
-class OpsetType(click.types.StringParamType):
+@contextmanager
+def refused() -> Iterator[None]:
+    """Say of what is wrong with a value that it is wrong usage of an option."""
+    try:
+        yield
+    except OnnxAmpError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def to_opset(text: str) -> int | str:
     """A number, or one of the words that an opset can be."""
-
-    name = "opset"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number or the word."""
-        try:
-            return check_opset(int(value) if str(value).isdecimal() else str(value).lower())
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
+    with refused():
+        return check_opset(int(text) if text.isdecimal() else text.lower())
 
 
-class Target(click.types.StringParamType):
+def to_target(text: str) -> str:
     """A target, perhaps with a version of ONNX Runtime."""
-
-    name = "target"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The target that is meant."""
-        try:
-            with warnings.catch_warnings(record=True, action="always") as caught:
-                target = check_target(str(value).lower())
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
-        for warning in caught:
-            click.echo(f"Warning: {printable(str(warning.message))}", err=True)
-        return target
+    with refused(), warnings.catch_warnings(record=True, action="always") as caught:
+        found = check_target(text.lower())
+    for warning in caught:
+        click.echo(f"Warning: {printable(str(warning.message))}", err=True)
+    return found

@@ -13,7 +13,6 @@ from onnxamp._cli.common import (
     Given,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
     write_page,
@@ -117,12 +116,8 @@ def command(given: Given) -> None:
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
-    read = [
-        given.reference,
-        *(file for model in models for file in files_of(model)),
-        *given_files(given),
-    ]
-    check_outputs(read, [given.save, given.html, given.state])
+    read = (file for model in models for file in files_of(model))
+    check_outputs(given, [given.save, given.html, given.state], given.reference, *read)
     report = _run(*models, limits, given) if models else _judged_again(limits, given)
     confirm_sources()
     if given.save:

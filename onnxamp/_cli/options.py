@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import FILE, Given, LevelChoice, OpsetType, OutputPath, Target, Words
+from onnxamp._cli.common import FILE, Given, LevelChoice, OutputPath, Words, refused
 from onnxamp._errors import ArgumentError
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
@@ -58,34 +58,26 @@ def option_group(*options: Decorator) -> Decorator:
     return decorate
 
 
-def _bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def _bytes(value: str) -> int:
     """A size in bytes, given with or without a unit: 500MB, 2GB, 1.5GiB."""
-    if value is None:
-        return None
     size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
     if size is None:
-        raise click.BadParameter(
-            f"{value!r} is not a size: write it like 500MB or 2GB.", param=parameter
-        )
+        raise click.BadParameter(f"{value!r} is not a size: write it like 500MB or 2GB.")
     if not float(size[1]):
-        raise click.BadParameter(
-            f"{value!r} holds nothing: give a size like 500MB or 2GB.", param=parameter
-        )
+        raise click.BadParameter(f"{value!r} holds nothing: give a size like 500MB or 2GB.")
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 
 
-def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, int]:
+def _dims(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, int]:
     """``NAME=N`` options as a mapping."""
     dims = {}
     for pair in pairs:
         name, _equals, number = pair.rpartition("=")
         if not name or not number.isdecimal():
-            raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param=parameter)
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=N.")
         if int(number) == 0:
-            raise click.BadParameter(
-                f"{pair!r} would make empty inputs, which show nothing.", param=parameter
-            )
+            raise click.BadParameter(f"{pair!r} would make empty inputs, which show nothing.")
         dims[name] = int(number)
     return dims
 
@@ -137,7 +129,7 @@ def cure_options(no_cure: str, more: str = "") -> Decorator:
 def judged_target_option(text: str) -> Decorator:
     """The option that says whose arithmetic counts."""
     metavar = COMMAND_LINE["target"].metavar
-    return click.option("--target", type=Target(), default="cuda", metavar=metavar, help=text)
+    return click.option("--target", type=to_target, default="cuda", metavar=metavar, help=text)
 
 
 def budget_option(default: int, text: str) -> Decorator:
@@ -157,7 +149,7 @@ def level_option(text: str, levels: Iterable[str], default: str | None = "O2") -
     return click.option("--level", type=LevelChoice(levels), default=default, help=text)
 
 
-def _provider(_: click.Context, __: click.Parameter, text: str) -> "Provider | None":
+def _provider(text: str) -> "Provider | None":
     """The provider that is asked for; None for "auto"."""
     return None if text.lower() == "auto" else text.lower()
 
@@ -165,7 +157,7 @@ def _provider(_: click.Context, __: click.Parameter, text: str) -> "Provider | N
 provider_option: Final = click.option(
     "--provider",
     default="auto",
-    callback=_provider,
+    type=_provider,
     metavar="auto|cuda|cpu|webgpu|browser|PACKAGE",
     help="Where to run models; auto uses CUDA if it is available, PACKAGE is a plugin provider of ONNX Runtime, such as"
     " onnxruntime-ep-openvino; browser, for bench and diff, is a headless Chromium with onnxruntime-web.",
@@ -299,24 +291,20 @@ metric_option: Final = click.option(
 """The option that says how outputs are compared."""
 
 
-def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> "Accept | None":
+def _accept(name: str) -> "Accept":
     """The function of a name, imported before anything runs."""
-    if name is None:
-        return None
     if ":" not in name:
-        raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.", param=parameter)
+        raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.")
     from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - few commands are given a judge
 
-    try:
+    with refused():
         return Accept.of(name)
-    except ArgumentError as error:
-        raise click.BadParameter(str(error), param=parameter) from None
 
 
 accept_option: Final = click.option(
     "--accept",
     metavar="PACKAGE:FUNCTION",
-    callback=_accept,
+    type=_accept,
     help="Let this function judge: it takes the outputs of the original and of the result as dicts of arrays, and"
     " returns True or False. FILE.py:FUNCTION works, too. Its module runs as you: name only code that you trust.",
 )
@@ -372,7 +360,7 @@ output_options: Final = option_group(
     click.option(
         "--shard-size",
         metavar="SIZE",
-        callback=_bytes,
+        type=_bytes,
         help="Split the data file into files of about this size (2GB, 500MB).",
     ),
     report_options("report", "verdict", html=True),
@@ -402,7 +390,7 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     elif spelled.many:
         form = {"multiple": True}
     else:
-        own = {"opset": OpsetType(), "target": Target()}
+        own = {"opset": to_opset, "target": to_target}
         kind = click.IntRange(1) if spelled.kind is int else spelled.kind
         form = {"type": own.get(name, kind), "default": None if default == () else default}
     return click.option(spelled.flag, name, metavar=spelled.metavar, help=spelled.help, **form)

@@ -14,7 +14,6 @@ from onnxamp._cli.common import (
     LevelChoice,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
 )
@@ -62,20 +61,17 @@ _MANAGERS: Final[Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScal
 }
 
 
-def _manager(
-    _: click.Context, parameter: click.Parameter, text: str | None
-) -> LossScaleManager | FromLevel | None:
+def _manager(text: str) -> LossScaleManager | FromLevel | None:
     """The manager that ``--loss-scale`` spells."""
-    if text in (None, "none"):
-        return FROM_LEVEL if text is None else None
-    kind, *number = str(text).split(":", 1)
+    if text in ("", "none"):
+        return None if text else FROM_LEVEL
+    kind, *number = text.split(":", 1)
     try:
         return _MANAGERS[kind](float(number[0])) if number else _MANAGERS[kind]()
     except (KeyError, ValueError) as error:
         why = f": {error}" if isinstance(error, ArgumentError) else ""
         raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none.",
-            param=parameter,
+            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
         ) from None
 
 
@@ -145,7 +141,9 @@ def _manager(
 @click.option(
     "--loss-scale",
     "scale",
-    callback=_manager,
+    type=_manager,
+    default="",
+    show_default=False,
     metavar="fixed:N|dynamic:N|none",
     help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].",
 )
@@ -177,7 +175,7 @@ def command(given: Given) -> None:
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
     opened = Model.of(given.model)
-    check_outputs([*files_of(opened), *given_files(given)], [given.output, given.checkpoint])
+    check_outputs(given, [given.output, given.checkpoint], *files_of(opened))
     batches = Batches(read_npz(given.data), given.batch_size, given.seed)
     net = _network(opened, batches, given)
     confirm_sources()

@@ -12,7 +12,6 @@ from onnxamp._cli.common import (
     Given,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
     target_of,
@@ -315,10 +314,8 @@ def _check(pipeline: Pipeline, folder: Path, given: Given) -> None:
         )
     saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
     models = [file for member in pipeline.members for file in files_of(member.model)]
-    check_outputs(
-        [given.model, *models, *given_files(given)],
-        [*targets, *saved, given.html, given.state],
-    )
+    outputs = [*targets, *saved, given.html, given.state]
+    check_outputs(given, outputs, given.model, *models)
 
 
 def _save_plans(tuned: TunedPipeline, folder: Path) -> None:

@@ -11,7 +11,6 @@ from onnxamp._cli.common import (
     Given,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
     tell,
@@ -74,7 +73,7 @@ def command(given: Given) -> None:
     page = given.output or model.with_suffix(".html")
     if page.is_dir():
         page /= f"{model.stem}.html"
-    check_outputs([*files_of(opened), *given_files(given)], [page])
+    check_outputs(given, [page], *files_of(opened))
     if plan is None:
         refuse_misspelt(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
