@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import FILE, Given, LevelChoice, OutputPath, Words, refused
+from onnxamp._cli.common import (
+    FILE,
+    Given,
+    LevelChoice,
+    OutputPath,
+    Words,
+    refused,
+    to_opset,
+    to_target,
+)
 from onnxamp._errors import ArgumentError
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
