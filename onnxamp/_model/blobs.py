@@ -182,7 +182,7 @@ def stream_blobs(
 ) -> None:
     """:func:`write_blobs` to a file that is written from its start to its end, and is there when all is written.
 
-    Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
+    Pieces in memory are no progress. Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
     """
     with Desk() as desk, writing(path) as file:
         written = 0
@@ -191,7 +191,7 @@ def stream_blobs(
             for start in range(0, blob.size, _STEP):
                 stop = min(start + _STEP, blob.size)
                 file.write(memoryview(blob.read(start, stop, desk)).cast("B"))
-                if progress is not None:
+                if progress is not None and not isinstance(blob, Held):
                     progress(stop - start)
             written = position + blob.size
 
