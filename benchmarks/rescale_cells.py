@@ -33,11 +33,10 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._options.levels import Rescaling, Unfit
-from onnxamp._runtime.bound import bind
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
-from onnxamp._runtime.session import make_session
+from onnxamp._runtime.session import bind, make_session
 from onnxamp._target.roofline import device_called
 
 WAYS: Final = ("rescaled", "islands", "folded", "small", "plain")

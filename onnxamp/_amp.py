@@ -230,11 +230,7 @@ def _only(white: frozenset[str]) -> Rule:
 
     def rule(node: NodeProto) -> str | None:
         key = op_key(node)
-        return (
-            None
-            if key in white or key in op_facts().following | op_facts().control_flow
-            else "high"
-        )
+        return None if key in white or key in op_facts().following else "high"
 
     return rule
 

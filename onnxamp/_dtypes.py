@@ -57,6 +57,9 @@ class Format:
     def __hash__(self) -> int:
         return hash(self.name)  # formats are keys of caches that every weight asks
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return low_type, (self.name,)  # other processes have one object for each, too
+
     @property
     def tensor(self) -> str:
         """The type of a tensor of this format, as schemas write it."""

@@ -1,15 +1,20 @@
-"""Optional rooms: what needs packages of its own, and is loaded when it is first used.
+"""What not everybody has installed: the packages of optional rooms, and ONNX Runtime.
 
-``_data/optional.toml`` lists them. Each stands behind an interface of the core, which knows only its name in that list.
+``_data/optional.toml`` lists optional rooms, which are loaded when they are first used. Each stands behind an interface
+of the core, which knows only its name in that list.
 """
 
 import tomllib
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module, metadata, resources
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 from onnxamp._errors import MissingPackageError
+
+LEAST_RUNTIME: Final = "1.30"
+"""The oldest ONNX Runtime that models are run with. Older ones end the process at float16 defaults of inputs (up to
+1.29) and at bound outputs (1.28)."""
 
 
 @cache
@@ -35,3 +40,40 @@ def optional(name: str, needs: str = "") -> Any:
             f"{needs} {room['title']}, which is not installed: pip install 'onnxamp[{room['extra']}]'."
         )
     return import_module(room["module"])
+
+
+def has_runtime() -> bool:
+    """Return whether ONNX Runtime is installed, whichever of its packages brings it."""
+    return find_spec("onnxruntime") is not None and find_spec("onnxruntime.capi") is not None
+
+
+def require_runtime() -> None:
+    """Make sure that models can be run.
+
+    Raises:
+        MissingPackageError: ONNX Runtime is not installed, or it is too old.
+    """
+    fault = _runtime_fault()
+    if fault is not None:
+        raise MissingPackageError(fault)
+
+
+@cache
+def _runtime_fault() -> str | None:
+    if not has_runtime():
+        return (
+            "ONNX Runtime is not installed, and models cannot be run without it: pip install 'onnxamp[cpu]', or"
+            " 'onnxamp[cuda]' for NVIDIA GPUs."
+        )
+    version = import_module("onnxruntime").__version__
+    if _numbers(version) >= _numbers(LEAST_RUNTIME):
+        return None
+    packages = metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
+    return (
+        f"ONNX Runtime {version} is installed, and onnxamp runs models with {LEAST_RUNTIME} or newer: pip install"
+        f" --upgrade {packages[0]}"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -38,7 +38,7 @@ from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._runtime.building import Child
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import assigned_nodes, make_session, run
-from onnxamp._target.kernels import runs_on
+from onnxamp._target.kernels import Typed, runs_on
 from onnxamp._target.targets import older_installed, release
 
 EXPORTS = ROOT / "tests" / "exports.toml"
@@ -130,7 +130,7 @@ def mixtures(form: Form, target: str) -> Iterator[Types]:
         allowed = form.signature.params
         if any(kind not in allowed.get(name.partition("#")[0], {kind}) for name, kind in types.items()):
             continue
-        if runs_on(target, form.op, form.signature, {**bound, **types}, form.model(types).graph.node[0]):
+        if runs_on(target, Typed(form.signature, {**bound, **types}, form.model(types).graph.node[0])):
             yield types
 
 

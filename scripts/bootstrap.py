@@ -30,7 +30,7 @@ class Environment(NamedTuple):
         return self.bin / ("python.exe" if os.name == "nt" else "python")
 
     def ensure(self, extra: str = "", pinned: Sequence[str] = ()) -> None:
-        """Make it hold onnxamp, editable, with the dependencies of ``extra`` ("dev" or none) at ``pinned`` versions."""
+        """Make it hold onnxamp, editable, with the dependencies of an extra, if any, at ``pinned`` versions."""
         if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this has not installed anything yet
             sys.exit(f"onnxamp needs Python 3.11 or later; this is {sys.version.split()[0]}.")
         wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()

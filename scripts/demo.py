@@ -8,7 +8,7 @@ import sys
 from bootstrap import BIN, ROOT, ensure, run
 
 if __name__ == "__main__":
-    ensure()
+    ensure("gpu")
     (ROOT / "build").mkdir(exist_ok=True)
     arguments = sys.argv[1:] or ["models/encoder.onnx", "-o", "build/encoder_fp16.onnx", "--level", "O2"]
     print("onnxamp convert", *arguments, file=sys.stderr)

@@ -24,6 +24,8 @@ def oldest(requirements: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    OLDEST.ensure("dev", oldest(project["dependencies"]))
+    extras = project["optional-dependencies"]
+    needed = (project["dependencies"], *(extras[name] for name in ("gpu", "safetensors", "xlsx")))
+    OLDEST.ensure("dev", oldest([requirement for group in needed for requirement in group]))
     workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
     run([str(OLDEST.python), "-m", "pytest", "-q", *workers, *sys.argv[1:]])

@@ -16,7 +16,7 @@ from onnx.reference.op_run import OpRun
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT
-from onnxamp._target.kernels import runs_on
+from onnxamp._target.kernels import Typed, runs_on
 from onnxamp.train import Gradients, add_gradients
 
 OPSET = 21
@@ -177,6 +177,6 @@ def missing_kernels(model: ModelProto, provider: str) -> list[str]:
     for node in view.nodes:
         assert node.signature is not None
         bound = bind(node.signature, [None if v == ABSENT else types[v] for v in node.inputs])
-        if not runs_on(provider, node.key, node.signature, bound, node.proto):
+        if not runs_on(provider, Typed(node.signature, bound, node.proto)):
             found.append(f"{node.key} {dict(bound)}")
     return found

@@ -2,16 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto
 
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
-from onnxamp._audit.findings import Audit, Casts, Engine, Finding, LoadsFrom, NodeFacts, ordered
+from onnxamp._audit.findings import (
+    Audit,
+    Casts,
+    Engine,
+    Finding,
+    LoadsFrom,
+    NodeFacts,
+    finding,
+    ordered,
+)
 from onnxamp._audit.hazards import low_hazards, weight_findings, weight_types
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
@@ -38,58 +46,58 @@ from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
 from onnxamp._target.targets import known_versions, release, target_of, targets, version_of
 
+Doubt: TypeAlias = tuple[Node, str, str]
+"""A node that a builder may refuse, why, and what to do about it."""
+
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     """Nodes around Casts, or results of loops, that the target's builder may refuse. Complexity: linear in nodes."""
     profile = profile_of(target)
     if profile is None:
         return
+    for node, position in constant_reads(graph, profile):
+        text = f"input {position} is a constant: {target}'s builder takes none there"
+        yield finding(node, "error", "kernel", text, "Put an Identity before it.")
+    doubts = (_stacks, _products, _states, _cast_reads)
+    for node, why, action in (doubt for rule in doubts for doubt in rule(graph, profile)):
+        text = f"{why}: {target}'s builder may refuse that"
+        yield finding(node, "warning", "kernel", text, action.replace("TARGET", target))
+
+
+def _stacks(graph: Graph, profile: Profile) -> Iterator[Doubt]:
     low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in stacked_up(graph, profile):
         if name := low_names.get(graph.types[node.outputs[0]] or ""):
-            text = f"a loop stacks up its {name} as they are: {target}'s builder may refuse that"
-            yield Finding(
-                severity="warning",
-                kind="kernel",
-                node=node.label,
-                op=node.key,
-                text=text,
-                action=f"Convert for {target}, or make it float32.",
+            yield (
+                node,
+                f"a loop stacks up its {name} as they are",
+                "Convert for TARGET, or make it float32.",
             )
-    for node, position in constant_reads(graph, profile):
-        text = f"input {position} is a constant: {target}'s builder takes none there"
-        yield Finding(
-            severity="error",
-            kind="kernel",
-            node=node.label,
-            op=node.key,
-            text=text,
-            action="Put an Identity before it.",
-        )
-    yield from _products(graph, profile, target)
+
+
+def _products(graph: Graph, profile: Profile) -> Iterator[Doubt]:
+    """Products of dequantized numbers."""
+    for node, *dequantized in split_scales(graph, profile):
+        if len({graph.types[found.outputs[0]] for found in dequantized}) > 1:
+            text = "its factors are dequantized to different types"
+            yield node, text, "Give both scales one type."
+    for first, node in shared_factors(graph, profile):
+        if graph.types[node.outputs[0]] != graph.types[first.outputs[0]]:
+            text = "it shares a dequantized factor with a product of another type"
+            yield node, text, "Give both products one type."
+
+
+def _states(graph: Graph, profile: Profile) -> Iterator[Doubt]:
     for state, moved in passed_states(graph, profile):
-        owner, readers = (
-            graph.producer(state),
-            {node.key for value in moved for node, _ in graph.consumers(value)},
-        )
+        owner = graph.producer(state)
+        readers = {node.key for value in moved for node, _ in graph.consumers(value)}
         if owner is not None and "Cast" in readers:
-            text = (
-                f"its body moves a state that is cast behind it: {target}'s builder may refuse that"
-            )
-            action = f"Convert for {target}, or give what reads the state one type."
-            yield Finding(
-                severity="warning",
-                kind="kernel",
-                node=owner.label,
-                op=owner.key,
-                text=text,
-                action=action,
-            )
-    yield from _cast_reads(graph, profile, target)
+            action = "Convert for TARGET, or give what reads the state one type."
+            yield owner, "its body moves a state that is cast behind it", action
 
 
-def _cast_reads(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
-    """Find reads of float32 that a Cast of low precision makes, which the target's builder may refuse."""
+def _cast_reads(graph: Graph, profile: Profile) -> Iterator[Doubt]:
+    """Reads of float32 that a Cast of low precision makes."""
     for read in straight_reads(graph, profile):
         made = graph.producer(read.value)
         if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
@@ -97,43 +105,8 @@ def _cast_reads(graph: Graph, profile: Profile, target: str) -> Iterator[Finding
         for low in FORMATS.values():
             if graph.types[made.input(0)] == low.tensor:
                 what = "stacks up" if read.owner.bodies else "reads"
-                text = f"it {what} float32 that is a Cast of {low.name}: {target}'s builder may refuse that"
-                action = f"Convert for {target}, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
-                yield Finding(
-                    severity="warning",
-                    kind="kernel",
-                    node=read.owner.label,
-                    op=read.owner.key,
-                    text=text,
-                    action=action,
-                )
-
-
-def _products(graph: Graph, profile: Profile, target: str) -> Iterator[Finding]:
-    """Products of dequantized numbers that the target's builder may refuse."""
-    for node, *dequantized in split_scales(graph, profile):
-        kinds = [graph.types[found.outputs[0]] for found in dequantized]
-        if kinds[0] != kinds[1]:
-            text = f"its factors are dequantized to different types: {target}'s builder may refuse that"
-            yield Finding(
-                severity="warning",
-                kind="kernel",
-                node=node.label,
-                op=node.key,
-                text=text,
-                action="Give both scales one type.",
-            )
-    for first, node in shared_factors(graph, profile):
-        if graph.types[node.outputs[0]] != graph.types[first.outputs[0]]:
-            text = f"it shares a dequantized factor with a product of another type: {target}'s builder may refuse that"
-            yield Finding(
-                severity="warning",
-                kind="kernel",
-                node=node.label,
-                op=node.key,
-                text=text,
-                action="Give both products one type.",
-            )
+                action = "Convert for TARGET, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
+                yield read.owner, f"it {what} float32 that is a Cast of {low.name}", action
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
@@ -166,13 +139,12 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
     if version_of(target):
         action = "Export the model for an older opset and IR version, or use a newer ONNX Runtime."
         for text in _unloadable(graph, model, target):
-            yield Finding(
-                severity="error",
-                kind="opset",
-                node="",
-                op="",
-                text=f"ONNX Runtime {version_of(target)} does not load it: {text}",
-                action=action,
+            yield finding(
+                "",
+                "error",
+                "opset",
+                f"ONNX Runtime {version_of(target)} does not load it: {text}",
+                action,
             )
 
 
@@ -183,14 +155,7 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
         for node, why in wrong_kernels(graph, low.name, target):
             if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
-                yield Finding(
-                    severity="warning",
-                    kind="kernel",
-                    node=node.label,
-                    op=node.key,
-                    text=why,
-                    action=action,
-                )
+                yield finding(node, "warning", "kernel", why, action)
 
 
 def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
@@ -237,33 +202,18 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
     """A refusal, with what to do about it."""
-    rule = next((row for row in _rules(target) if row["says"] in refusal.text), None)
-    why = f" ({rule['rule']})" if rule is not None else ""
+    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get("rules", ())
+    rule = next((row for row in rules if row["says"] in refusal.text), {})
+    why = f" ({rule['rule']})" if rule else ""
     text = f"{by} refuses it: {refusal.text}{why}"
     if node is None:
-        action = str(rule.get("cure", "")) if rule is not None else ""
-        return Finding(
-            severity="error",
-            kind="engine",
-            node=refusal.node,
-            op="",
-            text=text,
-            action=action or "Look at the ops that it names.",
-        )
+        action = rule.get("cure") or "Look at the ops that it names."
+        return finding(refusal.node, "error", "engine", text, action)
     if node.precision in _LOW:
         action = f"Keep it float32: convert with --target {target}, or with --keep-node NAME or --black {node.op}."
     else:
         action = "No precision cures it: replace the op, or load a plugin that has it."
-    return Finding(
-        severity="error", kind="engine", node=node.node, op=node.op, text=text, action=action
-    )
-
-
-@cache
-def _rules(target: str) -> Sequence[Mapping[str, str]]:
-    """Rules of strong typing, by what the builder says where they are broken."""
-    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get("rules", ())
-    return rules
+    return Finding("error", "engine", node.node, node.op, text, action)
 
 
 _FOLD: Final = (
@@ -334,7 +284,7 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
     except ModelError as error:
         kind = "opset" if isinstance(error, OpsetError) else "schema"
         findings = [
-            Finding(severity="error", kind=kind, node="", op="", text=str(error), action=""),
+            finding("", "error", kind, str(error)),
             *import_faults(proto, None),
             *contents,
         ]
@@ -349,11 +299,11 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
     graph, faults = prepared.graph, type_faults(prepared.graph)
     sizes = graph.shapes_of(shapes or {})
     volumes = sized(graph, shapes)
-    placement = place_nodes(graph, sizes, volumes, target, {fault.node for fault in faults})
+    broken = {fault.node for fault in faults}
+    providers, placed = place_nodes(graph, sizes, volumes, target, broken)
     casts, redundant = cast_traffic(graph, volumes)
     findings = [
-        Finding(severity="note", kind="schema", node="", op="", text=note, action="")
-        for note in (*prepared.notes, *prepared.unfolded)
+        finding("", "note", "schema", note) for note in (*prepared.notes, *prepared.unfolded)
     ]
     findings += [
         *import_faults(proto, graph),
@@ -361,28 +311,22 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
         *faults,
         *release_faults(graph, proto, target),
         *wrong_results(graph, target),
-        *placement.findings,
+        *placed,
         *refused_casts(graph, target),
         *redundant,
     ]
-    if all(finding.severity != "error" for finding in contents):  # the weights can be read
+    if all(one.severity != "error" for one in contents):  # the weights can be read
         findings += low_hazards(graph, sizes)
-        text = decomposed(graph)
-        findings += (
-            [Finding(severity="note", kind="fold", node="", op="", text=text, action=_FOLD)]
-            if text
-            else []
-        )
-    since = loads_from(graph, proto, target)
-    nodes = tuple(_node_facts(graph, placement.providers))
+        if text := decomposed(graph):
+            findings.append(finding("", "note", "fold", text, _FOLD))
     return Audit(
         target=target,
         opsets=graph.book.opsets,
-        nodes=nodes,
+        nodes=tuple(_node_facts(graph, providers)),
         findings=ordered(findings),
         casts=casts,
         weight_bytes=weight_types(proto),
-        loads_from=since,
+        loads_from=loads_from(graph, proto, target),
     )
 
 
@@ -415,16 +359,10 @@ def _precision(graph: Graph, node: Node) -> str:
     """The precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no others."""
     free, fixed = set[str](), set[str]()
     signature = node.signature
-    formals = (
-        *(
-            (value, signature.input(port) if signature else None)
-            for port, value in enumerate(node.inputs)
-        ),
-        *(
-            (value, signature.output(port) if signature else None)
-            for port, value in enumerate(node.outputs)
-        ),
-    )
+    sides = [(node.inputs, signature.input), (node.outputs, signature.output)] if signature else []
+    formals = [
+        (value, formal(port)) for values, formal in sides for port, value in enumerate(values)
+    ] or [(value, None) for value in (*node.inputs, *node.outputs)]
     for value, formal in formals:
         kind = graph.types[value] if value != ABSENT else None
         names = {name for tensor, name in _FLOATS.items() if kind is not None and tensor in kind}

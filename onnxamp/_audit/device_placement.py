@@ -7,12 +7,11 @@ TensorRT builds all nodes or nothing.
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._audit.faults import Sized, element_bytes
-from onnxamp._audit.findings import Finding
+from onnxamp._audit.findings import Finding, finding
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -22,7 +21,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.targets import device_of, target_table
-from onnxamp._target.kernels import carries, fails, has_kernel, kernel_table, runs_on
+from onnxamp._target.kernels import Typed, carries, fails, has_kernel, kernel_table, runs_on
 from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
@@ -125,25 +124,19 @@ def host_nodes(
 
     Complexity: linear in nodes and ports.
     """
-    on_host, nodes, readers = (
-        set[int](),
-        set[int](),
-        set[int](),
-    )  # values, nodes, and nodes that read such values
+    on_host = set[int]()  # values
+    nodes, readers = set[int](), set[int]()  # and nodes that read such values
     for index in graph.order:
         node = graph.nodes[index]
-        values: Sequence[int] = node.outputs
-        if providers[index] == target.upper():
-            if index in readers and _prefers_host(graph, shapes, node, target, on_host):
-                nodes.add(index)
-            else:
-                ports = memory_table(target, "outputs").get(node.key, frozenset())
-                values = [value for port, value in enumerate(node.outputs) if port in ports]
-        elif index in readers and providers[index] == "CPU":
-            if _prefers_host(graph, shapes, node, target, on_host):
-                nodes.add(index)
-        else:
+        is_reader, is_home = index in readers, providers[index] == target.upper()
+        if not is_home and not (is_reader and providers[index] == "CPU"):
             continue
+        values: Sequence[int] = node.outputs
+        if is_reader and _prefers_host(graph, shapes, node, target, on_host):
+            nodes.add(index)
+        elif is_home:
+            ports = memory_table(target, "outputs").get(node.key, frozenset())
+            values = [value for port, value in enumerate(node.outputs) if port in ports]
         on_host.update(values)
         uses = (use for value in values if value != ABSENT for use in graph.uses[value])
         readers.update(_reader(graph, index, user) for user, _ in uses)
@@ -193,8 +186,7 @@ NONE: Final = "none"
 """Provider of a node that nothing runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where nodes of one kind run, and what there is to say about it (no ``text``: nothing)."""
 
     provider: str
@@ -204,18 +196,18 @@ class Place:
     action: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The provider of each node by index, and the findings."""
+def _unbuilt(text: str, action: str) -> Place:
+    return Place(NONE, "error", "kernel", text, action)
 
-    providers: Sequence[str]
-    findings: Sequence[Finding]
+
+def _on_cpu(text: str, action: str) -> Place:
+    return Place("CPU", "warning", "fallback", text, action)
 
 
 def place_nodes(
     graph: Graph, shapes: Sequence[Shape | None], volumes: Sized, target: str, broken: set[str]
-) -> Placement:
-    """The provider of every node on a target ("cuda", one of a version, "tensorrt", or "any": unknown).
+) -> tuple[Sequence[str], Sequence[Finding]]:
+    """Return the provider of every node on a target ("cuda", one of a version, or "any": unknown), and the findings.
 
     Args:
         graph: the model.
@@ -227,9 +219,7 @@ def place_nodes(
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
     if not target_of(target).limits_types:
-        return Placement(
-            [""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)]
-        )
+        return [""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)]
     places = _by_kernels(graph, target)
     shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
     folded = _folded(graph)
@@ -239,25 +229,16 @@ def place_nodes(
         is_once = falls_back and not on_host and node.index in folded
         providers.append("CPU" if on_host else "" if is_once else found.provider)
         if found.text and node.label not in broken and not (is_once or (falls_back and on_host)):
-            findings.append(
-                Finding(
-                    severity=found.severity,
-                    kind=found.kind,
-                    node=node.label,
-                    op=node.key,
-                    text=found.text,
-                    action=found.action,
-                )
-            )
+            _, severity, kind, text, action = found
+            findings.append(finding(node, severity, kind, text, action))
             if falls_back:
                 copied.add(node.index)
     if cpu_of(target) != target:
         findings += _summary(graph, volumes, copied, len(shaping))
-    return Placement(providers, findings)
+    return providers, findings
 
 
-@dataclass(frozen=True, slots=True)
-class Typing:
+class Typing(NamedTuple):
     """A node that stands for all of its kind and types.
 
     Attributes:
@@ -305,16 +286,8 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
     if not computes_low(target) or FLOAT not in graph.types:
         return []
     text = f"{target} computes in float16 whatever the types say: float32 protects no value"
-    return [
-        Finding(
-            severity="note",
-            kind="hazard",
-            node="",
-            op="",
-            text=text,
-            action="Make all values fit: onnxamp convert --rescale.",
-        )
-    ]
+    action = "Make all values fit: onnxamp convert --rescale."
+    return [finding("", "note", "hazard", text, action)]
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
@@ -322,9 +295,7 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
     text = "no schema is known for this op: its types, kernels and hazards are not checked"
     action = "Declare its types (--custom-ops FILE); if it is no custom op, check its spelling and the opset imports."
     return [
-        Finding(
-            severity="note", kind="schema", node=node.label, op=node.key, text=text, action=action
-        )
+        finding(node, "note", "schema", text, action)
         for node in graph.nodes
         if node.signature is None and not graph.scopes[node.scope].opaque
     ]
@@ -361,34 +332,31 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         return _control_flow(target, node, flowing)
     providers = tuple(dict.fromkeys((target, cpu_of(target))))
     version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
-    at = f"op version {signature.since}, {_precision(flowing)}{version}"
-    refused = (
-        None
-        if fails(target, key, signature, bound, node.proto)
-        else kernel_limit(device_of(target), node.proto, bound)
+    at, typed = (
+        f"op version {signature.since}, {_precision(flowing)}{version}",
+        Typed(signature, bound, node.proto),
     )
+    refused = None if fails(target, typed) else kernel_limit(device_of(target), node.proto, bound)
     for provider in providers if refused is None else (cpu_of(target),):
-        failing = fails(provider, key, signature, bound, node.proto)
+        failing = fails(provider, typed)
         if failing is not None:
             text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
             return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
-        if has_kernel(provider, key, signature, bound):
+        if has_kernel(provider, typed):
             return _runs(
                 provider=provider, target=target, node=node, bound=bound, at=at, refused=refused
             )
-    has_body = signature.has_function and any(
-        runs_on(p, key, signature, bound, node.proto) for p in providers
-    )
+    has_body = signature.has_function and any(runs_on(provider, typed) for provider in providers)
     if has_body or signature.declared:
         return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
-    if example.wrapped and has_kernel(cpu_of(target), key, signature, raised):
+    if example.wrapped and has_kernel(cpu_of(target), typed._replace(bound=raised)):
         text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
         if refused is not None:
             text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
         if device_of(target) == CPU:
             text = f"no float16 kernel ({at}): runs in float32, between Casts"
-        return Place("CPU", "warning", "fallback", text, advice(target, node, raised, refused))
+        return _on_cpu(text, advice(target, node, raised, refused))
     if signature.has_function:
         text = f"no kernel ({at}), and perhaps none for some node of its function body"
         return Place(
@@ -396,7 +364,7 @@ def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
         )
     where = " or ".join(map(home, providers))
     text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
-    return Place(NONE, "error", "kernel", text, cure(target, node, bound))
+    return _unbuilt(text, cure(target, node, bound))
 
 
 def _runs(
@@ -407,7 +375,7 @@ def _runs(
     text = f"no kernel on {home(target)} ({at}): runs on CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
-    return Place("CPU", "warning", "fallback", text, advice(target, node, bound, refused))
+    return _on_cpu(text, advice(target, node, bound, refused))
 
 
 def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: frozenset[str]) -> Place:
@@ -415,7 +383,8 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
     assert node.signature is not None
     if node.key in op_facts().control_flow:
         return _control_flow(target, node, flowing)
-    if node.signature.declared or runs_on(target, node.key, node.signature, bound, node.proto):
+    typed = Typed(node.signature, bound, node.proto)
+    if node.signature.declared or runs_on(target, typed):
         return Place(home(target))
     refused = kernel_limit(target, node.proto, bound)
     because = f" ({refused})" if refused else ""
@@ -423,17 +392,14 @@ def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: froze
         f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
     )
     raised = in_float32(bound)
-    if raised != bound and runs_on(target, node.key, node.signature, raised, node.proto):
-        return Place(
-            NONE,
-            "error",
-            "kernel",
+    if raised != bound and runs_on(target, typed._replace(bound=raised)):
+        return _unbuilt(
             text,
             f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.",
         )
     if not any(row.covers(node.signature.since) for row in kernel_table(target).get(node.key, ())):
         text = f"it is taken in no precision (op version {node.signature.since}): no engine will be built"
-    return Place(NONE, "error", "kernel", text, "Replace the op, or load a plugin that has it.")
+    return _unbuilt(text, "Replace the op, or load a plugin that has it.")
 
 
 def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
@@ -444,10 +410,7 @@ def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
         for name in held:
             if not carries(target, node.key, node.signature, name):
                 text = f"no kernel of opset {node.signature.since} passes on {low.name} values: the model will not load"
-                return Place(
-                    NONE,
-                    "error",
-                    "kernel",
+                return _unbuilt(
                     text,
                     "Keep what it passes on in float32, or use float16.",
                 )
@@ -509,11 +472,11 @@ def _summary(graph: Graph, volumes: Sized, copied: set[int], shaping: int) -> It
         text = f"{nodes} back to CPU: " + (
             cost if crossing else f"{whose} inputs and outputs are on the host anyway"
         )
-        yield Finding(severity="warning", kind="fallback", node="", op="", text=text, action="")
+        yield finding("", "warning", "fallback", text)
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
         text = f"{nodes} with shapes on CPU, as ONNX Runtime intends: that costs next to nothing"
-        yield Finding(severity="note", kind="fallback", node="", op="", text=text, action="")
+        yield finding("", "note", "fallback", text)
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._audit.findings import Casts, Finding
+from onnxamp._audit.findings import Casts, Finding, finding
 from onnxamp._convert.estimate import shapes_at
 from onnxamp._dtypes import ELEM_NUMBERS, FORMATS, element_name, is_lossless, readable_types
 from onnxamp._graph.determined import DEFAULT_TRIPS, guessed_scopes, loop_trips
@@ -20,6 +20,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, newer_versions
+from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 from onnxamp._rewrite.verify import type_conflicts
@@ -35,11 +36,8 @@ def type_faults(graph: Graph) -> list[Finding]:
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    conflicts, declared, findings = (
-        tuple(type_conflicts(graph)),
-        _contradicted(graph),
-        list[Finding](),
-    )
+    conflicts, declared = tuple(type_conflicts(graph)), _contradicted(graph)
+    findings = list[Finding]()
     wrong = {conflict.node: conflict.text for conflict in conflicts}
     differing = {conflict.branches for conflict in conflicts}
     tainted = set[int]()
@@ -50,16 +48,7 @@ def type_faults(graph: Graph) -> list[Finding]:
         if index in differing:
             tainted.update(value for value in node.outputs if value != ABSENT)
             text = "its branches return different types"
-            findings.append(
-                Finding(
-                    severity="error",
-                    kind="type",
-                    node=node.label,
-                    op=node.key,
-                    text=text,
-                    action=_RETYPE,
-                )
-            )
+            findings.append(finding(node, "error", "type", text, _RETYPE))
             continue
         fault = next(_node_faults(graph, node, declared, wrong.get(index)), None)
         bodies = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
@@ -72,16 +61,8 @@ def type_faults(graph: Graph) -> list[Finding]:
             )
     for conflict in conflicts:
         if conflict.node == conflict.branches == ABSENT and conflict.output not in tainted:
-            findings.append(
-                Finding(
-                    severity="error",
-                    kind="type",
-                    node=conflict.where,
-                    op="",
-                    text=readable_types(conflict.text),
-                    action=_REDECLARE,
-                )
-            )
+            text = readable_types(conflict.text)
+            findings.append(finding(conflict.where, "error", "type", text, _REDECLARE))
     return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
 
 
@@ -105,14 +86,7 @@ def _node_faults(
                 if rule
                 else None
             )
-            yield Finding(
-                severity="error",
-                kind="type",
-                node=node.label,
-                op=node.key,
-                text=text,
-                action=mend or _REDECLARE,
-            )
+            yield finding(node, "error", "type", text, mend or _REDECLARE)
 
 
 def _types(graph: Graph, values: Sequence[int]) -> list[str | None]:
@@ -143,14 +117,7 @@ def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Findin
     for value, wanted in declared.items():
         if graph.producer(value) is None:
             text = f"is {readable_types(graph.types[value])}, but the model declares {readable_types(wanted)}"
-            yield Finding(
-                severity="error",
-                kind="type",
-                node=graph.values[value].name,
-                op="",
-                text=text,
-                action=_REDECLARE,
-            )
+            yield finding(graph.values[value].name, "error", "type", text, _REDECLARE)
 
 
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:
@@ -207,17 +174,8 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
         fits = outputs <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
         if fits and _loads(_OLD_IR, (("", newer.since),)):
             action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema admits the type."
-            return Finding(
-                severity="error",
-                kind="opset",
-                node=node.label,
-                op=node.key,
-                text=text,
-                action=action,
-            )
-    return Finding(
-        severity="error", kind="type", node=node.label, op=node.key, text=text, action=_RETYPE
-    )
+            return finding(node, "error", "opset", text, action)
+    return finding(node, "error", "type", text, _RETYPE)
 
 
 def _same_names(graph: Graph) -> Iterator[Finding]:
@@ -228,13 +186,8 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
             text = (
                 "another node of the same graph has the same name: ONNX Runtime refuses the model"
             )
-            yield Finding(
-                severity="error",
-                kind="schema",
-                node=node.label,
-                op=node.key,
-                text=text,
-                action="Rename one of them; an empty name will do.",
+            yield finding(
+                node, "error", "schema", text, "Rename one of them; an empty name will do."
             )
         taken.add((node.scope, node.proto.name))
 
@@ -251,27 +204,25 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
     if not imports:
         text = "the model imports no opset: its ops have no version"
         action = "Add the opset that it was exported for to opset_import."
-        return [Finding(severity="error", kind="opset", node="", op="", text=text, action=action)]
+        return [finding("", "error", "opset", text, action)]
     reason = _refusal(model.ir_version, imports)
     if reason is not None:
         action = "Upgrade onnxruntime, or export the model for an older opset and IR version."
-        findings.append(
-            Finding(severity="error", kind="opset", node="", op="", text=reason, action=action)
-        )
+        findings.append(finding("", "error", "opset", reason, action))
     known = {default_domain(domain) for domain, _ in imports}
     used = {default_domain(node.proto.domain) for node in graph.nodes} if graph else set()
     for domain in sorted(used - known):
         assumed = f"version {graph.book.opsets.get(domain, 1)}" if graph else "its newest version"
         text = f"the model does not import the domain {domain or 'ai.onnx'} that it uses; {assumed} is assumed"
         action = "Add it to opset_import: runtimes may assume another version."
-        findings.append(
-            Finding(severity="note", kind="opset", node="", op="", text=text, action=action)
-        )
+        findings.append(finding("", "note", "opset", text, action))
     return findings
 
 
 def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | None:
-    """Why ONNX Runtime refuses models with this IR version and these imports; None if it loads them."""
+    """Why ONNX Runtime refuses models with this IR version and these imports; None if it loads them, or is missing."""
+    if not has_runtime():
+        return None
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
     name = f"the installed ONNX Runtime {onnxruntime.__version__}"
@@ -431,9 +382,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
         text = "is in a chain of Casts of which the first loses nothing: one Cast or none does the same"
     elif is_pair:
         text = "is one of a pair around data movement, which could move the narrow type"
-    return Finding(
-        severity=severity, kind="cast", node=node.label, op=node.key, text=text, action=_CLEAN
-    )
+    return finding(node, severity, "cast", text, _CLEAN)
 
 
 def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
@@ -447,6 +396,4 @@ def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
         if first == third and not is_lossless(first, second):
             text = f"undoes a Cast to {second}: the pair rounds, and costs two passes over the data"
             action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the rest."
-            yield Finding(
-                severity="note", kind="cast", node=node.label, op=node.key, text=text, action=action
-            )
+            yield finding(node, "note", "cast", text, action)

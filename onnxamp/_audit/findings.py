@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from onnxamp._graph.view import Node
 from onnxamp._public import Shown
 
 
@@ -26,6 +27,12 @@ class Finding:
     op: str
     text: str
     action: str
+
+
+def finding(where: Node | str, severity: str, kind: str, text: str, action: str = "") -> Finding:
+    """Return a finding about a node, a name, or ("") the whole model."""
+    node, op = (where, "") if isinstance(where, str) else (where.label, where.key)
+    return Finding(severity, kind, node, op, text, action)
 
 
 _SEVERITIES: Final = ("error", "warning", "note")

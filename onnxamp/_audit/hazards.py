@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import copysign, isfinite, sqrt
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._audit.findings import Finding
+from onnxamp._audit.findings import Finding, finding
 from onnxamp._decide.hazards import find_hazards, kinds, masks
 from onnxamp._decide.hazards.masks import mask_path, saturated
 from onnxamp._decide.verdicts import Audit
@@ -164,21 +164,12 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
         "they would break in float16": kept,
         "they are quantized, or compute between such nodes": quantized,
     }
-    texts = [
-        f"a conversion to float16 keeps up to {len(them)} of its nodes float32: {why}"
+    text = "a conversion to float16 keeps up to {} of its nodes float32: {}"
+    action = "onnxamp inspect -v shows which, and why."
+    return [
+        finding("", "note", "hazard", text.format(len(them), why), action)
         for why, them in whys.items()
         if them
-    ]
-    return [
-        Finding(
-            severity="note",
-            kind="hazard",
-            node="",
-            op="",
-            text=text,
-            action="onnxamp inspect -v shows which, and why.",
-        )
-        for text in texts
     ]
 
 
@@ -186,14 +177,7 @@ def _hazard(
     graph: RaisedGraph, node: Node, text: str, severity: str = "warning", action: str = _KEEP
 ) -> Finding:
     """A hazard of a low-precision node; LOW in the text becomes the name of the type."""
-    return Finding(
-        severity=severity,
-        kind="hazard",
-        node=node.label,
-        op=node.key,
-        text=text.replace("LOW", graph.low.name),
-        action=action,
-    )
+    return finding(node, severity, "hazard", text.replace("LOW", graph.low.name), action)
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
@@ -394,8 +378,7 @@ _MANY: Final = 1000
 """Elements below which shares mean nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """Counts of a float tensor's elements; zeros and subnormals are counted in low precision only."""
 
     elements: int
@@ -469,27 +452,20 @@ def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     for name, why in failures[:1]:
         more = f" The same goes for {len(failures) - 1} more weights." if len(failures) > 1 else ""
         action = "Hazards are not looked for, since they depend on the weights."
-        yield Finding(
-            severity="error", kind="weight", node=name, op="", text=why + more, action=action
-        )
+        yield finding(name, "error", "weight", why + more, action)
 
 
 def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
     """NaN is never intended. Infinities may be in masks, which have few numbers."""
     if contents.nan:
         text = f"NaN among {type_name} weights: what reads them becomes NaN"
-        yield Finding(
-            severity="warning",
-            kind="weight",
-            node=name,
-            op="",
-            text=text,
-            action="Look at where the weights come from: they are broken.",
+        yield finding(
+            name, "warning", "weight", text, "Look at where the weights come from: they are broken."
         )
     if contents.infinite and contents.infinite < contents.elements and contents.elements >= _MANY:
         text = f"infinities among {type_name} weights"
         action = "Harmless in a mask. Otherwise a conversion overflowed: convert the original again (onnxamp convert)."
-        yield Finding(severity="note", kind="weight", node=name, op="", text=text, action=action)
+        yield finding(name, "note", "weight", text, action)
 
 
 def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
@@ -506,4 +482,4 @@ def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Find
             f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
         )
         action = "bfloat16 holds such numbers in full (--dtype bfloat16)." if low is FLOAT16 else ""
-        yield Finding(severity="note", kind="weight", node="", op="", text=text, action=action)
+        yield finding("", "note", "weight", text, action)

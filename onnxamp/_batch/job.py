@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxamp._batch.state import Entry, Stamp, stamps
 from onnxamp._convert.misspelt import misspelt
-from onnxamp._decide.unmatched import Unmatched
+from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
 from onnxamp._job.folder import Row
 from onnxamp._job.pipeline import convert_to_file

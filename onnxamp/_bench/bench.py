@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto
 
@@ -30,23 +30,25 @@ from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
-from onnxamp._optional import optional
 from onnxamp._paths.paths import as_path, is_remote
-from onnxamp._runtime.bound import bind
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
+from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
-from onnxamp._runtime.session import Provider, assigned_nodes, make_session, short_provider
-from onnxamp._runtime.shell import take_weights
+from onnxamp._runtime.session import (
+    Provider,
+    assigned_nodes,
+    bind,
+    make_session,
+    short_provider,
+    the_browser,
+)
 from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.spool import save_spilled, unfolded
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import temporary_folder
-
-if TYPE_CHECKING:
-    pass
 
 Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]
@@ -288,7 +290,7 @@ class _Loaded:
     how: BenchOptions
     engine: Engine
     session: Any
-    """Of ONNX Runtime, or of a page in a browser."""
+    """In ONNX Runtime or in a browser."""
     facts: Bench
     timings: list[Timing] = field(default_factory=list)
 
@@ -347,7 +349,7 @@ def _load(
     start = clock()
     session: Any
     if isinstance(engine, BrowserEngine):
-        session = optional("browser").open_browser().open(path, facts.lowest)
+        session = the_browser().open(path)
         assigned = Counter(
             {short_provider(name): nodes for name, nodes in session.assigned.items()}
         )
@@ -385,9 +387,9 @@ def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock)
     """The model with its inputs, which ran once; in a browser it is timed there."""
     if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
-        model.session.time(1)
-        timed_there: Timed = model.session.time
-        return timed_there
+        timer: Timed = model.session.time
+        timer(1)
+        return timer
     return timed(bind(model.session, feeds, number if model.how.cuda_graph else None), clock)
 
 

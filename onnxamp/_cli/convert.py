@@ -50,6 +50,7 @@ from onnxamp._job.folder import FolderProgress
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._model.model import Model
+from onnxamp._optional import has_runtime
 from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.batch import batch_report, row_line
@@ -126,7 +127,7 @@ def _convert(given: Given) -> None:
     if plan is None:
         is_auto(given.level, given.tolerance, None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
-    if validates:
+    if validates and has_runtime():
         from onnxamp._runtime.session import choose_provider  # noqa: PLC0415 - loads ONNX Runtime
 
         choose_provider(given.provider)  # fails before anything is read

@@ -16,10 +16,9 @@ from typing import Final, TypeVar
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.analysis import Analysis, RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
-from onnxamp._convert.rounding import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.upgrades import Proof, at_best_opset
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._errors import ArgumentError, InternalError
@@ -159,9 +158,8 @@ def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[P
         As :func:`analyse_model`.
     """
     prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
-    pins = replace(
-        analysis.pins, warnings=(*analysis.pins.warnings, f"The whole model stays float32: {error}")
-    )
+    warnings = (*analysis.pins.warnings, f"The whole model stays float32: {error}")
+    pins = analysis.pins._replace(warnings=warnings)
     return prepared, replace(analysis, pins=pins)
 
 

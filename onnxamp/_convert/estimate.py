@@ -59,15 +59,10 @@ class Estimate:
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""
-        facts, types = op_facts(), self.graph.types
+        types = self.graph.types
         values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
-        quiet = (
-            node.key in facts.views
-            or node.key in facts.kernel_free
-            or node.key in facts.control_flow
-        )
         if (
-            quiet
+            node.key in op_facts().unlaunched
             or node.index in self.constant
             or not any(types[value] in _FLOATS for value in values)
         ):

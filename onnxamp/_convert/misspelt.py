@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.unmatched import Unmatched, unmatched_names
+from onnxamp._decide.overrides import Unmatched, find_overrides, unmatched_names
 from onnxamp._dtypes import FORMATS, element_name, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.bodies import inline_functions

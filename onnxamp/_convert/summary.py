@@ -165,7 +165,7 @@ def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) 
     before: Counter[str] = Counter()
     ops: Counter[tuple[str, str]] = Counter()
     for node in graph.nodes:
-        if node.key in ("Cast", "Constant") or node.key in op_facts().control_flow:
+        if node.key in op_facts().uncounted:
             continue
         precision = _precision(analysis, node.index)
         nodes[precision] += 1

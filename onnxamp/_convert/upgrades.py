@@ -28,8 +28,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade.rules import newest_loaded, steps_of
 from onnxamp._rewrite.upgrade.upgrade import Obstacle, Upgrade, plan_upgrade
-from onnxamp._target.freedom import freedom
-from onnxamp._target.kernels import float_types, runs_on
+from onnxamp._target.kernels import Typed, float_types, freedom, runs_on
 from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernels
 
 
@@ -152,15 +151,8 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
         low = retyped(FLOAT, options.low)
         if not params or any(low not in signature.params.get(param, ()) for param in params):
             continue
-        if not freedom(
-            target=options.target,
-            key=node.key,
-            signature=signature,
-            bound=bound,
-            params=params,
-            low=options.low,
-            proto=node.proto,
-        ).high:
+        typed = Typed(signature, bound, node.proto)
+        if not freedom(options.target, typed, params, options.low).high:
             return signature.since
     return 0
 
@@ -224,7 +216,7 @@ class _Choice:
         plan = self.plan(opset)
         if plan.obstacle is not None:
             raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.")
-        return replace(self.original, graph=plan.apply())
+        return replace(self.original, graph=plan.result)
 
     def plan(self, opset: int) -> Upgrade:
         """What the upgrade to an opset takes."""
@@ -379,10 +371,9 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
                 node.signature,
                 [None if value == ABSENT else graph.types[value] for value in node.inputs],
             )
-            before = {
-                place for place in places if runs_on(place, key, node.signature, bound, node.proto)
-            }
-            after = {place for place in places if runs_on(place, op, newer, bound, node.proto)}
+            old, new = (Typed(one, bound, node.proto) for one in (node.signature, newer))
+            before = {place for place in places if runs_on(place, old)}
+            after = {place for place in places if runs_on(place, new)}
         else:
             before = {
                 place for place in places if FLOAT in float_types(place, key, node.signature.since)
@@ -421,8 +412,8 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
             if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
                 continue
             bound = bind(node.signature, kinds[: len(node.inputs)])
-            is_run = runs_on(target, key, node.signature, bound, node.proto)
-            if is_run and not runs_on(target, op, newer, bound, node.proto):
+            old, new = (Typed(one, bound, node.proto) for one in (node.signature, newer))
+            if runs_on(target, old) and not runs_on(target, new):
                 return Obstacle(
                     opset, node.label, key, f"{target} has no kernel for its types there"
                 )

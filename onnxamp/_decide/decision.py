@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from onnxamp._decide.hazards import long_products
 from onnxamp._decide.pins import Pins
@@ -18,8 +19,7 @@ _PRICED = {
 """Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(NamedTuple):
     """Measurements of nodes, by node index.
 
     Attributes:
@@ -30,15 +30,14 @@ class Prices:
         fusions: pairs of nodes, with what it costs that they differ, besides Casts.
     """
 
-    pins: Mapping[int, str] = field(default_factory=dict)
-    gains: Mapping[int, int] = field(default_factory=dict)
-    prices: Mapping[int, int] = field(default_factory=dict)
+    pins: Mapping[int, str] = MappingProxyType({})
+    gains: Mapping[int, int] = MappingProxyType({})
+    prices: Mapping[int, int] = MappingProxyType({})
     high: AbstractSet[int] = frozenset()
-    fusions: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    fusions: Mapping[tuple[int, int], int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The optimal assignment: whether each variable is low, and the cost of the cut."""
 
     low: Sequence[bool]
@@ -58,20 +57,17 @@ def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
 
 def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) -> Verdict:
     """The verdict for one variable."""
-    ports, low = problem.ports, decision.low
+    ports, low, own = problem.ports, decision.low[variable], problem.ports.variables[variable]
     root = ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
-        if (
-            pin.variable == variable
-            or ports.variables[pin.variable].node == ports.variables[variable].node
-        ):
+        if pin.variable == variable or ports.variables[pin.variable].node == own.node:
             return Verdict(variable, pin.low, pin.reason, pin.detail)
         why = told(pin.reason.value, pin.detail, low=pin.low)
         return Verdict(variable, pin.low, Reason.TIE, f"shares its type with another node: {why}")
-    if ports.variables[variable].param == "value":
-        return Verdict(variable, low[variable], Reason.CONSTANT, "follows its readers")
+    if own.param == "value":
+        return Verdict(variable, low, Reason.CONSTANT, "follows its readers")
     if root in pins.worthy:
-        return Verdict(variable, low[variable], *_PRICED[bool(low[variable])])
+        return Verdict(variable, low, *_PRICED[bool(low)])
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
-    return Verdict(variable, low[variable], reason, "fewest Casts")
+    return Verdict(variable, low, reason, "fewest Casts")

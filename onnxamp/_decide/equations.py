@@ -4,8 +4,7 @@ A value ``v`` with exponent ``e`` is stored as ``v * 2**-e``. :mod:`onnxamp._ops
 inputs and outputs fit together.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from math import prod
 from typing import Final, NamedTuple
 
@@ -19,7 +18,6 @@ from onnxamp._model.statistics import ConstantStats
 from onnxamp._ops.exponents import (
     ALL,
     ExponentRule,
-    ScaledAttribute,
     Sum,
     exponent_rules,
     moving_rule,
@@ -46,7 +44,6 @@ class Moved(NamedTuple):
     default: float | None
 
 
-@dataclass(slots=True)
 class Equations:
     """The exponents of a graph as variables, and what holds among them.
 
@@ -62,14 +59,15 @@ class Equations:
         logarithms: nodes that turn a factor into a summand -> the variable of what they read.
     """
 
-    graph: Graph
-    problem: Problem = field(default_factory=Problem)
-    owners: list[int] = field(default_factory=list)
-    values: dict[int, int] = field(default_factory=dict)
-    uses: dict[tuple[int, int], int] = field(default_factory=dict)
-    invariant: set[tuple[int, int]] = field(default_factory=set)
-    attributes: list[Moved] = field(default_factory=list)
-    logarithms: dict[int, int] = field(default_factory=dict)
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.problem = Problem()
+        self.owners = list[int]()
+        self.values = dict[int, int]()
+        self.uses = dict[tuple[int, int], int]()
+        self.invariant = set[tuple[int, int]]()
+        self.attributes = list[Moved]()
+        self.logarithms = dict[int, int]()
 
     def relate(self, owner: int, terms: Iterable[tuple[int, int]]) -> None:
         """Add a relation that a node poses."""
@@ -105,13 +103,11 @@ def find_equations(graph: Graph, *, borders: bool = True) -> Equations:
     _ends(made, borders=borders)
     for node in graph.nodes:
         if graph.scopes[node.scope].opaque or node.signature is None:
-            rule = None
+            _node(made, node, None)
         elif node.key in op_facts().control_flow:
             _bodies(made, node)
-            continue
         else:
-            rule = _rule(graph, node)
-        _node(made, node, rule)
+            _node(made, node, _rule(graph, node))
     return made
 
 
@@ -199,18 +195,13 @@ def _can_scale(graph: Graph, value: int) -> bool:
 
 def _rule(graph: Graph, node: Node) -> ExponentRule | None:
     rule = exponent_rules().get(node.key) or moving_rule(node.proto, node.key)
-    untyped = any(
-        value != ABSENT and graph.types[value] is None for value in (*node.inputs, *node.outputs)
-    )
-    if (
-        rule is None or untyped or not rule.holds(node.proto)
-    ):  # what has no known type may be a float without exponent
+    # What has no known type may be a float without exponent.
+    is_typed = graph.untyped.isdisjoint((*node.inputs, *node.outputs))
+    if rule is None or not is_typed or not rule.holds(node.proto):
         return None
-    return (
-        power_rule(graph.constants.uniform(node.input(rule.power)))
-        if rule.power is not None
-        else rule
-    )
+    if rule.power is None:
+        return rule
+    return power_rule(graph.constants.uniform(node.input(rule.power)))
 
 
 def _bodies(made: Equations, node: Node) -> None:
@@ -242,22 +233,17 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
         return
     if rule.same:
         for _, variable in floats[1:]:
-            made.relate(node.index, ((floats[0][1], 1), (variable, -1)))
+            made.same(node.index, floats[0][1], variable)
         return
     named = set(rule.free)
     for left, right in rule.equations:
-        sides = [_side(node, side, ports) for side in (left, right)]
-        named |= {port for found, _ in sides for port, _ in found}
-        if any(is_absent for _, is_absent in sides):
-            continue
-        terms = [
-            (ports.get(port, _NONE), sign * number)
-            for (found, _), sign in zip(sides, (1, -1), strict=True)
-            for port, number in found
-        ]
-        made.relate(
-            node.index, ((variable, number) for variable, number in terms if variable > ZERO)
-        )
+        sides = _ports(node, left), _ports(node, right)
+        named |= {port for side in sides for port, _ in side}
+        if any(side and all(ports.get(port, _NONE) == _NONE for port, _ in side) for side in sides):
+            continue  # all of a side is absent
+        signed = (*sides[0], *((port, -number) for port, number in sides[1]))
+        terms = ((ports.get(port, _NONE), number) for port, number in signed)
+        made.relate(node.index, (term for term in terms if term[0] > ZERO))
     for port, variable in floats:
         if port not in named:
             made.relate(node.index, ((variable, 1),))
@@ -265,26 +251,15 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
         made.logarithms[node.index] = ports[False, 0]
         made.problem.costs[ports[False, 0]] = made.problem.costs.get(ports[False, 0], 0) + _BORDER
     for name, item in (rule.attributes or {}).items():
-        made.attributes.append(_moved(node, name, item, ports))
+        terms = ((ports.get(port, _NONE), number) for port, number in _ports(node, item.by))
+        moved = tuple(term for term in terms if term[0] > ZERO)
+        made.attributes.append(Moved(node.index, name, moved, item.default))
 
 
-def _side(
-    node: Node, side: Sum, ports: Mapping[tuple[bool, int], int]
-) -> tuple[list[tuple[tuple[bool, int], int]], bool]:
-    """The ports of a side of an equation with their coefficients, and whether all of them are absent."""
+def _ports(node: Node, side: Sum) -> list[tuple[tuple[bool, int], int]]:
+    """The ports of a side of an equation with their coefficients."""
     found = []
     for number, is_output, position in side:
         every = range(len(node.inputs)) if position == ALL else (position,)
         found += [((is_output, k), number) for k in every]
-    return found, bool(found) and all(ports.get(port, _NONE) == _NONE for port, _ in found)
-
-
-def _moved(
-    node: Node, name: str, item: ScaledAttribute, ports: Mapping[tuple[bool, int], int]
-) -> Moved:
-    terms = (
-        (ports.get((term.is_output, term.position), _NONE), term.coefficient) for term in item.by
-    )
-    return Moved(
-        node.index, name, tuple((v, number) for v, number in terms if v > ZERO), item.default
-    )
+    return found

@@ -19,8 +19,7 @@ the proof takes about as long as these.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -189,18 +188,10 @@ class _Program:
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - only exponents need it
         from scipy.sparse import csr_array, vstack  # noqa: PLC0415
 
-        i, j, number = (
-            (list(column) for column in zip(*self.entries, strict=True))
-            if self.entries
-            else ([], [], [])
-        )
-        matrix = csr_array((number, (i, j)), shape=(len(self.lower), self.count))
-        extra = [self.objective(k) for k in range(len(limits))]
-        matrix = (
-            vstack([matrix, *(csr_array(row[None]) for row in extra)], format="csr")
-            if extra
-            else matrix
-        )
+        i, j, number = np.array(self.entries, float).reshape(-1, 3).T
+        matrix = csr_array((number, (i.astype(int), j.astype(int))), (len(self.lower), self.count))
+        extra = [csr_array(self.objective(k)[None]) for k in range(len(limits))]
+        matrix = vstack([matrix, *extra], format="csr")
         matrix.indices = matrix.indices.astype(np.int32)  # milp of scipy 1.14 takes no others
         matrix.indptr = matrix.indptr.astype(np.int32)
         least, most = np.zeros(self.count), np.full(self.count, np.inf)
@@ -222,12 +213,11 @@ class _Program:
         if found.x is None:
             return None
         bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
-        value = round(float(cost @ found.x))
         return _Found(
-            np.rint(found.x[: self.members]).astype(np.int64),
-            value,
-            int(np.ceil(bound - _TOLERANCE)),
-            found.status == 0,
+            exponents=np.rint(found.x[: self.members]).astype(np.int64),
+            value=round(float(cost @ found.x)),
+            bound=int(np.ceil(bound - _TOLERANCE)),
+            optimal=found.status == 0,
         )
 
 
@@ -245,8 +235,7 @@ _FEW_CHANGES: Final = 24
 """Variables that one move may change, for one that is out of its window, and for any other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+class Solution(NamedTuple):
     """Exponents by variable, and why those that must be 0 are."""
 
     exponents: Sequence[int]
@@ -269,7 +258,7 @@ def solve(problem: Problem) -> Solution:
     """The exponents of a problem; the module says which."""
     forced = find_forced(problem)
     classes = Classes.of(problem, forced)
-    search = _Search(classes, [0] * len(classes.windows))
+    search = _Search(classes)
     search.run()
     gap = _improved(search)
     return Solution(
@@ -279,29 +268,24 @@ def solve(problem: Problem) -> Solution:
 
 def _improved(search: "_Search") -> int | None:
     """Replace what integer programs find to be better; what others could touch less at most."""
-    classes, gap = search.classes, 0
-    found, unknown = related(classes), False
+    classes, exponents = search.classes, search.exponents
+    found, before, gaps = related(classes), list(exponents), list[int | None]()
     of_member = {member: k for k, members in enumerate(found) for member in members}
     rows: list[list[int]] = [[] for _ in found]
     for row, relation in enumerate(classes.relations):
         owner = next((of_member[member] for member in relation if member != ZERO), None)
         if owner is not None:
             rows[owner].append(row)
-    improved = False
     for members, own in zip(found, rows, strict=True):
-        proof = prove(classes, search.exponents, members, own)
-        for member, exponent in proof.exponents.items():
-            search.exponents[member] = exponent
-        improved = improved or bool(proof.exponents)
-        unknown = unknown or proof.bound is None
-        gap += (
-            0
-            if proof.bound is None
-            else objective_of(classes, search.exponents, members).touched - proof.bound
-        )
-    if improved:
+        better, bound = prove(classes, exponents, members, own)
+        for member, exponent in better.items():
+            exponents[member] = exponent
+        touched = objective_of(classes, exponents, members).touched
+        gaps.append(None if bound is None else touched - bound)
+    if exponents != before:
         search.run()  # for the smallest exponents
-    return None if unknown else gap
+    known = [gap for gap in gaps if gap is not None]
+    return sum(known) if len(known) == len(gaps) else None
 
 
 def _ends(window: Window, multiple: int) -> tuple[int, int, int]:
@@ -311,43 +295,34 @@ def _ends(window: Window, multiple: int) -> tuple[int, int, int]:
     return first, first + 1, most // abs(multiple)
 
 
-@dataclass(slots=True)
 class _Search:
-    """Moves from exponents that satisfy all relations to better ones that do."""
+    """Moves from exponents that satisfy all relations to better ones that do.
 
-    classes: Classes
-    exponents: list[int]
-    uses: list[list[int]] = field(init=False)
-    """Class -> relations that it is in."""
-    leaves: list[int] = field(init=False)
-    """Relation -> a class that is in no other, and can take up whatever the relation lacks; ZERO if there is none."""
-    bounds: list[tuple[tuple[int, int, int], ...]] = field(init=False)
-    """Class -> (multiple, least, most) of its windows."""
-    ends: list[frozenset[int]] = field(init=False)
-    """Class -> where its windows begin and end."""
-    touches: list[int] = field(init=False)
+    Attributes:
+        uses: class -> relations that it is in.
+        leaves: relation -> a class that is in no other, and can take up whatever the relation lacks; ZERO if there is
+            none.
+        bounds: class -> (multiple, least, most) of its windows.
+        ends: class -> where its windows begin and end.
+    """
 
-    def __post_init__(self) -> None:
-        self.uses = [[] for _ in self.exponents]
-        for index, row in enumerate(self.classes.relations):
+    def __init__(self, classes: Classes) -> None:
+        self.classes, windows = classes, classes.windows
+        self.exponents = [0] * len(windows)
+        self.uses: list[list[int]] = [[] for _ in windows]
+        for index, row in enumerate(classes.relations):
             for member in row:
                 self.uses[member].append(index)
-        self.leaves = [self.leaf(row) for row in self.classes.relations]
-        windows = self.classes.windows
-        self.bounds = [tuple((m, w.least, w.most) for m, w in held.items()) for held in windows]
-        self.ends = [
-            frozenset(end for m, w in held.items() for end in _ends(w, m)) for held in windows
-        ]
-        self.touches = [_TOUCH * cost for cost in self.classes.costs]
+        self.leaves = list(map(self.leaf, classes.relations))
+        self.bounds = [[(m, *window) for m, window in held.items()] for held in windows]
+        self.ends = [{end for m, w in held.items() for end in _ends(w, m)} for held in windows]
+        self.touches = [_TOUCH * cost for cost in classes.costs]
 
     def leaf(self, relation: Mapping[int, int]) -> int:
         """The leaf of a relation: one that has a cost of its own, where there are several."""
         found = [c for c, number in relation.items() if len(self.uses[c]) == 1 and abs(number) == 1]
-        return max(
-            found,
-            key=lambda c: (self.classes.costs[c] > 0, not self.classes.windows[c]),
-            default=ZERO,
-        )
+        costs, windows = self.classes.costs, self.classes.windows
+        return max(found, key=lambda c: (costs[c] > 0, not windows[c]), default=ZERO)
 
     def run(self) -> None:
         """Move what costs something, and what is near it, until nothing improves; then neighbours together."""
@@ -409,7 +384,7 @@ class _Search:
             self.exponents[changed] = new
         return best
 
-    def targets(self, member: int) -> Iterator[int]:
+    def targets(self, member: int) -> list[int]:
         """Other exponents that are worth a try: 0, the ends of the window, and what lets neighbours be zero or fit."""
         wanted: Counter[int] = Counter({0: len(self.exponents)})
         now = self.exponents[member]
@@ -426,7 +401,7 @@ class _Search:
                         wanted[now + step // relation[member]] += 1
         wanted.pop(now, None)
         likely = sorted(wanted, key=lambda target: (-wanted[target], abs(target), target))
-        return iter(likely[: _TARGETS + 3])
+        return likely[: _TARGETS + 3]
 
     def move(self, member: int, target: int, *, together: bool) -> dict[int, int] | None:
         """The changes that bring a class to an exponent; None where relations cannot be repaired.

@@ -7,9 +7,9 @@ still reaches in the residual graph), so results are deterministic and ties go t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,16 +26,14 @@ _INT32_MAX = 2**31 - 1
 _SMALL = 16_384
 """Arcs up to which solving in Python takes less time than importing scipy."""
 _PHASES = 32
-"""Phases after which Dinic's algorithm gives up; most problems take fewer than ten."""
+"""Phases after which Dinic's algorithm gives up where scipy is installed; most problems take fewer than ten."""
 
 
-@dataclass(slots=True)
 class Network:
-    """Questions, numbered from 0, and the arcs between them."""
+    """Questions, numbered from 0, and the arcs between them: tail, head and capacity of each."""
 
-    size: int = 0
-    _arcs: list[tuple[int, int, int]] = field(default_factory=list)
-    """Tail, head and capacity of each."""
+    def __init__(self, size: int = 0, arcs: Iterable[tuple[int, int, int]] = ()) -> None:
+        self.size, self._arcs = size, list(arcs)
 
     def add(self, count: int = 1) -> int:
         """Add questions, and return the number of the first."""
@@ -44,7 +42,7 @@ class Network:
 
     def copy(self) -> "Network":
         """An independent copy."""
-        return Network(self.size, self._arcs.copy())
+        return Network(self.size, self._arcs)
 
     def arc(self, low: int, high: int, cost: int) -> None:
         """Charge ``cost`` (or INFINITE) if ``low`` is low and ``high`` is high."""
@@ -96,7 +94,10 @@ class Network:
                 )
         capacities = np.where(infinite, total + 1, costs).astype(np.int32)
         arguments = self.size + 2, tails, heads, capacities
-        solution = _dinic(*arguments, total + 1) if len(capacities) <= small else None
+        has_scipy = find_spec("scipy") is not None
+        phases = _PHASES if has_scipy else self.size + 2
+        is_small = len(capacities) <= small or not has_scipy
+        solution = _dinic(*arguments, total + 1, phases) if is_small else None
         flow, reached = solution or _maximum_flow(*arguments)
         if flow > total:
             raise InternalError(
@@ -122,8 +123,7 @@ class Network:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """An optimal cut: whether each question is low, and the cost (scaled if the costs were)."""
 
     low: "NDArray[np.bool_]"
@@ -153,8 +153,9 @@ def _dinic(
     heads: "NDArray[Any]",
     capacities: "NDArray[Any]",
     infinite: int,
+    phases: int,
 ) -> "tuple[int, NDArray[Any]] | None":
-    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that takes too long.
+    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that takes more phases.
 
     Vertices that arcs of ``infinite`` capacity join to the source or the sink are merged with it.
     """
@@ -173,7 +174,7 @@ def _dinic(
         ends += (head, tail)
         left += (capacity, 0)
     flow = 0
-    for _ in range(_PHASES):
+    for _ in range(phases):
         levels = _levels(size, arcs, ends, left)
         if levels[_SINK] < 0:
             low = [vertex for vertex, side in pinned.items() if side == _SOURCE]

@@ -1,21 +1,183 @@
 """Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final, NamedTuple
 
-from onnx import NodeProto
+import onnx.defs
 
-from onnxamp._decide.unmatched import absent_names, taken_off, unmatched_names
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import copied
+from onnxamp._options.levels import Level
+from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
 from onnxamp._options.options import Options
+from onnxamp._target.kernels import kernel_table
+from onnxamp._target.targets import with_kernels
+
+
+class AbsentNames(NamedTuple):
+    """Names in the user's lists that mean no op of the model -> what to say of them.
+
+    Attributes:
+        unknown: those that are probably misspelt.
+        known: those of ops that exist, or may exist in a domain of which nothing is known.
+    """
+
+    unknown: Mapping[str, str]
+    known: Mapping[str, str]
+
+
+def absent_names(graph: Graph, options: Options) -> AbsentNames:
+    """Return the names in the user's lists that mean no op of the model.
+
+    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
+    the presets' frameworks, and custom ops that are declared.
+    """
+    present = {node.key for node in graph.nodes}
+    names = dict.fromkeys((*options.white_list, *options.black_list))
+    absent = sorted(name for name in names if present.isdisjoint(ops_named(name)))
+    declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
+    known = _known_ops() | declared if absent else frozenset[str]()
+    # Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to the model's.
+    spelt = {
+        name.lower(): name
+        for names in (framework_names(), known, present)
+        for name in sorted(names)
+    }
+    found: tuple[dict[str, str], dict[str, str]] = {}, {}
+    for name in absent:
+        is_known = known.issuperset(ops_named(name))
+        near = [] if is_known else get_close_matches(name.lower(), sorted(spelt), 1)
+        text = f"The op type {name!r} of your lists does not occur in the model."
+        text += f" Did you mean {spelt[near[0]]!r}?" if near else ""
+        found[is_known or (not near and "::" in name)][name] = text
+    return AbsentNames(*found)
+
+
+def _known_ops() -> frozenset[str]:
+    schemas = {
+        schema.name if schema.domain in ("", "ai.onnx") else f"{schema.domain}::{schema.name}"
+        for schema in onnx.defs.get_all_schemas()
+    }
+    kernels = (kernel_table(provider).keys() for provider in with_kernels())
+    lists = (preset(name) for name in PRESETS)
+    return frozenset(schemas).union(*kernels, *((*known.white, *known.black) for known in lists))
+
+
+def taken_off(options: Options) -> list[str]:
+    """Which ops the user's white list takes off the preset's black list."""
+    if options.level not in (Level.O1, Level.O2):
+        return []
+    ops = sorted(options.preset.black.keys() & options.user_white)
+    return [
+        f"Your white list takes {op} off the black list of {options.preset.name!r}." for op in ops
+    ]
+
+
+_FEW: Final = 8
+"""Names that a message lists in full."""
 
 
 @dataclass(frozen=True, slots=True)
-class Override:
+class Unmatched:
+    """A name or pattern that matches nothing.
+
+    Attributes:
+        option: the field of :class:`onnxamp.Options` that holds it, or another argument.
+        name: the name or pattern.
+        text: what to say of it, in sentences.
+    """
+
+    option: str
+    name: str
+    text: str
+
+
+def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
+    """Return the names and patterns of the options that match nothing in the graph.
+
+    Complexity: linear in nodes for each pattern, and slower only where one matches nothing.
+    """
+    patterns = options.keep_patterns, options.low_patterns
+    nodes = node_names(graph) if any(patterns) else []
+    weights = sorted(weight_names(graph)) if options.weight_patterns else []
+    return (
+        *_patterns("keep_high", patterns[0], nodes, "node name"),
+        *_patterns("force_low", patterns[1], nodes, "node name"),
+        *_patterns("low_weights", options.weight_patterns, weights, _WEIGHT),
+        *_nodes(graph, options.keep_nodes),
+        *_ends(graph, options.keep_io_types),
+        *_op_types(graph, options),
+    )
+
+
+_WEIGHT: Final = "float32 weight, and no node that reads one"
+
+
+def _patterns(
+    option: str, patterns: Sequence[re.Pattern[str]], names: Sequence[str], what: str
+) -> Iterator[Unmatched]:
+    for pattern in patterns:
+        if not any(map(pattern.fullmatch, names)):
+            text = f"The pattern {pattern.pattern!r} matches no {what}."
+            yield Unmatched(option, pattern.pattern, text + _suggested(names, pattern))
+
+
+def weight_names(graph: Graph) -> set[str]:
+    """Return the names of float32 constants, and of the nodes that read them."""
+    names = set[str]()
+    for value in graph.constants.tensors:
+        if graph.types[value] == FLOAT:
+            names.add(graph.values[value].name)
+            names.update(node.proto.name for node, _ in graph.consumers(value))
+    return names - {""}
+
+
+def _nodes(graph: Graph, given: Iterable[str]) -> Iterator[Unmatched]:
+    names = node_names(graph) if given else []
+    for name in sorted(set(given).difference(names)):
+        text = f"No node is called {name!r}, nor is its output."
+        yield Unmatched("keep_nodes", name, text + suggestion(names, name))
+
+
+def _ends(graph: Graph, given: bool | frozenset[str]) -> Iterator[Unmatched]:
+    if isinstance(given, bool):
+        return
+    proto = graph.model.graph
+    known = [entry.name for entry in (*proto.input, *proto.output)]
+    for name in sorted(given.difference(known)):
+        listed = f" It has {', '.join(map(repr, known))}." if len(known) <= _FEW else ""
+        text = f"keep_io_types (--io-types): the model has no input or output {name!r}."
+        yield Unmatched("keep_io_types", name, text + (suggestion(known, name) or listed))
+
+
+def _op_types(graph: Graph, options: Options) -> Iterator[Unmatched]:
+    for name, text in absent_names(graph, options).unknown.items():
+        yield Unmatched("white_list" if name in options.white_list else "black_list", name, text)
+
+
+def node_names(graph: Graph) -> list[str]:
+    """Return the names of nodes and of their outputs, sorted."""
+    return sorted(
+        {name for node in graph.nodes for name in (node.proto.name, *node.proto.output) if name}
+    )
+
+
+def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
+    if parts := [name for name in names if pattern.search(name)]:
+        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+        return f" It matches a part of {parts[0]!r}{more}: write {f'.*{pattern.pattern}.*'!r}."
+    return suggestion(names, pattern.pattern)
+
+
+class Override(NamedTuple):
     """The precision that the user demands for a node."""
 
     low: bool
@@ -23,8 +185,7 @@ class Override:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(NamedTuple):
     """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
 
     ``low_weights`` are the constants that the user wants in low precision, by value, with what says so.
@@ -46,21 +207,14 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     Complexity: nodes times patterns.
     """
     overrides: dict[int, Override] = {}
-    if (
-        options.keep_nodes
-        or options.keep_patterns
-        or options.low_patterns
-        or options.rule is not None
-    ):
-        for node in graph.nodes:
-            matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
-            if not matching:
-                continue
-            first = overrides[node.index] = matching[0]
-            second = next((override for override in matching if override.low != first.low), None)
-            if second is not None:
+    named = (*options.keep_nodes, *options.keep_patterns, *options.low_patterns)
+    for node in graph.nodes if named or options.rule is not None else ():
+        matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
+        for one in matching:
+            first = overrides.setdefault(node.index, one)
+            if one.low != first.low:
                 raise ContradictionError(
-                    f"Node {node.label!r}: {first.detail} contradicts {second.detail}; drop one."
+                    f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
     warnings = [*(one.text for one in unmatched_names(graph, options)), *taken_off(options)]
@@ -72,11 +226,10 @@ def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     for hazard in hazards:
         override = overrides.of_node.get(hazard.node)
-        if (
-            override is not None and override.low and not hazard.reason.is_shielded
-        ):  # whose Casts are shielded
-            rows = found.setdefault((override.detail, hazard.reason), {})
-            rows.setdefault(graph.nodes[hazard.node].label, hazard)
+        if override is None or not override.low or hazard.reason.is_shielded:
+            continue
+        rows = found.setdefault((override.detail, hazard.reason), {})
+        rows.setdefault(graph.nodes[hazard.node].label, hazard)
     return _told(found, "lowers {}")
 
 
@@ -88,15 +241,10 @@ def lost_weights(
     weights = overrides.low_weights
     for hazard in hazards if weights else ():
         for value in graph.nodes[hazard.node].inputs if hazard.value == ABSENT else (hazard.value,):
-            source = graph.constants.source(value) if value != ABSENT else value
-            if (
-                source in weights
-                and hazard.reason.loses
-                and hazard.reason.loses(graph, source, low)
-            ):
-                found.setdefault((weights[source], hazard.reason), {}).setdefault(
-                    graph.values[source].name, hazard
-                )
+            source, loses = graph.constants.source(value), hazard.reason.loses
+            if source in weights and loses is not None and loses(graph, source, low):
+                rows = found.setdefault((weights[source], hazard.reason), {})
+                rows.setdefault(graph.values[source].name, hazard)
     return _told(found, "stores {} in low precision")
 
 
@@ -114,31 +262,30 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
     for value in node.outputs:
         for reader, _ in graph.uses[value] if value != ABSENT else ():
             cast = graph.nodes[reader]
-            if (
-                cast.key != "Cast"
-                or cast.outputs[0] == ABSENT
-                or not graph.results[cast.outputs[0]]
-            ):
-                continue
-            kinds = {graph.types[value], graph.types[cast.outputs[0]]}
-            if FLOAT in kinds and kinds & LOW_TENSORS:
+            made = cast.outputs[0] if cast.key == "Cast" else ABSENT
+            kinds = {graph.types[value], graph.types[made]}
+            is_returned = made != ABSENT and bool(graph.results[made])
+            if is_returned and FLOAT in kinds and kinds & LOW_TENSORS:
                 yield cast.proto.output[0]
 
 
 def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]:
     names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
-    literal = names.intersection(options.keep_nodes)
-    overrides = [
-        Override(False, Reason.PATTERN, f"keep_nodes (--keep-node) {name!r}")
-        for name in sorted(literal)
+    said = [
+        (False, f"keep_nodes (--keep-node) {name!r}")
+        for name in sorted(names.intersection(options.keep_nodes))
     ]
     for low, option, patterns in (
         (False, "keep_high (--keep-fp32)", options.keep_patterns),
         (True, "force_low (--force-low)", options.low_patterns),
     ):
-        matching = (pattern.pattern for pattern in patterns if any(map(pattern.fullmatch, names)))
-        overrides += [Override(low, Reason.PATTERN, f"{option} {text!r}") for text in matching]
-    return overrides
+        said += [(low, f"{option} {text!r}") for text in _matching(patterns, names)]
+    return [Override(low, Reason.PATTERN, detail) for low, detail in said]
+
+
+def _matching(patterns: Iterable[re.Pattern[str]], names: Iterable[str]) -> Iterator[str]:
+    """The patterns that match one of the names."""
+    return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 
 def _weights(graph: Graph, options: Options) -> dict[int, str]:
@@ -147,10 +294,8 @@ def _weights(graph: Graph, options: Options) -> dict[int, str]:
     for value in graph.constants.tensors:
         readers = (node.proto.name for node, _ in graph.consumers(value))
         names = {graph.values[value].name, *readers} - {""}
-        matching = (
-            one.pattern for one in options.weight_patterns if any(map(one.fullmatch, names))
-        )
-        if graph.types[value] == FLOAT and (text := next(matching, None)) is not None:
+        text = next(_matching(options.weight_patterns, names), None)
+        if graph.types[value] == FLOAT and text is not None:
             found[value] = f"low_weights (--low-weight) {text!r}"
     return found
 
@@ -158,15 +303,11 @@ def _weights(graph: Graph, options: Options) -> dict[int, str]:
 def _from_rule(node: Node, options: Options) -> list[Override]:
     if options.rule is None:
         return []
-    copy = NodeProto()
-    copy.CopyFrom(node.proto)
-    opinion = options.rule(copy)
+    opinion = options.rule(copied(node.proto))
     if opinion not in ("low", "high", None):
         raise ArgumentError(
             f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None."
         )
-    return (
-        []
-        if opinion is None
-        else [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
-    )
+    if opinion is None:
+        return []
+    return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]

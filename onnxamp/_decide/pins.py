@@ -1,39 +1,38 @@
 """Pins: variables that are settled before the cut, each with its reason."""
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from typing import NamedTuple
 
 from onnx import NodeProto
 
 from onnxamp._decide.hazards.ranges import beyond_init_max
-from onnxamp._decide.listed import Claims, listed, unmet_lists
+from onnxamp._decide.listed import listed, unmet_lists
 from onnxamp._decide.overrides import forced_hazards, lost_weights
-from onnxamp._decide.ports import HIGH, Layout, PortVariables, Variable
+from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.signature import signature_warnings
 from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
+from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import Format, retyped
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, ContradictionError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
-from onnxamp._ops.profiles import Profile, computes_low, profile_of
+from onnxamp._ops.profiles import computes_low, profile_of
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
-from onnxamp._options.options import Options
-from onnxamp._target.freedom import Freedom, freedom
+from onnxamp._target.kernels import Freedom, Typed, freedom
 from onnxamp._target.targets import cpu_of
 
 
-@dataclass(frozen=True, slots=True)
-class VariableName:
+class VariableName(NamedTuple):
     """A name that survives re-exporting a model: scopes, node (or weight), and type parameter.
 
     ``rank`` numbers the variables that share all three, from 0.
@@ -54,7 +53,7 @@ def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[Variable
     names, taken = [], Counter[VariableName]()
     for variable in variables:
         name = _variable_name(graph, variable)
-        names.append(replace(name, rank=taken[name]))
+        names.append(name._replace(rank=taken[name]))
         taken[name] += 1
     return names
 
@@ -67,8 +66,7 @@ def _variable_name(graph: Graph, variable: Variable) -> VariableName:
     return VariableName(scope_path(graph, scope), own, variable.param, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
+class Pins(NamedTuple):
     """What is settled before the cut.
 
     Attributes:
@@ -83,9 +81,9 @@ class Pins:
 
     verdicts: Mapping[int, Verdict]
     implies: Sequence[tuple[int, int]]
-    exact: frozenset[int]
-    preferred: frozenset[int]
-    worthy: frozenset[int]
+    exact: AbstractSet[int]
+    preferred: AbstractSet[int]
+    worthy: AbstractSet[int]
     fallbacks: tuple[int, ...]
     warnings: tuple[str, ...]
 
@@ -107,58 +105,53 @@ def find_pins(
     """
     freed = freed or {}
     graph, options, ports = problem.graph, problem.options, problem.ports
-    collector = _Collector(problem, freed)
+    claims = _Claims(problem, freed)
     for variable in ports.fixed_high:
         verdict = Verdict(variable, False, Reason.TIE, "shares its type with a float32 value")
-        collector.claims.pin(variable, verdict, hard=True)
+        claims.pin(variable, verdict, hard=True)
     for variable in ports.requested_low:
-        collector.requested(variable)
+        claims.requested(variable)
     for index, layout in ports.layouts.items():
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
-            collector.kernels(graph.nodes[index], layout)
-    collector.straight()
-    collector.unsound()
-    collector.user_overrides()
+            claims.kernels(graph.nodes[index], layout)
+    claims.straight()
+    claims.unsound()
+    claims.user_overrides()
     if replay is not None:
-        collector.replay(replay)
-        return collector.finish()
+        claims.replay(replay)
+        return claims.finish()
     heeded = [
         one
         for one in problem.hazards
-        if one.reason not in freed.get(one.node, ()) and collector.heeds(one)
+        if one.reason not in freed.get(one.node, ()) and claims.heeds(one)
     ]
-    for hazard in (
-        *heeded,
-        *(beyond_init_max(graph, options) if options.init_max is not None else ()),
-    ):
-        collector.heed(hazard)
+    beyond = beyond_init_max(graph, options) if options.init_max is not None else ()
+    for hazard in (*heeded, *beyond):
+        claims.heed(hazard)
     if options.hazards and options.level != Level.O0:
-        collector.claims.warnings += signature_warnings(graph, options)
+        claims.warnings += signature_warnings(graph, options)
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
-        collector.keep(index, Reason.MEASURED, why)
-    collector.lists()
-    pins = collector.finish()
-    forced = forced_hazards(
-        graph, problem.overrides, (hazard for hazard in heeded if _is_low(problem, pins, hazard))
-    )
-    made_up = options.rescaling is not None and options.rescaling.made_up
-    warned = (_MADE_UP,) if made_up else ()
+        claims.keep(index, Reason.MEASURED, why)
+    claims.lists()
+    pins = claims.finish()
+    low = (hazard for hazard in heeded if _is_low(problem, pins, hazard))
+    warnings = [
+        *pins.warnings,
+        *forced_hazards(graph, problem.overrides, low),
+        *lost_weights(graph, problem.overrides, heeded, options.low),
+        *unmet_lists(problem, pins.verdicts),
+    ]
+    if options.rescaling is not None and options.rescaling.made_up:
+        warnings.append(_MADE_UP)
     if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
-        warned = (*warned, _NOT_HONOURED.format(target=options.target))
-    lost = lost_weights(graph, problem.overrides, heeded, options.low)
-    return replace(
-        pins,
-        warnings=(*pins.warnings, *forced, *lost, *unmet_lists(problem, pins.verdicts), *warned),
-    )
+        warnings.append(_NOT_HONOURED.format(target=options.target))
+    return pins._replace(warnings=tuple(warnings))
 
 
 def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
     """Whether what a hazard is about is pinned to low precision."""
-    ports = problem.ports
-    found = (
-        pins.verdicts.get(ports.root(v))
-        for v in ports.at(problem.graph.nodes[hazard.node], hazard.value)
-    )
+    variables = problem.ports.at(problem.graph.nodes[hazard.node], hazard.value)
+    found = map(pins.verdicts.get, map(problem.ports.root, variables))
     return any(verdict.low for verdict in found if verdict is not None)
 
 
@@ -174,64 +167,54 @@ _UNSOUND = "{} float32, since the converted model would be wrong there otherwise
 
 _IO = "keep_io_types is off for it"
 
-"""Hazards that measurements confirm or refute, unless they are rare; others show with inputs that samples may lack."""
-
 
 @lru_cache(maxsize=1 << 12)
-def _by_types(target: str, key: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
+def _by_types(target: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
     """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
     proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
-    return freedom(
-        target=target,
-        key=key,
-        signature=signature,
-        bound=layout.bound,
-        params=layout.params,
-        low=low,
-        proto=proto,
-    )
+    return freedom(target, Typed(signature, layout.bound, proto), layout.params, low)
 
 
-@dataclass(slots=True)
-class _Collector:
-    """Collects what is claimed of the variables of a problem, and what else the cut must know of them."""
+class _Claims:
+    """What facts, the user, lists and the level want of variables, by deciding variable.
 
-    problem: Problem
-    freed: Mapping[int, frozenset[Reason]]
-    exact: set[int] = field(default_factory=set)
-    preferred: set[int] = field(default_factory=set)
-    worthy: set[int] = field(default_factory=set)
-    fallbacks: list[int] = field(default_factory=list)
-    climbed: set[int] = field(default_factory=set)
-    """Constants that :meth:`constant` has seen to."""
-    freedoms: dict[object, Freedom] = field(default_factory=dict)
-    """Answers of the kernel tables by all that they depend on."""
+    Attributes:
+        hard: float32 by kernels and ties.
+        forced, kept: low and float32 by an override, with the label of its node.
+        high: float32 by hazards, the user's black list or a plan.
+        asked: low by the user's white list.
+        default: float32 by the preset's black list or the level.
+        low: low by the preset's white list, the level or a plan.
+        implies: pairs (p, q) of variables: if p is low, q must be low.
+        climbed: constants that :meth:`constant` has seen to.
+        freedoms: answers of the kernel tables by all that they depend on.
+    """
 
-    graph: Graph = field(init=False)
-    options: Options = field(init=False)
-    ports: PortVariables = field(init=False)
-    claims: Claims = field(init=False)
-    profile: Profile | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.profile = profile_of(self.problem.options.target)
-        self.graph, self.options, self.ports = (
-            self.problem.graph,
-            self.problem.options,
-            self.problem.ports,
+    def __init__(self, problem: Problem, freed: Mapping[int, frozenset[Reason]]) -> None:
+        self.problem, self.freed = problem, freed
+        self.graph, self.options, self.ports = problem.graph, problem.options, problem.ports
+        self.profile = profile_of(self.options.target)
+        self.hard, self.high, self.asked, self.default, self.low = (
+            dict[int, Verdict]() for _ in range(5)
         )
-        self.claims = Claims(self.ports, self.options.target)
+        self.forced, self.kept = dict[int, tuple[Verdict, str]](), dict[int, tuple[Verdict, str]]()
+        self.implies = list[tuple[int, int]]()
+        self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
+        self.climbed = set[int]()
+        self.fallbacks = list[int]()
+        self.warnings = list[str]()
+        self.freedoms = dict[object, Freedom]()
 
     def keep(self, node: int, reason: Reason, why: str, *, hard: bool = False) -> None:
         """Pin a node to float32."""
         for variable in self.ports.of_node.get(node, {}).values():
-            self.claims.pin(variable, Verdict(variable, False, reason, why), hard=hard)
+            self.pin(variable, Verdict(variable, False, reason, why), hard=hard)
 
     def heed(self, hazard: Hazard) -> None:
         """Pin what a hazard is about to float32."""
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
-            self.claims.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+            self.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
         if self.options.user_white and not hazard.reason.is_shielded:
             for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
                 self.constant(value, hazard)
@@ -255,20 +238,18 @@ class _Collector:
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""
         level, options = self.options.level, self.options
-        keeps = options.hazards and (
-            level != Level.AUTO or hazard.rare or not hazard.reason.is_measurable
-        )
+        is_measured = level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
+        keeps = options.hazards and not is_measured
         if hazard.reason.is_shielded:  # a white-listed producer stays low; its Cast is shielded
-            return (keeps or level != Level.O3) and self.graph.nodes[
-                hazard.node
-            ].key not in options.white
+            is_white = self.graph.nodes[hazard.node].key in options.white
+            return (keeps or level != Level.O3) and not is_white
         return keeps
 
     def requested(self, variable: int) -> None:
         """Pin what is to be low: an input or output of the model, or a weight."""
         is_weight = self.ports.variables[variable].param == "value"
         said = (Reason.PATTERN, "low_weights (--low-weight)") if is_weight else (Reason.LEVEL, _IO)
-        self.claims.pin(variable, Verdict(variable, True, *said))
+        self.pin(variable, Verdict(variable, True, *said))
 
     def kernels(self, node: Node, layout: Layout) -> None:
         """Pins and implications from the target's kernels."""
@@ -276,19 +257,19 @@ class _Collector:
         free = self.freedoms.get(layout) or self.freedom(node, layout)
         for param in free.high:
             why = self.no_kernel(node, layout, param)
-            self.claims.pin(
+            self.pin(
                 variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True
             )
         if self.profile is not None and reads_no_input(self.graph, self.ports, self.profile, node):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             self.keep(node.index, Reason.NO_KERNEL, why, hard=True)
         for p, q in free.implies:
-            self.claims.implies.append((variables[p], variables[q]))
+            self.implies.append((variables[p], variables[q]))
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
-            able = (param for param in layout.params if param not in free.high)
-            self.preferred.update(self.ports.root(variables[param]) for param in able)
+            able = (variables[param] for param in layout.params if param not in free.high)
+            self.preferred.update(map(self.ports.root, able))
 
     def no_kernel(self, node: Node, layout: Layout, param: str) -> str:
         """Why the target's kernels do not take a parameter in low precision."""
@@ -301,32 +282,21 @@ class _Collector:
 
     def freedom(self, node: Node, layout: Layout) -> Freedom:
         """What the target's kernels leave to the node."""
-        target, signature, proto, low = (
-            self.options.target,
-            node.signature,
-            node.proto,
-            self.options.low,
-        )
+        target, low = self.options.target, self.options.low
+        signature, proto = node.signature, node.proto
         assert signature is not None
         devices = (device_of(target), device_of(cpu_of(target)))
         has_say = node.key in op_facts().dtype_attribute or any(
             has_kernel_limits(one, node.key) for one in devices
         )
         if not signature.has_function and not has_say:
-            found = self.freedoms[layout] = _by_types(target, node.key, signature, layout, low)
+            found = self.freedoms[layout] = _by_types(target, signature, layout, low)
             return found
         present = tuple(tuple(map(bool, names)) for names in (proto.input[:], proto.output[:]))
         key = (layout, present, tuple(item.SerializeToString() for item in proto.attribute))
         if key not in self.freedoms:
-            self.freedoms[key] = freedom(
-                target=target,
-                key=node.key,
-                signature=signature,
-                bound=layout.bound,
-                params=layout.params,
-                low=low,
-                proto=proto,
-            )
+            typed = Typed(signature, layout.bound, proto)
+            self.freedoms[key] = freedom(target, typed, layout.params, low)
         return self.freedoms[key]
 
     def straight(self) -> None:
@@ -338,29 +308,26 @@ class _Collector:
         for made, reader in straight_pairs(self.graph, self.ports, self.profile):
             if reader == HIGH:
                 why = f"its float32 reader takes no Cast on {self.options.target}"
-                self.claims.pin(made, Verdict(made, False, Reason.TIE, why), hard=True)
+                self.pin(made, Verdict(made, False, Reason.TIE, why), hard=True)
             else:
-                self.claims.implies.append((made, reader))
+                self.implies.append((made, reader))
 
     def unsound(self) -> None:
         """Keep the nodes in float32 around which a result was wrong, with a warning."""
         wrong = frozenset(self.options.unsound)
-        nodes = (
-            [node for node in self.graph.nodes if not wrong.isdisjoint(node.proto.output)]
-            if wrong
-            else []
-        )
+        among = self.graph.nodes if wrong else ()
+        nodes = [node for node in among if not wrong.isdisjoint(node.proto.output)]
         for node in nodes:
             self.keep(node.index, Reason.UNSOUND, "", hard=True)
         if nodes:
             more = f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
-            self.claims.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
+            self.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
 
     def user_overrides(self) -> None:
         """Pins from overrides of single nodes."""
-        self.claims.warnings += self.problem.overrides.warnings
+        self.warnings += self.problem.overrides.warnings
         for index, override in self.problem.overrides.of_node.items():
-            pins = self.claims.forced if override.low else self.claims.kept
+            pins = self.forced if override.low else self.kept
             for variable in self.ports.of_node.get(index, {}).values():
                 verdict = Verdict(variable, override.low, override.reason, override.detail)
                 pins.setdefault(self.ports.root(variable), (verdict, self.graph.nodes[index].label))
@@ -369,7 +336,7 @@ class _Collector:
         """Pins from the lists and, for all other ops, from the level."""
         options, problem, all_exact = self.options, self.problem, self.graph.exact
         by_user = options.user_white if options.level != Level.O0 else ()
-        gains, following = options.level == Level.O2, op_facts().following | op_facts().control_flow
+        gains, following = options.level == Level.O2, op_facts().following
         known: dict[object, tuple[bool, Reason, str] | None] = {}
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
@@ -388,15 +355,13 @@ class _Collector:
                 if node.key in by_user and not (
                     node.key == "Cast" and len(variables) > 1
                 ):  # which changes no type
-                    self.claims.asked.setdefault(
-                        root, Verdict(variable, True, Reason.WHITE, node.key)
-                    )
+                    self.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
                 elif pin is not None and not pin[0] and node.key not in options.user_black:
-                    self.claims.default.setdefault(root, Verdict(variable, *pin))
+                    self.default.setdefault(root, Verdict(variable, *pin))
                 elif pin is not None and index in problem.shares and pin[1] is Reason.WHITE:
                     self.worthy.add(root)  # its error has a price, which Casts may not be worth
                 elif pin is not None:
-                    self.claims.pin(variable, Verdict(variable, *pin))
+                    self.pin(variable, Verdict(variable, *pin))
                 elif not follows and (gains or node.key in options.white):
                     self.preferred.add(root)
 
@@ -412,32 +377,81 @@ class _Collector:
                     f"The plan does not know {key!r}: it was made for another model.{near}"
                 )
             low = decisions[key]
-            self.claims.pin(
-                variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says")
-            )
+            self.pin(variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says"))
         if unknown := sorted(decisions.keys() - set(keys)):
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             text = f"The plan decides {unknown[0]!r}{more}, which the model lacks: it was made for another model."
             if self.options.strict_options:
                 raise ArgumentError(text)
-            self.claims.warnings.append(text)
+            self.warnings.append(text)
 
     def finish(self) -> Pins:
         """The pins that win."""
-        claims, root = self.claims, self.ports.root
-        settled = claims.settled()
-        implies = [(root(p), root(q)) for p, q in claims.implies]
-        exact, preferred, worthy = (
-            frozenset(self.exact),
-            frozenset(self.preferred),
-            frozenset(self.worthy),
-        )
+        root = self.ports.root
         return Pins(
-            verdicts=settled,
-            implies=implies,
-            exact=exact,
-            preferred=preferred,
-            worthy=worthy,
+            verdicts=self.settled(),
+            implies=[(root(p), root(q)) for p, q in self.implies],
+            exact=self.exact,
+            preferred=self.preferred,
+            worthy=self.worthy,
             fallbacks=tuple(self.fallbacks),
-            warnings=tuple(claims.warnings),
+            warnings=tuple(self.warnings),
         )
+
+    def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
+        """Record a pin; the first of a kind is the explanation."""
+        pins = self.hard if hard else self.low if verdict.low else self.high
+        pins.setdefault(self.ports.root(variable), verdict)
+
+    def settled(self) -> dict[int, Verdict]:
+        """The strongest pin of each variable, implications included.
+
+        Raises:
+            ContradictionError: overrides pull a variable both ways.
+        """
+        self._refuse_contradictions()
+        self._spread_forced()
+        soft = ChainMap(self.high, self.asked, self.default, self.low)  # the strongest first
+        settled: dict[int, Verdict] = {}
+        for root in {*self.hard, *self.forced, *self.kept, *soft}:
+            if root in self.hard:
+                settled[root] = self.hard[root]
+                if root in self.forced:
+                    label = self.forced[root][1]
+                    self.warnings.append(
+                        f"{label!r} cannot be forced low: {self.hard[root].detail}."
+                    )
+            elif root in self.forced or root in self.kept:
+                settled[root] = (self.forced.get(root) or self.kept[root])[0]
+            else:
+                settled[root] = soft[root]
+        self._spread_high(settled)
+        return settled
+
+    def _refuse_contradictions(self) -> None:
+        for root in self.forced.keys() & self.kept.keys():
+            (low, first), (high, second) = self.forced[root], self.kept[root]
+            raise ContradictionError(
+                f"{first!r} ({low.detail}) and {second!r} ({high.detail}) share one precision: drop one of the two."
+            )
+
+    def _spread_forced(self) -> None:
+        """Force what a forced variable needs in low precision."""
+        for first, second in self.implies:
+            p, q = self.ports.root(first), self.ports.root(second)
+            if p in self.forced and q not in self.kept:
+                self.forced.setdefault(q, self.forced[p])
+
+    def _spread_high(self, settled: dict[int, Verdict]) -> None:
+        """Pin to float32 what needs a float32 variable in low precision."""
+        needed_by: dict[int, list[int]] = {}
+        for p, q in self.implies:
+            needed_by.setdefault(self.ports.root(q), []).append(p)
+        stack = [root for root, verdict in settled.items() if not verdict.low]
+        while stack:
+            for p in needed_by.get(stack.pop(), ()):
+                root = self.ports.root(p)
+                if root not in settled or settled[root].low:
+                    why = f"no kernel for this mix of types on {self.options.target}"
+                    settled[root] = Verdict(p, False, Reason.NO_KERNEL, why)
+                    stack.append(root)

@@ -6,9 +6,9 @@ the constants below where there is nothing to decide.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from onnxamp._dtypes import FORMATS
+from onnxamp._dtypes import LOW_TENSORS
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -51,8 +51,7 @@ class Layout:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PortVariables:
+class PortVariables(NamedTuple):
     """The variables of a graph, and where they apply.
 
     Attributes:
@@ -105,8 +104,7 @@ class PortVariables:
         return {variable for variable in found if variable >= 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """A value that is read as it was made: by an input of a node, or (``port`` is ABSENT) by an output of its body.
 
     ``owner`` is the node that cannot read a Cast; ``node`` itself, or one behind data movement.
@@ -122,31 +120,30 @@ class Read:
 
 def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
     """All reads of a model that take no Cast from low precision. Complexity: linear in nodes, and in moved data."""
-    for node in graph.nodes_of(profile.uncast_inputs):
-        for position in profile.uncast_inputs[node.key]:
-            yield from data_movement(
-                graph, profile, Read(node, node.input(position), node.index, position)
-            )
+    for node, position in ports_of(graph, profile.uncast_inputs):
+        read = Read(node, node.input(position), node.index, position)
+        yield from data_movement(graph, profile, read)
     for node in graph.nodes_of(profile.uncast_scans):
         states = len(carried(graph, node))
         for _, body in node.bodies:
             inputs, outputs = graph.scopes[body].inputs, graph.scopes[body].outputs
-            sliced = (
-                dict(zip(inputs, body_sources(node, len(inputs)), strict=True))
-                if node.key == "Scan"
-                else {}
-            )
+            sources = body_sources(node, len(inputs)) if node.key == "Scan" else ()
+            sliced = dict(zip(inputs, sources, strict=False))
             for position, target in enumerate(body_targets(node, len(outputs))):
                 result = Read(node, outputs[position], node.index, ABSENT, (body, position))
                 reads = list(data_movement(graph, profile, result))
                 if target >= states:
                     yield from reads
-                if (
-                    port := sliced.get(reads[-1].value, ABSENT)
-                ) != ABSENT:  # what is read slice by slice, and moved
-                    yield from data_movement(
-                        graph, profile, Read(node, node.input(port), node.index, port)
-                    )
+                port = sliced.get(reads[-1].value, ABSENT)
+                if port != ABSENT:  # what is read slice by slice, and moved
+                    read = Read(node, node.input(port), node.index, port)
+                    yield from data_movement(graph, profile, read)
+
+
+def ports_of(graph: Graph, positions: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Node, int]]:
+    """The ports of nodes, by op type and position."""
+    for node in graph.nodes_of(positions):
+        yield from ((node, position) for position in positions[node.key])
 
 
 def data_movement(graph: Graph, profile: Profile, read: Read) -> Iterator[Read]:
@@ -180,20 +177,16 @@ def _passes_on(graph: Graph, profile: Profile, node: Node) -> int:
     """The input that a node passes on as the builder sees it, without computing anything; ABSENT if it computes."""
     if not node.outputs:
         return ABSENT
-    kind = graph.types[node.outputs[0]]
-    ports = [
-        port
-        for port, value in enumerate(node.inputs)
+    kind, facts = graph.types[node.outputs[0]], op_facts()
+    alike = {
+        value: port
+        for port, value in reversed(list(enumerate(node.inputs)))
         if value != ABSENT and graph.types[value] == kind
-    ]
-    facts = op_facts()
+    }
     if node.key in facts.carriers | facts.eliminated:
-        return 0 if 0 in ports else ABSENT
-    return (
-        ports[0]
-        if node.key in profile.passing and len({node.inputs[port] for port in ports}) == 1
-        else ABSENT
-    )
+        return 0 if node.input(0) in alike else ABSENT
+    is_passed = node.key in profile.passing and len(alike) == 1
+    return max(alike.values()) if is_passed else ABSENT
 
 
 def own_casts(graph: Graph, profile: Profile) -> Iterator[tuple[Read, Node]]:
@@ -201,19 +194,12 @@ def own_casts(graph: Graph, profile: Profile) -> Iterator[tuple[Read, Node]]:
 
     The builder takes such a Cast if others read it, too.
     """
-    types = {low.tensor for low in FORMATS.values()}
     for read in straight_reads(graph, profile):
-        made = (
-            graph.producer(read.value)
-            if read.result is None and read.owner.key in profile.uncast_inputs
-            else None
-        )
-        if (
-            made is not None
-            and made.key == "Cast"
-            and made.input(0) != ABSENT
-            and graph.types[made.input(0)] in types
-        ):
+        made = graph.producer(read.value)
+        if read.result is not None or read.owner.key not in profile.uncast_inputs or made is None:
+            continue
+        source = made.input(0) if made.key == "Cast" else ABSENT
+        if source != ABSENT and graph.types[source] in LOW_TENSORS:
             yield read, made
 
 

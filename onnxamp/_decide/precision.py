@@ -7,13 +7,14 @@ that is stored. Unpinned ops that gain by low precision cost their gain where th
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 
 from onnxamp._decide.decision import Decision, Prices
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
-from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
+from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
@@ -22,7 +23,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS, Costs
+from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS
 from onnxamp._target.targets import target_of
 
 DUPLICATE = 1
@@ -51,42 +52,34 @@ def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     )
 
 
-@dataclass(slots=True)
 class CutProblem:
-    """The network of a problem without prices: built once, solved once per set of prices."""
+    """The network of a problem without prices: built once, solved once per set of prices.
 
-    problem: Problem
-    pins: Pins
-    network: Network = field(default_factory=Network)
-    trips: list[int] = field(default_factory=list)
-    exactly_high: set[int] = field(default_factory=set)
-    """Values that are float32, or that only exact ops stand between such values and."""
-    pure: set[int] = field(default_factory=set)
-    deciding: dict[int, int] = field(default_factory=dict)
-    bound: set[int] | None = None
+    Attributes:
+        saves: bytes that a number saves in low precision.
+        roots: as ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the
+            end. Constants that follow their only reader have its root.
+        tied: roots that decide for more than one variable.
+        exactly_high: values that are float32, or that only exact ops stand between such values and.
+        pure: those of them that carry an accuracy charge.
+    """
 
-    graph: Graph = field(init=False)
-    ports: PortVariables = field(init=False)
-    costs: Costs = field(init=False)
-    low: Format = field(init=False)
-    saves: int = field(init=False)
-    """Bytes that a number saves in low precision."""
-    roots: list[int] = field(init=False)
-    """As ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end.
-    Constants that follow their only reader have its root."""
-    tied: set[int] = field(init=False)
-    """Roots that decide for more than one variable."""
-
-    def __post_init__(self) -> None:
-        self.graph, self.ports = self.problem.graph, self.problem.ports
-        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
-        self.costs = target_of(self.problem.options.target).costs
-        self.low = self.problem.options.low
+    def __init__(self, problem: Problem, pins: Pins) -> None:
+        self.problem, self.pins, self.graph, self.ports = (
+            problem,
+            pins,
+            problem.graph,
+            problem.ports,
+        )
+        self.low, self.costs = problem.options.low, target_of(problem.options.target).costs
         self.saves = FLOAT32_BYTES - self.low.bytes
-        self.network.add(len(self.ports.variables))
-        self.trips = self.graph.ask(loop_trips)
-        self.exactly_high, self.pure = self.purely_high()
+        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
         self.tied = {root for variable, root in enumerate(self.ports.roots) if root != variable}
+        self.trips = self.graph.ask(loop_trips)
+        self.deciding = dict[int, int]()
+        self.network = Network()
+        self.network.add(len(self.ports.variables))
+        self.exactly_high, self.pure = self.purely_high()
         self.variables()
         for value, produced in enumerate(self.ports.produced):
             if produced != NONE:
@@ -134,12 +127,8 @@ class CutProblem:
 
     def is_high(self, node: int) -> bool:
         """Whether the node is pinned to float32."""
-        roots = (
-            self.ports.root(variable) for variable in self.ports.of_node.get(node, {}).values()
-        )
-        return any(
-            not verdict.low for verdict in map(self.pins.verdicts.get, roots) if verdict is not None
-        )
+        roots = map(self.ports.root, self.ports.of_node.get(node, {}).values())
+        return any(pin is not None and not pin.low for pin in map(self.pins.verdicts.get, roots))
 
     def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
@@ -149,64 +138,53 @@ class CutProblem:
             if min(one, other) >= 0:
                 network.arc(one, other, cost)
                 network.arc(other, one, cost)
-        for root in {self.decides(index) for index in prices.high} - self.bound_low():
+        for root in {self.decides(index) for index in prices.high} - self.bound_low:
             network.charge_low(root, INFINITE)
 
+    @cached_property
     def bound_low(self) -> set[int]:
         """Variables that no price can keep in float32: those pinned low, what these imply, and none at all.
 
         Complexity: linear in implications.
         """
-        if self.bound is None:
-            implied: dict[int, list[int]] = {}
-            for p, q in self.pins.implies:
-                implied.setdefault(p, []).append(q)
-            found = {NONE}
-            waiting = [root for root, verdict in self.pins.verdicts.items() if verdict.low]
-            while waiting:
-                if (root := waiting.pop()) not in found:
-                    found.add(root)
-                    waiting += implied.get(root, ())
-            self.bound = found
-        return self.bound
+        implied: dict[int, list[int]] = {}
+        for p, q in self.pins.implies:
+            implied.setdefault(p, []).append(q)
+        found = {NONE}
+        waiting = [root for root, verdict in self.pins.verdicts.items() if verdict.low]
+        while waiting:
+            if (root := waiting.pop()) not in found:
+                found.add(root)
+                waiting += implied.get(root, ())
+        return found
 
     def by_variable(self, costs: Mapping[int, int]) -> dict[int, int]:
         """Costs of nodes, summed over the variables that decide for them."""
-        totals: dict[int, int] = {}
+        totals: dict[int, int] = defaultdict(int)
         for index, cost in costs.items():
-            root = self.decides(index)
-            if root != NONE and cost:
-                totals[root] = totals.get(root, 0) + cost
+            if cost and (root := self.decides(index)) != NONE:
+                totals[root] += cost
         return totals
 
     def decides(self, index: int) -> int:
         """The variable that decides for a node: of its first output that has one, otherwise of an input."""
         if index not in self.deciding:
-            self.deciding[index] = self.of_node(index)
+            outputs, produced = self.graph.nodes[index].outputs, self.ports.produced
+            variables = [produced[value] for value in outputs if value != ABSENT]
+            variables += self.ports.of_node.get(index, {}).values()
+            roots = (self.roots[variable] for variable in variables if variable >= 0)
+            self.deciding[index] = next(roots, NONE)
         return self.deciding[index]
 
-    def of_node(self, index: int) -> int:
-        variables = self.ports.of_node.get(index, {})
-        outputs = [
-            self.ports.produced[value]
-            for value in self.graph.nodes[index].outputs
-            if value != ABSENT
-        ]
-        return next(
-            (self.roots[variable] for variable in (*outputs, *variables.values()) if variable >= 0),
-            NONE,
-        )
+    def cast(self, value: int, scope: int) -> int:
+        """The cost of a Cast of a value in a scope."""
+        return self.costs.cast(elements(self.graph.shapes[value]), self.trips[scope], self.low)
 
     def idle_cast(self, node: Node) -> None:
         """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
-            cost = (
-                self.costs.cast(
-                    elements(self.graph.shapes[node.inputs[0]]), self.trips[node.scope], self.low
-                )
-                - 1
-            )
+            cost = self.cast(node.inputs[0], node.scope) - 1
             one, other = (self.ports.root(side) for side in sides.values())
             self.network.arc(one, other, cost)
             self.network.arc(other, one, cost)
@@ -222,10 +200,7 @@ class CutProblem:
             return
         variable, kind = self.roots[self.ports.consumed[node.index][0]], self.graph.types[result]
         if variable >= 0 and kind != FLOAT and is_lossless(element_name(FLOAT), element_name(kind)):
-            cost = self.costs.cast(
-                elements(self.graph.shapes[source]), self.trips[node.scope], self.low
-            )
-            self.network.charge_low(variable, cost * _ACCURACY_CASTS)
+            self.network.charge_low(variable, self.cast(source, node.scope) * _ACCURACY_CASTS)
 
     def gain(self, node: Node) -> int:
         """What a node saves by moving fewer bytes per element; always less than the pair of Casts it might need.
@@ -254,11 +229,11 @@ class CutProblem:
         readers.discard(producer)
         if not readers:
             return
-        count = elements(self.graph.shapes[value])
-        if self.is_constant(value):
-            self.weight(producer, readers, 0 if value in self.problem.unfit else count)
+        if value in self.ports.free and self.is_stored(value):
+            fits = value not in self.problem.unfit
+            self.weight(producer, readers, elements(self.graph.shapes[value]) if fits else 0)
             return
-        cost = self.costs.cast(count, self.trips[self.graph.values[value].scope], self.low)
+        cost = self.cast(value, self.graph.values[value].scope)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.casts(producer, readers, cost + charge, cost)
 
@@ -302,11 +277,6 @@ class CutProblem:
         else:
             self.network.arc(second, first, cost)
 
-    def is_constant(self, value: int) -> bool:
-        """Whether the value is stored, in either precision or in both."""
-        producer = self.graph.producer(value)
-        return value in self.ports.free and (producer is None or producer.key != "Cast")
-
     def purely_high(self) -> tuple[set[int], set[int]]:
         """Values that a float32 source reaches through exact ops alone, and those of them that carry a charge.
 
@@ -316,18 +286,13 @@ class CutProblem:
         is rounded once and stored, as any weight. What is low precision already counts as if it were float32, or a
         second conversion would charge for less than the first one.
         """
-        made = [
-            *(self.roots[variable] for variable in self.ports.produced),
-            NONE,
-        ]  # the last entry is that of ABSENT
+        made = [self.roots[variable] for variable in (*self.ports.produced, NONE)]  # ABSENT is last
         high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
-        shielded = {
+        computed = {value for value, root in enumerate(made) if root in high} - self.ports.free
+        computed -= {  # what is an up-cast of a low value
             self.graph.nodes[index].outputs[0] for index in self.graph.shields
-        }  # an up-cast of a low value
-        computed = (
-            {value for value, root in enumerate(made) if root in high} - self.ports.free - shielded
-        )
-        weights = self.graph.ask(low_constants, self.problem.options.low)
+        }
+        weights = self.graph.ask(low_constants, self.low)
         stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
         heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
@@ -340,35 +305,29 @@ class CutProblem:
             ]
             if not found or node.key in op_facts().control_flow:
                 continue
-            sources = [
-                source for source in (computed, stored, heavy) if not source.isdisjoint(node.inputs)
-            ]
-            for source in sources:
-                source.update(found)
-            reached.update(found if sources and not self.is_raised(node, weights) else ())
+            known = [one for one in (computed, stored, heavy) if not one.isdisjoint(node.inputs)]
+            for values in known:
+                values.update(found)
+            if known and not self.is_raised(node, weights):
+                reached.update(found)
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
     def is_moved(self, node: Node, value: int, made: Sequence[int]) -> bool:
         """Whether an exact op makes the value, now or before a conversion, or a Cast to or from the low type."""
         if value == ABSENT:
             return False
-        index, kinds = node.index, (FLOAT, self.problem.options.low.tensor)
-        if made[value] in self.pins.exact or index in self.graph.shields:
+        if made[value] in self.pins.exact or node.index in self.graph.shields:
             return True
+        types, low = self.graph.types, self.low.tensor
         if node.key == "Cast":
-            return node.input(0) != ABSENT and {
-                self.graph.types[value],
-                self.graph.types[node.inputs[0]],
-            } == {*kinds}
-        return index in self.graph.exact and self.graph.types[value] == kinds[1]
+            source = node.input(0)
+            return source != ABSENT and {types[value], types[source]} == {FLOAT, low}
+        return node.index in self.graph.exact and types[value] == low
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
         """Whether a Cast raises a low weight: what it reads is stored, and not rounded on its way."""
-        return (
-            node.key == "Cast"
-            and node.input(0) in weights
-            and self.graph.types[node.outputs[0]] == FLOAT
-        )
+        is_cast = node.key == "Cast" and node.input(0) in weights
+        return is_cast and self.graph.types[node.outputs[0]] == FLOAT
 
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""

@@ -5,9 +5,8 @@ All sweeps are linear in the terms of the relations.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import gcd
-from typing import Final
+from typing import Final, NamedTuple
 
 ZERO: Final = 0
 """The variable that is 0."""
@@ -22,15 +21,13 @@ ABSENT: Final = -1
 """No relation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The exponents that a variable wants."""
 
     least: int
     most: int
 
 
-@dataclass(slots=True)
 class Problem:
     """What is known of the exponents.
 
@@ -41,10 +38,11 @@ class Problem:
         costs: variable -> cost of an exponent that is not 0.
     """
 
-    count: int = 1
-    relations: list[Relation] = field(default_factory=list)
-    windows: dict[int, Window] = field(default_factory=dict)
-    costs: dict[int, int] = field(default_factory=dict)
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.relations = list[Relation]()
+        self.windows = dict[int, Window]()
+        self.costs = dict[int, int]()
 
     def variable(self) -> int:
         """A new variable."""
@@ -63,9 +61,9 @@ def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
             uses[variable].append(index)
     forced: dict[int, tuple[int, int]] = {}
     pending = deque([(ZERO, ZERO)])
-    alone = [index for index, count in enumerate(left) if count == 1]
-    for index in alone:
-        _force(problem.relations[index], index, ZERO, forced, pending)
+    for index, count in enumerate(left):
+        if count == 1:
+            _force(problem.relations[index], index, ZERO, forced, pending)
     while pending:
         variable, _ = pending.popleft()
         for index in uses[variable]:
@@ -96,8 +94,7 @@ def _terms(relation: Relation) -> dict[int, int]:
     return {variable: number for variable, number in row.items() if number}
 
 
-@dataclass(slots=True)
-class Classes:
+class Classes(NamedTuple):
     """Variables that are multiples of one another as one, and the relations among such classes. Class ZERO is 0."""
 
     of_variable: list[tuple[int, int]]
@@ -110,9 +107,8 @@ class Classes:
     @classmethod
     def of(cls, problem: Problem, forced: dict[int, tuple[int, int]]) -> "Classes":
         """Merge what relations make a multiple of another; what is 0 only then is added to ``forced``."""
-        union = _Union([(variable, 1) for variable in range(problem.count)])
-        for variable in forced:
-            union.zeros[variable] = ABSENT
+        union = _Union(problem.count)
+        union.zeros |= dict.fromkeys(forced, ABSENT)
         rows = list(enumerate(problem.relations))
         for turn in range(_MERGES):
             before = len(rows)
@@ -141,14 +137,17 @@ class Classes:
         return cls(of_variable, relations, windows, costs)
 
 
-@dataclass(slots=True)
 class _Union:
-    """Variables that are multiples of one another, as a forest, and the roots that are 0."""
+    """Variables that are multiples of one another, as a forest, and the roots that are 0.
 
-    parents: list[tuple[int, int]]
-    """Variable -> another one, and the multiple of it that this one is; a root has itself."""
-    zeros: dict[int, int] = field(default_factory=lambda: {ZERO: ABSENT})
-    """Root -> the relation that says that it is 0."""
+    Attributes:
+        parents: variable -> another one, and the multiple of it that this one is; a root has itself.
+        zeros: root -> the relation that says that it is 0.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.parents = [(variable, 1) for variable in range(count)]
+        self.zeros = {ZERO: ABSENT}
 
     def root(self, variable: int) -> tuple[int, int]:
         """What stands for a variable and all that are tied to it, and the multiple of it that the variable is."""

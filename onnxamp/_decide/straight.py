@@ -4,7 +4,6 @@ A Cast counts through data movement, too, since builders move it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import product
 
 from onnxamp._decide.ports import (
@@ -16,6 +15,7 @@ from onnxamp._decide.ports import (
     data_movement,
     moved_from,
     own_casts,
+    ports_of,
     straight_reads,
 )
 from onnxamp._graph.bodies import body_targets, carried
@@ -39,14 +39,12 @@ def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Products of something dequantized and a Cast of integers, which are float32."""
     nodes = graph.nodes_of(profile.one_scale)
     behind = graph.ask(_dequantized) if nodes else {}
+    integers = op_facts().free_sources["Cast"]
     for node in nodes:
-        casts = (
-            graph.producer(other)
-            for value, other in (node.inputs[:2], node.inputs[1::-1])
-            if value in behind
-        )
+        pairs = node.inputs[:2], node.inputs[1::-1]
+        casts = (graph.producer(other) for value, other in pairs if value in behind)
         if any(
-            cast is not None and cast.key == "Cast" and _reads_integers(graph, cast)
+            cast is not None and cast.key == "Cast" and graph.types[cast.input(0)] in integers
             for cast in casts
         ):
             yield node
@@ -76,18 +74,12 @@ def _origins(graph: Graph) -> Mapping[int, int]:
     for index in graph.order:
         node = graph.nodes[index]
         if node.key in facts.dequantize:
-            origin, made = node.input(0), graph.producer(node.input(0))
-            before = (
-                graph.producer(made.input(0))
-                if made is not None and made.key in facts.quantize
-                else None
-            )
-            origins[index] = origins.get(before.index, origin) if before is not None else origin
+            made = graph.producer(node.input(0))
+            is_quantized = made is not None and made.key in facts.quantize
+            before = graph.producer(made.input(0)) if made is not None and is_quantized else None
+            origin = ABSENT if before is None else before.index
+            origins[index] = origins.get(origin, node.input(0))
     return origins
-
-
-def _reads_integers(graph: Graph, node: Node) -> bool:
-    return graph.types[node.input(0)] in op_facts().free_sources["Cast"]
 
 
 def _dequantized(graph: Graph) -> Mapping[int, Node]:
@@ -123,22 +115,15 @@ def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
 
 def high_nodes(graph: Graph, profile: Profile) -> Iterator[tuple[Node, str]]:
     """(node that stays float32, why) by what the builder does not take in low precision."""
-    yield from ((node, "it is stacked up in float32 alone") for node in stacked_up(graph, profile))
-    yield from (
-        (node, "no constant is read there, only a Cast of it")
-        for node, _ in casts_of_constants(graph, profile)
-    )
-    yield from (
-        (node, "no integers stand beside dequantized numbers")
-        for node in integer_factors(graph, profile)
-    )
-    yield from (
-        (node, "its numbers are constants, or float32") for node in computed_high(graph, profile)
-    )
-    yield from (
-        (node, "a value between loops is pooled once, or in float32")
-        for node in pooled_twice(graph, profile)
-    )
+    of_constants = (node for node, _ in casts_of_constants(graph, profile))
+    for nodes, why in (
+        (stacked_up(graph, profile), "it is stacked up in float32 alone"),
+        (of_constants, "no constant is read there, only a Cast of it"),
+        (integer_factors(graph, profile), "no integers stand beside dequantized numbers"),
+        (computed_high(graph, profile), "its numbers are constants, or float32"),
+        (pooled_twice(graph, profile), "a value between loops is pooled once, or in float32"),
+    ):
+        yield from ((node, why) for node in nodes)
 
 
 def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
@@ -156,11 +141,9 @@ def pooled_twice(graph: Graph, profile: Profile) -> Iterator[Node]:
         pools.setdefault(node.input(0), []).append(node)
     for value, found in pools.items():
         made = graph.producer(value) if len(found) > 1 else None
-        if (
-            made is not None
-            and carried(graph, made)
-            and any(map(partial(_is_state, graph), made.outputs))
-        ):
+        if made is None or not carried(graph, made):
+            continue
+        if any(_is_state(graph, output) for output in made.outputs):
             yield from found
 
 
@@ -180,17 +163,8 @@ def straight_pairs(
     for read in straight_reads(graph, profile):
         if read.value in ports.free:
             continue
-        made = ports.produced[read.value]
-        reader = (
-            ports.consumed[read.node][read.port]
-            if read.result is None
-            else ports.returned.get(read.result)
-        )
-        if (
-            node := graph.nodes[read.node]
-        ).key == "Cast":  # of float32, which becomes one from low precision otherwise
-            reader = ports.produced[node.outputs[0]]
-        if made >= 0 and reader is not None and reader != LOW:
+        made, reader = ports.produced[read.value], _reader(graph, ports, read)
+        if made >= 0 and reader != LOW:
             yield made, reader
     yield from _undivided(graph, ports, profile)
     yield from _stored(graph, ports, profile)
@@ -211,6 +185,16 @@ def straight_pairs(
             yield from _alike(made, reader)
 
 
+def _reader(graph: Graph, ports: PortVariables, read: Read) -> int:
+    """The variable of what reads a value; LOW where there is nothing to decide."""
+    node = graph.nodes[read.node]
+    if node.key == "Cast":  # of float32, which becomes one from low precision otherwise
+        return ports.produced[node.outputs[0]]
+    if read.result is None:
+        return ports.consumed[read.node][read.port]
+    return ports.returned.get(read.result, LOW)
+
+
 def _chosen(graph: Graph, profile: Profile) -> Iterator[tuple[tuple[int, int], int]]:
     """(result of a body, dequantized value that it passes on) of nodes whose bodies all pass on the same numbers."""
     nodes = graph.nodes_of(profile.one_choice)
@@ -219,39 +203,39 @@ def _chosen(graph: Graph, profile: Profile) -> Iterator[tuple[tuple[int, int], i
         found: dict[int, list[tuple[tuple[int, int], int]]] = {}
         for _, body in node.bodies:
             for position, value in enumerate(graph.scopes[body].outputs):
-                for last in [*data_movement(graph, profile, Read(node, value, node.index, ABSENT))][
-                    -1:
-                ]:
-                    found.setdefault(position, []).append(((body, position), last.value))
+                if (source := _source(graph, profile, node, value)) != ABSENT:
+                    found.setdefault(position, []).append(((body, position), source))
         for passed in found.values():
             same = {origins.get(value, ABSENT) for _, value in passed}
             if len(same) == 1 and ABSENT not in same:
                 yield from passed
 
 
+def _source(graph: Graph, profile: Profile, owner: Node, value: int) -> int:
+    """What data movement makes a value of that a body returns; ABSENT if there is none."""
+    *_, last = (
+        Read(owner, ABSENT, owner.index, ABSENT),
+        *data_movement(graph, profile, Read(owner, value, owner.index, ABSENT)),
+    )
+    return last.value
+
+
 def _stored(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
     """(variable of a weight that is to be low, variable of what reads it) where no Cast of it is read."""
-    for node in graph.nodes_of(profile.stored_inputs):
-        for position in profile.stored_inputs[node.key]:
-            value, reader = node.input(position), ports.consumed[node.index][position]
-            if (
-                value in graph.constants.tensors
-                and value not in ports.free
-                and reader not in (LOW, NONE)
-            ):
-                yield ports.produced[value], reader
+    for node, position in ports_of(graph, profile.stored_inputs):
+        value, reader = node.input(position), ports.consumed[node.index][position]
+        is_open = reader not in (LOW, NONE) and value not in ports.free
+        if is_open and value in graph.constants.tensors:
+            yield ports.produced[value], reader
 
 
 def _lonely(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
     """(variable of one more reader of a Cast that the model brings along, variable of what does not read it alone)."""
     for read, cast in own_casts(graph, profile):
         value, reader = cast.outputs[0], ports.consumed[read.node][read.port]
-        keys = ((node.index, port) for node, port in graph.consumers(value))
-        others = [
-            ports.consumed[node][port]
-            for node, port in keys
-            if (node, port) != (read.node, read.port)
-        ]
+        keys = {(node.index, port): None for node, port in graph.consumers(value)}
+        keys.pop((read.node, read.port), None)
+        others = [ports.consumed[node][port] for node, port in keys]
         others += [ports.returned.get(result, HIGH) for result in graph.results[value]]
         able = [other for other in others if other >= 0]
         if able and HIGH not in others and reader not in (LOW, NONE):
@@ -282,12 +266,8 @@ def _signature(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator
 
 def _signature_values(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
     """(node, value) of what must be an input or an output of the model, without a Cast."""
-    for node in graph.nodes_of(profile.signature_inputs):
-        yield from ((node, node.input(position)) for position in profile.signature_inputs[node.key])
-    for node in graph.nodes_of(profile.signature_outputs):
-        yield from (
-            (node, node.outputs[position]) for position in profile.signature_outputs[node.key]
-        )
+    yield from ((node, node.input(at)) for node, at in ports_of(graph, profile.signature_inputs))
+    yield from ((node, node.outputs[at]) for node, at in ports_of(graph, profile.signature_outputs))
 
 
 def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
@@ -346,7 +326,7 @@ def _captures(graph: Graph, body: int, value: int) -> Iterator[tuple[int, Node, 
 
 def casts_of_constants(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]]:
     """(node, Cast) where the node reads a Cast of a constant, and cannot read the constant itself."""
-    for node, position in _computed_inputs(graph, profile):
+    for node, position in ports_of(graph, profile.computed_inputs):
         cast = graph.producer(node.input(position))
         if cast is not None and cast.key == "Cast" and cast.input(0) in graph.constants.tensors:
             yield node, cast
@@ -354,14 +334,9 @@ def casts_of_constants(graph: Graph, profile: Profile) -> Iterator[tuple[Node, N
 
 def constant_reads(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
     """(node, input position) where a constant is read that must not be one."""
-    for node, position in _computed_inputs(graph, profile):
+    for node, position in ports_of(graph, profile.computed_inputs):
         if node.input(position) in graph.constants.tensors:
             yield node, position
-
-
-def _computed_inputs(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
-    for node in graph.nodes_of(profile.computed_inputs):
-        yield from ((node, position) for position in profile.computed_inputs[node.key])
 
 
 def uncast_values(graph: Graph, profile: Profile) -> frozenset[int]:
@@ -382,12 +357,8 @@ def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[in
             returned = dict(zip(body_targets(node, len(outputs)), outputs, strict=True))
             for _, output in carried(graph, node):
                 state = node.outputs[output] if output < len(node.outputs) else ABSENT
-                reads = list(
-                    data_movement(
-                        graph, profile, Read(node, returned.get(output, ABSENT), node.index, ABSENT)
-                    )
-                )
-                made = graph.producer(reads[-1].value) if reads else None
+                source = _source(graph, profile, node, returned.get(output, ABSENT))
+                made = graph.producer(source)
                 if state != ABSENT and (
                     made is None or made.key == "Constant" or made.scope != body
                 ):

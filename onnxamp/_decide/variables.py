@@ -1,24 +1,75 @@
 """The precision variables of a model: one per type parameter of each node, and the ties between them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import TypeAlias
 
+from onnxamp._decide.hazards.indices import index_paths
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
-from onnxamp._decide.signature import unfit_defaults
 from onnxamp._decide.straight import uncast_values
 from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
-from onnxamp._ops.facts import OpFacts, attribute, op_facts, type_giver
+from onnxamp._model.statistics import tensor_stats
+from onnxamp._ops.facts import attribute, op_facts, type_giver
 from onnxamp._ops.profiles import profile_of
 from onnxamp._ops.signature import Port, Signature
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.kernels import carries
+
+
+def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
+    """Initializers that callers may override, and whose numbers low precision breaks -> why."""
+    indices = graph.ask(index_paths).values
+    tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
+    found: dict[int, str] = {}
+    for named in graph.overridable():
+        value = named.index
+        stats = (
+            tensor_stats(tensors[named.name], graph.folder) if graph.types[value] == FLOAT else None
+        )
+        if stats is None:
+            continue
+        tiny = abs(stats.uniform or 0.0) if _is_epsilon(graph, value) else 0.0
+        if stats.out_of_range(low) is not None:
+            found[value] = (
+                f"holds {stats.largest_number:.6g}, and {low.name} ends at {low.max_finite:.6g}"
+            )
+        elif 0 < tiny < low.smallest_normal:
+            found[value] = f"is {stats.uniform:.6g}, which {low.name} cannot hold"
+        elif value in indices and stats.largest > low.exact_integers:
+            found[value] = f"holds {stats.largest:.6g} and {indices[value]}, and {_counts(low)}"
+    return found
+
+
+def _is_epsilon(graph: Graph, value: int) -> bool:
+    return any(node.key in op_facts().epsilons for node, _ in graph.consumers(value))
+
+
+def _counts(low: Format) -> str:
+    return f"{low.name} counts only up to {low.exact_integers}"
+
+
+def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
+    """What to tell of inputs that need not keep their types: which do so all the same, and which lose digits."""
+    off, unfit = "keep_io_types (--io-types) is off for it", graph.ask(unfit_defaults, options.low)
+    indices = graph.ask(index_paths).values
+    for value in graph.scopes[0].inputs:
+        named = graph.values[value]
+        if graph.types[value] != FLOAT or options.keeps_io(named.name):
+            continue
+        if value in unfit:
+            yield f"The input {named.name!r} stays float32, although {off}: its default {unfit[value]}."
+        elif value in indices and named.origin is Origin.INPUT:
+            yield (
+                f"The input {named.name!r} becomes {options.dtype}, since {off}, but it {indices[value]}, and"
+                f" {_counts(options.low)}."
+            )
+
 
 Types: TypeAlias = tuple[str | None, ...]
 """Types of the inputs or of the outputs of a node; None if absent or unknown."""
@@ -28,23 +79,16 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
     """The layout of a node with a schema; the same object for all nodes of the op with these types."""
     assert node.signature is not None
     giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
-    heir = (
-        giver
-        if giver is not None and giver < len(inputs) and holds_float(inputs[giver])
-        else ABSENT
-    )
-    return _layout(
-        key=node.key, signature=node.signature, inputs=inputs, outputs=outputs, heir=heir, low=low
-    )
+    if giver is None or giver >= len(inputs) or not holds_float(inputs[giver]):
+        giver = ABSENT
+    return _layout(node.signature, inputs, outputs, giver, low)
 
 
 @lru_cache(maxsize=1 << 12)
-def _layout(
-    key: str, signature: Signature, inputs: Types, outputs: Types, heir: int, low: Format
-) -> Layout:
+def _layout(signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format) -> Layout:
     """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it.
 
-    ``heir`` is the input that gives output 0 its type; ABSENT if none does.
+    ``giver`` is the input that gives output 0 its type; ABSENT if none does.
     """
     bound = bind(signature, inputs)
     driven = set(bound)
@@ -52,33 +96,29 @@ def _layout(
         port = signature.output(position)
         if port is not None and kind is not None:
             bound.setdefault(signature.param(port, position), kind)
-    pinned, params = op_facts().pinned_parameters.get(key, frozenset()), list[str]()
+    facts, key, params = op_facts(), signature.key, list[str]()
 
     def place(port: Port, position: int) -> int:
         """The position in ``params`` of the port's parameter; HIGH if schema or facts rule out the low type."""
         param = signature.param(port, position)
-        if param in params:
-            return params.index(param)
-        kind = bound.get(param)
-        allowed = signature.params.get(port.type, frozenset())
-        if (
-            kind is None
-            or not holds_float(kind)
-            or retyped(kind, low) not in allowed
-            or param in pinned
-        ):
-            return HIGH
-        params.append(param)
-        return len(params) - 1
+        if param not in params:
+            kind, allowed = bound.get(param), signature.params.get(port.type, ())
+            is_pinned = param in facts.pinned_parameters.get(key, ())
+            if kind is None or not holds_float(kind) or is_pinned:
+                return HIGH
+            if retyped(kind, low) not in allowed:
+                return HIGH
+            params.append(param)
+        return params.index(param)
 
     places = [NONE] * len(inputs)
     for position, port in _floats(signature.input, inputs):
         places[position] = place(port, position)
-    settable = key in op_facts().follows_type or key in op_facts().dtype_attribute
+    settable = key in facts.follows_type or key in facts.dtype_attribute
     results = [NONE] * len(outputs)
     for position, port in _floats(signature.output, outputs):
-        if position == 0 and heir != ABSENT:
-            results[position] = places[heir]
+        if position == 0 and giver != ABSENT:
+            results[position] = places[giver]
         elif signature.param(port, position) in driven or (position == 0 and settable):
             results[position] = place(port, position)
         else:  # the op determines the type, as of LayerNormalization's Mean
@@ -88,10 +128,8 @@ def _layout(
 
 def _floats(formal: Callable[[int], Port | None], types: Types) -> list[tuple[int, Port]]:
     """The ports that hold float32, with their positions."""
-    ports = (
-        (position, formal(position)) for position, kind in enumerate(types) if holds_float(kind)
-    )
-    return [(position, port) for position, port in ports if port is not None]
+    floats = [position for position, kind in enumerate(types) if holds_float(kind)]
+    return [(position, port) for position in floats if (port := formal(position)) is not None]
 
 
 def find_variables(
@@ -131,57 +169,57 @@ def unknown_floats(graph: Graph, node: Node) -> list[int]:
 
     Nobody can tell which types the node may have beside them.
     """
-    if node.signature is None or not graph.untyped or node.key in op_facts().control_flow:
+    signature = node.signature
+    if signature is None or not graph.untyped or node.key in op_facts().control_flow:
         return []
-    ports = [(value, node.signature.input(position)) for position, value in enumerate(node.inputs)]
-    ports += [
-        (value, node.signature.output(position)) for position, value in enumerate(node.outputs)
-    ]
-    unknown = [
-        (value, port) for value, port in ports if value in graph.untyped and port is not None
-    ]
+    ports = [(value, signature.input(position)) for position, value in enumerate(node.inputs)]
+    ports += [(value, signature.output(position)) for position, value in enumerate(node.outputs)]
     return [
         value
-        for value, port in unknown
-        if any(map(holds_float, node.signature.params.get(port.type, ())))
+        for value, port in ports
+        if value in graph.untyped
+        and port is not None
+        and any(map(holds_float, signature.params.get(port.type, ())))
     ]
 
 
-@dataclass(slots=True)
 class _Finder:
-    """Finds the precision variables of a graph, node by node."""
+    """Finds the precision variables of a graph, node by node.
 
-    graph: Graph
-    options: Options
-    low_weights: frozenset[int]
-    uncast: frozenset[int]
-    """Values of which the target may refuse a Cast."""
-    variables: list[Variable] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    produced: list[int] = field(default_factory=list)
-    consumed: list[list[int]] = field(default_factory=list)
-    returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    of_node: dict[int, dict[str, int]] = field(default_factory=dict)
-    free: set[int] = field(default_factory=set)
-    lowered: dict[int, int] = field(default_factory=dict)
-    layouts: dict[int, Layout] = field(default_factory=dict)
-    fixed_high: set[int] = field(default_factory=set)
-    requested_low: set[int] = field(default_factory=set)
-    sparse: set[int] = field(default_factory=set)
-    """Sparse float32 constants, which can be neither converted nor cast."""
-    facts: OpFacts = field(init=False)
-    low: Format = field(init=False)
-    kinds: list[str | None] = field(init=False)
-    """Type by value index; the last entry is that of ABSENT."""
-    floats: frozenset[str | None] = field(init=False)
-    """The types among them that hold float32."""
+    Args:
+        uncast: values of which the target may refuse a Cast.
 
-    def __post_init__(self) -> None:
-        self.facts, self.low = op_facts(), self.options.low
-        self.produced = [NONE] * len(self.graph.values)
-        self.consumed = [[NONE] * len(node.inputs) for node in self.graph.nodes]
-        self.kinds = [*self.graph.types, None]
+    Attributes:
+        sparse: sparse float32 constants, which can be neither converted nor cast.
+        kinds: type by value index; the last entry is that of ABSENT.
+        floats: the types among them that hold float32.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        low_weights: AbstractSet[int],
+        uncast: AbstractSet[int],
+    ) -> None:
+        self.graph, self.options, self.low_weights, self.uncast = (
+            graph,
+            options,
+            low_weights,
+            uncast,
+        )
+        self.facts, self.low = op_facts(), options.low
+        self.kinds = [*graph.types, None]
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
+        self.variables, self.parents = list[Variable](), list[int]()
+        self.produced = [NONE] * len(graph.values)
+        self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
+        self.returned = dict[tuple[int, int], int]()
+        self.of_node = dict[int, dict[str, int]]()
+        self.layouts = dict[int, Layout]()
+        self.lowered = dict[int, int]()
+        self.free, self.sparse = set[int](), set[int]()
+        self.fixed_high, self.requested_low = set[int](), set[int]()
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
@@ -204,7 +242,6 @@ class _Finder:
         self.parents[other] = one
 
     def finish(self) -> PortVariables:
-        roots = [self.root(variable.index) for variable in self.variables]
         return PortVariables(
             variables=tuple(self.variables),
             produced=self.produced,
@@ -213,7 +250,7 @@ class _Finder:
             of_node=self.of_node,
             free=frozenset(self.free),
             lowered=self.lowered,
-            roots=roots,
+            roots=list(map(self.root, range(len(self.variables)))),
             layouts=self.layouts,
             fixed_high=frozenset(self.fixed_high),
             requested_low=frozenset(self.requested_low),
@@ -226,13 +263,12 @@ class _Finder:
 
     def scope_values(self, index: int) -> None:
         """Assign variables to initializers and graph inputs; inputs of bodies belong to the bodies' owners."""
-        scope, values = self.graph.scopes[index], self.graph.values
-        produced_by_node, stored = Origin.NODE, Origin.INITIALIZER
+        scope = self.graph.scopes[index]
         for named in scope.names.values():
-            value = values[named]
-            if value.origin is produced_by_node or self.kinds[named] not in self.floats:
+            value = self.graph.values[named]
+            if value.origin is Origin.NODE or not self.is_float(named):
                 continue
-            if value.origin is stored and not scope.opaque:
+            if value.origin is Origin.INITIALIZER and not scope.opaque:
                 self.produced[named] = self.new(ABSENT, "value", named)
                 self.stored(named)
             elif value.origin in (Origin.INPUT, Origin.DEFAULT):
@@ -247,11 +283,9 @@ class _Finder:
 
         What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
         """
-        names = {value.name} | {
-            self.graph.scopes[0].proto.output[port].name
-            for s, port in self.graph.results[value.index]
-            if s == 0
-        }
+        outputs = self.graph.scopes[0].proto.output
+        returned = (port for scope, port in self.graph.results[value.index] if scope == 0)
+        names = {value.name, *(outputs[port].name for port in returned)}
         if self.options.level == Level.O0 or any(self.options.keeps_io(name) for name in names):
             return HIGH
         if self.options.hazards and value.index in self.graph.ask(unfit_defaults, self.low):
@@ -330,11 +364,7 @@ class _Finder:
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
         if ABSENT in (source, result):
             return
-        before, after, low = (
-            self.graph.types[source],
-            self.graph.types[result],
-            self.options.low.tensor,
-        )
+        before, after, low = self.kinds[source], self.kinds[result], self.low.tensor
         if before == FLOAT:
             stays = self.options.level == Level.O0 or node.key in self.options.black
             down = HIGH if stays or (source in self.uncast and source in self.lowered) else LOW
@@ -408,13 +438,11 @@ class _Finder:
                 if not self.is_float(value):
                     continue
                 named, variable = self.graph.values[value], HIGH
-                if not scope.opaque:
-                    is_input = named.origin in (
-                        Origin.INPUT,
-                        Origin.DEFAULT,
-                    )  # one name has one type
-                    variable = self.produced[value] if is_input else self.signature_variable(named)
-                self.returned[scope.index, position] = variable
+                if named.origin in (Origin.INPUT, Origin.DEFAULT):  # one name has one type
+                    variable = self.produced[value]
+                elif not scope.opaque:
+                    variable = self.signature_variable(named)
+                self.returned[scope.index, position] = HIGH if scope.opaque else variable
 
     def unexplained(self) -> None:
         """Keep in float32 what only its readers reveal to be a float, behind ops of unknown types."""
@@ -428,18 +456,13 @@ class _Finder:
         for value, kind in enumerate(self.graph.types):
             if kind not in containers and value not in self.sparse:
                 continue
+            uses, maker = list(self.graph.consumers(value)), self.graph.producer(value)
             variables = [self.produced[value]]
-            variables += [
-                self.consumed[node.index][port] for node, port in self.graph.consumers(value)
-            ]
+            variables += [self.consumed[node.index][port] for node, port in uses]
             variables += [
                 self.returned[key] for key in self.graph.results[value] if key in self.returned
             ]
-            touching = [
-                self.graph.producer(value),
-                *(node for node, _ in self.graph.consumers(value)),
-            ]
-            for node in touching:
+            for node in (maker, *(node for node, _ in uses)):
                 if node is not None and node.key not in self.facts.control_flow:
                     variables += self.of_node.get(node.index, {}).values()
             self.join(variables)
@@ -465,8 +488,8 @@ class _Finder:
 
     def join(self, joined: Sequence[int]) -> None:
         """Make variables equal; HIGH among them fixes them all."""
-        variables = [variable for variable in joined if variable >= 0]
-        for variable in variables[1:]:
-            self.tie(variables[0], variable)
-        if variables and HIGH in joined:
-            self.fixed_high.add(variables[0])
+        first, *others = [variable for variable in joined if variable >= 0] or [NONE]
+        for variable in others:
+            self.tie(first, variable)
+        if first >= 0 and HIGH in joined:
+            self.fixed_high.add(first)

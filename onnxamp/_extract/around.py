@@ -24,18 +24,16 @@ from onnxamp._graph.view import Node
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import copy_without
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
-from onnxamp._runtime.flow import Flow, make_flow
+from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, make_flow
 from onnxamp._runtime.inputs import Array, check_inputs
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.loop import input_failure
+from onnxamp._runtime.pieces import Runner, Side, run_alone
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH
-from onnxamp._runtime.side import Side, run_alone
 from onnxamp._runtime.values import Feed
 
 

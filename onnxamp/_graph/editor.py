@@ -1,6 +1,19 @@
-"""The one editor of models."""
+"""The one editor of models: changes are noted against a frozen view, and made in one sweep per scope."""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxamp._graph.view import View, scope_graphs
+from onnxamp._model.protos import all_nodes, copied
+
+WEIGHTS_ALONE: Final = 4
+"""First IR version at which a weight need not be listed as a graph input."""
 
 
 @dataclass(slots=True)
@@ -18,3 +31,247 @@ class NewNames:
         self._next[base] = number
         self.taken.add(name)
         return name
+
+
+class GraphEditor:
+    """Changes of a model, noted by index of the view and made when :meth:`finish` is called.
+
+    Nodes that stay are changed in place, through :meth:`node`. Nodes come and go through :meth:`insert`,
+    :meth:`remove`, :meth:`replace` and :meth:`move`. Whatever is not named stays as it is: order, names, metadata, doc
+    strings, functions and unknown fields.
+
+    Args:
+        view: the model as it is. It is not changed, unless its own model is to be edited.
+        model: what to edit: the view's model or a copy of it. By default a copy is made, when it is needed first.
+        names: where new names come from. By default, all names of the view are taken.
+
+    Example:
+        >>> import onnx
+        >>> from onnxamp._graph.graph import Graph
+        >>> text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Abs (x) }'
+        >>> graph = Graph.of(onnx.parser.parse_model(text))
+        >>> editor = GraphEditor(graph)
+        >>> two = editor.constant(np.float32(2), "two")
+        >>> editor.replace(0, [editor.make("Mul", ["x", two], ["y"])])
+        >>> [(node.op_type, *node.input) for node in editor.finish().graph.node]
+        [('Mul', 'x', 'two')]
+    """
+
+    def __init__(
+        self, view: View, model: ModelProto | None = None, names: NewNames | None = None
+    ) -> None:
+        self.view = view
+        self._given = model
+        self._names = names
+        self._constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = {}
+        self._inserted: dict[int, dict[int, list[NodeProto]]] = {}
+        """Scope -> index of the node before which new nodes stand -> these."""
+        self._removed: dict[int, set[int]] = {}
+        self._undeclared: dict[int, set[str]] = {}
+        self._added: dict[int, list[TensorProto]] = {}
+        self._dropped: set[int] = set()
+        """Initializers that go, by value."""
+
+    # -- what is there -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def model(self) -> ModelProto:
+        """The model that is edited."""
+        return copied(self.view.model) if self._given is None else self._given
+
+    @cached_property
+    def graphs(self) -> Sequence[GraphProto]:
+        """The graph of each scope."""
+        return scope_graphs(self.view, self.model)
+
+    @cached_property
+    def names(self) -> NewNames:
+        """Names that are not used yet."""
+        return NewNames(self.view.all_names()) if self._names is None else self._names
+
+    @cached_property
+    def _weights(self) -> Mapping[tuple[int, str], TensorProto]:
+        return {
+            (scope, tensor.name): tensor
+            for scope, graph in enumerate(self.graphs)
+            for tensor in graph.initializer
+        }
+
+    def node(self, index: int) -> NodeProto:
+        """A node of the edited model, to be changed in place until :meth:`finish`."""
+        scope = self.view.nodes[index].scope
+        return self.graphs[scope].node[index - self.view.scopes[scope].nodes.start]
+
+    def weight(self, value: int) -> TensorProto:
+        """An initializer of the edited model, to be changed in place, but for its name."""
+        held = self.view.values[value]
+        return self._weights[held.scope, held.name]
+
+    # -- what is new -------------------------------------------------------------------------------------------
+
+    def make(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        name: str | None = None,
+        **attributes: Any,
+    ) -> NodeProto:
+        """A node of ai.onnx that is named like its first output, unless it is given a name."""
+        name = outputs[0] if name is None else name
+        return helper.make_node(op, inputs, outputs, name=name, **attributes)
+
+    def constant(self, array: NDArray[Any] | np.generic, base: str, elem: int | None = None) -> str:
+        """The name of a constant of the main graph, which bodies see. Equal constants are written once.
+
+        Args:
+            array: its elements.
+            base: its name, if that is free and the constant is new.
+            elem: its element type (``TensorProto.DataType``), if that is not the array's.
+        """
+        array = np.asarray(array)
+        tensor = numpy_helper.from_array(array)
+        if elem is not None and elem != tensor.data_type:
+            tensor = helper.make_tensor("", elem, array.shape, array.reshape(-1).tolist())
+        key = tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes()
+        if key not in self._constants:
+            tensor.name = self.names.fresh(base)
+            self._constants[key] = tensor
+        return self._constants[key].name
+
+    def ints(self, numbers: Any, base: str) -> str:
+        """The name of an int64 constant of the shape of ``numbers``."""
+        return self.constant(np.asarray(numbers, np.int64), base)
+
+    # -- what changes ------------------------------------------------------------------------------------------
+
+    def insert(self, scope: int, before: int, *nodes: NodeProto) -> None:
+        """Put nodes before a node of a scope, behind those put there before; ``nodes.stop`` means the end."""
+        self._inserted.setdefault(scope, {}).setdefault(before, []).extend(nodes)
+
+    def insert_after(self, index: int, *nodes: NodeProto) -> None:
+        """Put nodes behind a node."""
+        self.insert(self.view.nodes[index].scope, index + 1, *nodes)
+
+    def remove(self, *indices: int) -> None:
+        """Remove nodes, with what is declared of their outputs unless an inserted node makes these."""
+        for index in indices:
+            self._removed.setdefault(self.view.nodes[index].scope, set()).add(index)
+
+    def replace(self, index: int, nodes: Iterable[NodeProto]) -> None:
+        """Put nodes in the place of one."""
+        self.remove(index)
+        self.insert(self.view.nodes[index].scope, index, *nodes)
+
+    def move(self, index: int, before: int) -> None:
+        """Move a node before another one of its scope."""
+        scope = self.view.nodes[index].scope
+        self.insert(scope, before, self.node(index))
+        self._removed.setdefault(scope, set()).add(index)
+
+    def undeclare(self, scope: int, names: Iterable[str]) -> None:
+        """Remove what is declared of values of a scope."""
+        self._undeclared.setdefault(scope, set()).update(names)
+
+    def add_weight(self, scope: int, tensor: TensorProto) -> None:
+        """Add an initializer; its name is one of :attr:`names`, or that of one that goes."""
+        self._added.setdefault(scope, []).append(tensor)
+
+    def drop_weight(self, value: int) -> None:
+        """Remove an initializer."""
+        self._dropped.add(value)
+
+    def finish(self) -> ModelProto:
+        """Make all changes that were noted, and return the edited model. The editor is of no use afterwards.
+
+        Complexity: linear in the nodes of scopes in which nodes come or go.
+        """
+        changed = {*self._inserted, *self._removed, *self._undeclared, *self._added}
+        changed |= {self.view.values[value].scope for value in self._dropped}
+        graphs = self.graphs
+        for scope in sorted(changed, reverse=True):  # bodies first: a new node list holds copies
+            self._rebuild_nodes(scope, graphs[scope])
+            self._drop_weights(scope, graphs[scope])
+            graphs[scope].initializer.extend(self._added.get(scope, ()))
+        if self._constants:
+            read = {name for node in all_nodes(self.model.graph.node) for name in node.input}
+            made = self._constants.values()
+            add_constants(self.model, [tensor for tensor in made if tensor.name in read])
+        return self.model
+
+    def _rebuild_nodes(self, scope: int, graph: GraphProto) -> None:
+        inserted, removed = self._inserted.get(scope, {}), self._removed.get(scope, set())
+        first = self.view.scopes[scope].nodes.start
+        undeclared = self._undeclared.get(scope, set())
+        undeclared |= {name for index in removed for name in graph.node[index - first].output}
+        undeclared -= {
+            name for nodes in inserted.values() for node in nodes for name in node.output
+        }
+        if inserted or removed:
+            kept = list(self._in_order(scope, graph))
+            rebuilt = GraphProto()
+            rebuilt.node.extend(kept)
+            del graph.node[:]
+            graph.node.extend(rebuilt.node)
+        drop_declared(graph, undeclared)
+
+    def _in_order(self, scope: int, graph: GraphProto) -> Iterator[NodeProto]:
+        inserted, removed = self._inserted.get(scope, {}), self._removed.get(scope, set())
+        nodes = self.view.scopes[scope].nodes
+        for index, proto in enumerate(graph.node, nodes.start):
+            yield from inserted.get(index, ())
+            if index not in removed:
+                yield proto
+        yield from inserted.get(nodes.stop, ())
+
+    def _drop_weights(self, scope: int, graph: GraphProto) -> None:
+        names = {
+            self.view.values[value].name
+            for value in self._dropped
+            if self.view.values[value].scope == scope
+        }
+        for position in reversed(range(len(graph.initializer) if names else 0)):
+            if graph.initializer[position].name in names:
+                del graph.initializer[position]
+
+
+def drop_declared(graph: GraphProto, names: Iterable[str]) -> None:
+    """Remove what is declared of intermediate values of these names."""
+    gone = set(names)
+    kept = [entry for entry in graph.value_info if entry.name not in gone] if gone else []
+    if gone and len(kept) < len(graph.value_info):
+        rebuilt = GraphProto()
+        rebuilt.value_info.extend(kept)
+        del graph.value_info[:]
+        graph.value_info.extend(rebuilt.value_info)
+
+
+def add_constants(model: ModelProto, tensors: Iterable[TensorProto]) -> None:
+    """Add constants to the main graph: as nodes where every initializer has to be an input."""
+    if model.ir_version >= WEIGHTS_ALONE:
+        model.graph.initializer.extend(tensors)
+        return
+    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
+    if nodes:
+        rebuilt = GraphProto()
+        rebuilt.node.extend([*nodes, *model.graph.node])
+        del model.graph.node[:]
+        model.graph.node.extend(rebuilt.node)
+
+
+def set_attribute(proto: NodeProto, name: str, value: Any) -> None:
+    """Give a node an attribute, in the place of the one of that name, or at the end."""
+    new = helper.make_attribute(name, value)
+    for item in proto.attribute:
+        if item.name == name:
+            item.CopyFrom(new)
+            return
+    proto.attribute.append(new)
+
+
+def drop_attributes(proto: NodeProto, names: Iterable[str]) -> None:
+    """Remove attributes of a node."""
+    gone = {*names}
+    for position in reversed(range(len(proto.attribute))):
+        if proto.attribute[position].name in gone:
+            del proto.attribute[position]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -300,9 +300,6 @@ def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
     }
 
 
-_PASSING: Final = frozenset({"Cast", "Identity", "Max"})
-
-
 @dataclass(frozen=True, eq=False)
 class Graph(View, Asked):
     """A resolved model and the analyses of it.
@@ -369,15 +366,15 @@ class Graph(View, Asked):
 
         They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
         """
-        return frozenset(
-            node.index for node in self.nodes if node.key in _PASSING and self._passes_on(node)
-        )
+        able = self.nodes_of(op_facts().passes_on)
+        return frozenset(node.index for node in able if self._passes_on(node))
 
     def _passes_on(self, node: Node) -> bool:
-        if node.key == "Cast":
+        how = op_facts().passes_on[node.key]
+        if how == "same type":
             ends = node.input(0), node.outputs[0]
             return ABSENT not in ends and self.types[ends[0]] == self.types[ends[1]]
-        return node.key == "Identity" or len(node.inputs) == 1
+        return how == "always" or len(node.inputs) == 1
 
     @cached_property
     def shields(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from onnxamp._convert.misspelt import everywhere
-from onnxamp._decide.unmatched import Unmatched
+from onnxamp._decide.overrides import Unmatched
 from onnxamp._public import Shown
 
 Outcome = Literal["converted", "up to date", "failed", "failed before"]

@@ -20,9 +20,8 @@ from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.metrics import TOLERANCES
-from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._numerics.whole import NO_ISLANDS
 from onnxamp._ops.profiles import computes_low
@@ -30,7 +29,7 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import the_loader
 from onnxamp._state.state import Part
-from onnxamp._tuning.fallback import measured_plan
+from onnxamp._tuning.tune import measured_plan
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4

@@ -18,6 +18,7 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._job.request import Job, Request
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
+from onnxamp._optional import has_runtime
 from onnxamp._runtime.run import Run
 from onnxamp._state.state import opened
 from onnxamp._tuning.arguments import Search
@@ -25,6 +26,7 @@ from onnxamp._tuning.arguments import Search
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion, Sink
     from onnxamp._numerics.diff import Comparison
+    from onnxamp._numerics.results import DiffReport
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
 
@@ -64,6 +66,8 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         job.run.report("converting", 0, 0)
         if comparison is None:
             conversion = write_conversion(job, sink, kept=kept)
+            if request.validation is not None:
+                conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
             from onnxamp._job.heal import convert_validated  # noqa: PLC0415 - few conversions in Python need it
 
@@ -146,9 +150,9 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
 
 
 def _comparison(request: Request, run: Run) -> "Comparison | None":
-    """Return what compares results with the original; None if they are not validated."""
+    """Return what compares results with the original; None if they are not validated, or cannot be run here."""
     validation = request.validation
-    if validation is None:
+    if validation is None or not has_runtime():
         return None
     from onnxamp._job.validation import limits_of  # noqa: PLC0415 - loads what runs models
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
@@ -161,6 +165,21 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         metric=validation.metric,
         target=options.target,
         draw=lambda reference: asked.draw(request.model, options.target, reference),
+    )
+
+
+def _unvalidated(conversion: "Conversion") -> "DiffReport":
+    """Return a report that says why a result was not validated: ONNX Runtime is not installed."""
+    from onnxamp._numerics.results import DiffReport  # noqa: PLC0415 - loads what compares models
+
+    return DiffReport(
+        reference=str(conversion.source),
+        result=str(conversion.target),
+        ran_on="",
+        inputs="",
+        samples=0,
+        lowest=conversion.plan.dtype,
+        skipped="ONNX Runtime is not installed: pip install 'onnxamp[cpu]' or 'onnxamp[cuda]'.",
     )
 
 

@@ -17,10 +17,9 @@ from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
-from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.whole import as_float16
 from onnxamp._ops.profiles import computes_low

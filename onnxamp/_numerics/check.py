@@ -3,7 +3,7 @@
 from collections.abc import Collection, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.nearest import suggestion
@@ -21,13 +21,12 @@ from onnxamp._numerics.sample_check import (
 )
 from onnxamp._numerics.watch import WatchedRun, classify, join, watched_values
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import Found, KeptSamples, observe
+from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
@@ -36,8 +35,7 @@ from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
 
 
-@dataclass(frozen=True, slots=True)
-class OpFilter:
+class OpFilter(NamedTuple):
     """Which op types are looked at: those in ``only`` (all if it is empty) but not in ``skip``."""
 
     only: frozenset[str] = frozenset()

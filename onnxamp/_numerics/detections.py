@@ -7,7 +7,7 @@ cost: boxes by their overlap, scores by their difference, labels must agree), an
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,7 @@ class Detections:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedRows:
+class MatchedRows(NamedTuple):
     """Detections, and the arrays of both models without the rows that have no match, in one order.
 
     ``reference`` and ``result`` hold arrays [matched rows, ...] by output: those of the detections, and what else has

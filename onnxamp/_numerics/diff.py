@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Final, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.compare import Parting, merge
@@ -36,13 +37,12 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
-from onnxamp._runtime.advice import input_failure
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.loop import KeptSamples, observe
+from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
@@ -446,3 +446,44 @@ def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
 
 def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
     return one + other if one is not None and other is not None else one or other
+
+
+_SAME: Final = Limits(tolerance=1e-5)
+"""What the order of sums may change; another meaning of an attribute changes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeProof:
+    """Compares upgraded and folded models with the original, each once.
+
+    Attributes:
+        comparison: has the original and its inputs, and keeps its outputs.
+    """
+
+    comparison: Comparison
+    _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(
+        default_factory=dict
+    )
+    """Opset and numbers of ops of a model -> what is wrong with it."""
+
+    def __call__(self, graph: Graph) -> str | None:
+        """What is wrong with the upgraded model, in a clause; None if nothing is, or the original does not run."""
+        changed = (
+            graph.book.opsets[""],
+            frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
+        )
+        if changed not in self._verdicts:
+            upgraded = Model(graph.model, graph.folder, origin=self.comparison.reference.model)
+            exact = replace(self.comparison, limits=_SAME)
+            report = exact.compare(upgraded, layers=False, activity="checking the upgrade")
+            why = report.failure or next(iter(report.warnings), "its outputs differ")
+            is_same = report.passed or report.skipped
+            self._verdicts[changed] = (
+                None if is_same else f"float32 results would change already: {why.rstrip('.')}"
+            )
+        return self._verdicts[changed]
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether an upgrade changed results."""
+        return any(self._verdicts.values())

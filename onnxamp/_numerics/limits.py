@@ -8,7 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from math import inf
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,8 +27,7 @@ AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 "file.py:function"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(NamedTuple):
     """A function that says whether a result is good enough, and its name."""
 
     name: str

@@ -15,8 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.rounding import RoundedWeights
+from onnxamp._convert.analysis import Analysis, RoundedWeights
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen
@@ -32,9 +31,8 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, Side, ancestors, parts_of
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.side import Side, ancestors, parts_of
 from onnxamp._runtime.values import Feed, from_value, to_value
 from onnxamp._workers.executor import Memory
 

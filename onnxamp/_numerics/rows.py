@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +78,7 @@ def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """The detections in a group of outputs: one row each, image by image."""
 
     boxes: Array | None
@@ -99,7 +97,7 @@ class Columns:
 
     def squashed(self) -> "Columns":
         """The same with logits turned into scores from 0 to 1, in the same order."""
-        return replace(self, scores=1 / (1 + np.exp(-np.clip(self.scores, -500, 500))))
+        return self._replace(scores=1 / (1 + np.exp(-np.clip(self.scores, -500, 500))))
 
 
 def is_rows(array: Any) -> bool:
@@ -201,8 +199,7 @@ _REACH: Final = 64
 """Nodes that may lie between a value of the result and the nearest values that the reference has, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """Nodes of the result, in order, that compute a value from values of the reference, and those values."""
 
     nodes: tuple[int, ...]
@@ -211,8 +208,7 @@ class Replay:
     """Those of ``reads`` that are low precision in the result, but not in the reference."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(NamedTuple):
     """Values that nodes of both models compute under one name, and how the result's ops are fed to be judged alone."""
 
     shared: Mapping[str, Replay | None]
@@ -221,7 +217,7 @@ class Pairing:
     """Values of the result that are replaced by the reference's when ops are replayed."""
     accumulated: bool = True
     """Whether the result's own values are compared as well as the replayed ones."""
-    exponents: Mapping[str, int] = field(default_factory=dict)
+    exponents: Mapping[str, int] = {}
     """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
 
     def reads(self) -> Counter[str]:

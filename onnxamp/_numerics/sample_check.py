@@ -19,6 +19,7 @@ from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Executable, Progress
 from onnxamp._runtime.fingerprints import SentModel
@@ -169,7 +170,7 @@ class EngineProbe(Probe[CheckedSample]):
 
 
 def _replayed(reference: Flow, result: Flow) -> Pairing:
-    return replace(pair(reference, result), accumulated=False)
+    return pair(reference, result)._replace(accumulated=False)
 
 
 def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
@@ -202,10 +203,6 @@ def watched_run(runner: Runner, keep: frozenset[str], budget: int) -> WatchedRun
     return WatchedRun(Runner(flow, runner.provider), rows, budget)
 
 
-_PASSING = frozenset({"Cast", "Identity"})
-"""Ops of an emulated model that Casts of the model become."""
-
-
 def keep_float32(
     flow: Flow, rows: Sequence[Watched], names: Collection[str]
 ) -> tuple[Flow, list[Watched]]:
@@ -224,13 +221,13 @@ def keep_float32(
     chosen = {row.node for row in rows if (flow.nodes[row.node].name or row.value) in names}
     exact = {row.value: row.exact for row in rows if row.node in chosen and _is_rounded(flow, row)}
     wanted = {name for node in chosen for name in flow.reads[node]}
+    casts = {row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels}
     for row in reversed(rows):  # Casts between chosen nodes pass on exact results
-        node = flow.nodes[row.node]
-        if node.op_type in _PASSING and row.value in wanted:
+        if row.node in casts and row.value in wanted:
             chosen.add(row.node)
             wanted.update(flow.reads[row.node])
     for row in rows:  # Casts to float32 behind chosen nodes have nothing to do
-        if row.value not in flow.low and flow.nodes[row.node].op_type in _PASSING:
+        if row.value not in flow.low and row.node in casts:
             chosen |= {row.node} if any(name in exact for name in flow.reads[row.node]) else set()
     exact |= {row.value: row.exact for row in rows if row.node in chosen and row.exact in exact}
     nodes, reads = list(flow.nodes), list(flow.reads)
@@ -251,7 +248,7 @@ def keep_float32(
         for row in rows
         if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
     ]
-    return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
+    return flow._replace(nodes=tuple(nodes), reads=tuple(reads)), kept
 
 
 def _is_rounded(flow: Flow, row: Watched) -> bool:

@@ -31,8 +31,8 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
+from onnxamp._runtime.pieces import run_alone
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import Memory
 

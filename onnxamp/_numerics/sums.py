@@ -8,21 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from onnx import GraphProto, ModelProto, NodeProto, helper
+import numpy as np
+from onnx import ModelProto
 
 from onnxamp._decide.rescaling import Partial
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.constants import summed_terms, terms_of
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import attribute
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
-
-_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Products with a bias, which is no term: their third input."""
 
 _LEAST_OPSET: Final = 13
 """Where Constant takes numbers, and Flatten an axis from the end."""
@@ -54,62 +52,54 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
 
     Complexity: linear in nodes.
     """
-    model, names = copied(graph.model), NewNames(graph.all_names())
-    watched: list[Watch] = []
-    behind: dict[int, list[NodeProto]] = {}
+    editor, watched = GraphEditor(graph), list[Watch]()
     magnitudes: dict[int, str] = {}
     for node in graph.nodes_of(profile.cancelling):
-        if (
-            node.scope == 0
-            and graph.types[node.inputs[0]] == FLOAT
-            and graph.book.opsets.get("", 0) >= _LEAST_OPSET
-        ):
-            made, name = _squared_mean(graph, node, names)
-            behind.setdefault(node.index, []).extend(made)
+        is_new = graph.book.opsets.get("", 0) >= _LEAST_OPSET
+        if node.scope == 0 and graph.types[node.inputs[0]] == FLOAT and is_new:
+            name = _add_squared_mean(graph, node, editor)
             watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
     for node in _summing(graph, profile):
         proto = copied(node.proto)
-        added = behind.setdefault(node.index, [])
-        if node.key in _BIASED:
+        if node.key in op_facts().biased:
             del proto.input[2:]
         for port in range(len(proto.input)):
             value = node.inputs[port]
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
             if value not in magnitudes:
-                magnitudes[value] = names.fresh(f"{graph.values[value].name}_magnitude")
-                added.append(helper.make_node("Abs", [proto.input[port]], [magnitudes[value]]))
+                magnitudes[value] = editor.names.fresh(f"{graph.values[value].name}_magnitude")
+                made = editor.make("Abs", [proto.input[port]], [magnitudes[value]], "")
+                editor.insert_after(node.index, made)
             proto.input[port] = magnitudes[value]
-        proto.name, name = "", names.fresh(f"{node.proto.output[0]}_magnitude")
-        del proto.output[:]
-        proto.output.append(name)
-        added.append(proto)
+        proto.name, name = "", editor.names.fresh(f"{node.proto.output[0]}_magnitude")
+        proto.output[:] = [name]
+        editor.insert_after(node.index, proto)
         watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
-    if watched:
-        _insert(model, graph, behind)
-    return model, watched
+    return editor.finish(), watched
 
 
-def _squared_mean(graph: Graph, node: Node, names: NewNames) -> tuple[list[NodeProto], str]:
-    """Nodes that compute the squared mean over the variance of what a node normalises, and their result."""
+def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
+    """Compute the squared mean over the variance of what a node normalises; the name of the result."""
     axis = 2 if node.key == "InstanceNormalization" else attribute(node.proto, "axis")
-    made, source = list[NodeProto](), node.proto.input[0]
+    source = node.proto.input[0]
 
     def op(kind: str, *inputs: str, **attributes: Any) -> str:
-        made.append(helper.make_node(kind, inputs, [names.fresh(f"{source}_{kind}")], **attributes))
-        return str(made[-1].output[0])
+        name = editor.names.fresh(f"{source}_{kind}")
+        editor.insert_after(node.index, editor.make(kind, inputs, [name], "", **attributes))
+        return name
 
     def mean(of: str) -> str:
         if graph.book.opsets[""] >= _AXES_INPUT:
-            return op("ReduceMean", of, op("Constant", value_ints=[1]))
+            return op("ReduceMean", of, editor.ints([1], "axes"))
         return op("ReduceMean", of, axes=[1])
 
     flat = op("Flatten", source, axis=-1 if axis is None else axis)
     middle = mean(flat)
     centred = op("Sub", flat, middle)
     square = op("Mul", middle, middle)
-    least = op("Mul", square, op("Constant", value_float=_LEAST_SPREAD))
-    return made, op("Div", square, op("Max", mean(op("Mul", centred, centred)), least))
+    least = op("Mul", square, editor.constant(np.float32(_LEAST_SPREAD), "least_spread"))
+    return op("Div", square, op("Max", mean(op("Mul", centred, centred)), least))
 
 
 def centred_norms(
@@ -128,15 +118,6 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
         value = node.outputs[0]
         if node.scope == 0 and value != ABSENT and graph.types[value] == FLOAT:
             yield node
-
-
-def _insert(model: ModelProto, graph: Graph, behind: Mapping[int, Sequence[NodeProto]]) -> None:
-    start, rebuilt = graph.scopes[0].nodes.start, GraphProto()
-    for index, proto in enumerate(model.graph.node, start):
-        rebuilt.node.append(proto)
-        rebuilt.node.extend(behind.get(index, ()))
-    del model.graph.node[:]
-    model.graph.node.extend(rebuilt.node)
 
 
 def partial_sums(
@@ -165,7 +146,9 @@ def partial_sums(
         )
         reach = largest.get(item.name, 0.0)
         if terms and reach:
-            found[item.value] = Partial(reach * (terms if _divides(node) else 1), terms)
+            found[item.value] = Partial(
+                reach * (terms if node.key in op_facts().means else 1), terms
+            )
     for node in graph.nodes_of(
         _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
     ):
@@ -173,8 +156,3 @@ def partial_sums(
         if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
             found[name] = Partial(largest[name] ** 2, summed_terms(node, shapes) or 1, power=2)
     return found
-
-
-def _divides(node: Node) -> bool:
-    """Whether the op divides its sum by the number of its terms."""
-    return node.key in ("AveragePool", "GlobalAveragePool", "ReduceMean")

@@ -8,7 +8,7 @@ where they are and dropped when nobody needs them any more, so that memory holds
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement, measure
@@ -17,9 +17,8 @@ from onnxamp._numerics.rows import Pairing, pair
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.pieces import Piece, Runner
+from onnxamp._runtime.pieces import Piece, Runner, Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.side import Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.values import Feed
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ _LOCAL: Final = "/local"
 """Suffix of the names of replayed values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(NamedTuple):
     """One value of both models on one sample; ``note`` says why an error could not be measured."""
 
     local: Measurement | None
@@ -38,8 +36,7 @@ class Compared:
     note: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Walked:
+class Walked(NamedTuple):
     """Outputs of both models on one sample, and the values that they share, in the reference's order."""
 
     reference: Mapping[str, Any]
@@ -49,8 +46,7 @@ class Walked:
     """Why the result does not run to its end; both outputs are missing then."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """Nodes of both models that run together, by position, and the values that are compared then."""
 
     reference: tuple[int, ...]

@@ -21,7 +21,7 @@ Infinities among a node's inputs (masks) excuse infinities in its outputs.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,7 @@ from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.pieces import Runner
-from onnxamp._runtime.side import parts_of, start
+from onnxamp._runtime.pieces import Runner, parts_of, start
 from onnxamp._runtime.values import Feed
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ _LARGEST: Final = {low.elem: low.max_finite for low in FORMATS.values()}
 _FLOATS: Final = LOW_TENSORS | {FLOAT, "tensor(double)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(NamedTuple):
     """A float value, the exact result that it is rounded from (itself if nothing is rounded), and its node."""
 
     value: str
@@ -125,7 +123,7 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
         names: dict[str, None] = {}
         for reader in direct.get(row.value, ()):
             node = flow.nodes[reader.node]
-            passes = node.op_type in ("Cast", "Identity")
+            passes = op_key(node) in op_facts().relabels
             names.update(
                 dict.fromkeys(
                     readers.get(reader.value, ()) if passes else (node.name or reader.value,)

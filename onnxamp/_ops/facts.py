@@ -1,17 +1,17 @@
 """Facts about op types, read once from ``_data/ops.toml``: data for the passes, no logic of theirs."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from onnx import NodeProto, helper
 
 from onnxamp._ops.targets import read_table
 
 
-@dataclass(frozen=True, slots=True)
-class DtypeAttribute:
+class DtypeAttribute(NamedTuple):
     """The attribute that fixes the element type of a node's first output."""
 
     attribute: str
@@ -19,8 +19,7 @@ class DtypeAttribute:
     """Element type where the attribute is absent; "input" or "scale" name the input that gives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """Where a node that looks up rows has their indices and its table, and the attribute that names the axis."""
 
     indices: int
@@ -29,8 +28,7 @@ class Lookup:
     """None: axis 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(NamedTuple):
     """Where a node has a weight that rows are multiplied by, and how; the comments of the table define each column."""
 
     form: str
@@ -50,8 +48,7 @@ class Product:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OutputParameter:
+class OutputParameter(NamedTuple):
     """The attribute that fixes a type parameter which only outputs have, and the element type where it is absent."""
 
     parameter: str
@@ -70,11 +67,14 @@ class OpFacts:
     dequantize: frozenset[str]
     eliminated: frozenset[str]
     epsilons: frozenset[str]
+    biased: frozenset[str]
+    commutative: frozenset[str]
     exact: frozenset[str]
     """With all data movement."""
     folded: frozenset[str]
     folds_into: frozenset[str]
     following: frozenset[str]
+    """With control flow."""
     follows_type: frozenset[str]
     growing: frozenset[str]
     growing_reductions: frozenset[str]
@@ -82,11 +82,13 @@ class OpFacts:
     integer_products: frozenset[str]
     kernel_free: frozenset[str]
     mask_sinks: frozenset[str]
+    means: frozenset[str]
     position_sinks: frozenset[str]
     position_sources: frozenset[str]
     quantize: frozenset[str]
     random: frozenset[str]
     reads_bits: frozenset[str]
+    reduces_axes: frozenset[str]
     reductions: frozenset[str]
     representable: frozenset[str]
     rounding: frozenset[str]
@@ -99,8 +101,12 @@ class OpFacts:
     """Data movement on tensors."""
     carriers: frozenset[str]
     """What is constant before these is constant behind: they move input 0 alone, or cast it."""
+    relabels: frozenset[str]
+    """They give their only input on, perhaps in another type."""
     uncounted: frozenset[str]
     """``idle`` and control flow."""
+    unlaunched: frozenset[str]
+    """``views``, ``kernel_free`` and control flow."""
     unrounded: frozenset[str]
     """Their outputs need no rounding where their inputs are rounded already."""
 
@@ -113,6 +119,7 @@ class OpFacts:
 
     # Columns
     moved_inputs: Mapping[str, range | tuple[int, ...]]
+    passes_on: Mapping[str, str]
     core_of: Mapping[str, tuple[str, ...]]
     exact_when: Mapping[str, Mapping[str, Any]]
     dtype_attribute: Mapping[str, DtypeAttribute]
@@ -137,79 +144,52 @@ class OpFacts:
 @cache
 def op_facts() -> OpFacts:
     """The facts, parsed at the first call."""
-    rows = read_table("ops")
-
-    def column(name: str) -> dict[str, Any]:
-        return {op: row[name] for op, row in rows.items() if name in row}
-
-    def ports(name: str) -> dict[str, tuple[int, ...]]:
-        return {op: tuple(positions) for op, positions in column(name).items()}
-
-    moves = column("moves")
+    sets: dict[str, set[str]] = defaultdict(set)
+    columns: dict[str, dict[str, Any]] = defaultdict(dict)
+    for op, row in read_table("ops").items():
+        for flag in row.pop("is", ()):
+            sets[flag].add(op)
+        for kind in row.pop("arithmetic", ()):
+            sets[f"{kind}_arithmetic"].add(op)
+        for name, value in row.items():
+            columns[name][op] = _COLUMNS.get(name, _plain)(value)
+    moved = columns["moved_inputs"] = columns.pop("moves")
+    control_flow, moves_data = sets["control_flow"], moved.keys() - sets["containers"]
+    for name, arithmetic in sets.items():
+        if name.endswith("_arithmetic"):
+            arithmetic.update(moves_data)
+    sets["exact"] |= moved.keys()
+    sets["following"] |= control_flow
+    facts: dict[str, Any] = {name: frozenset(ops) for name, ops in sets.items()} | columns
     return OpFacts(
-        **_sets(rows, moves),
-        moved_inputs={
-            op: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs)
-            for op, inputs in moves.items()
-        },
-        core_of={op: tuple(kinds) for op, kinds in column("core_of").items()},
-        exact_when=column("exact_when"),
-        dtype_attribute={
-            op: DtypeAttribute(**row) for op, row in column("dtype_attribute").items()
-        },
-        output_parameter={
-            op: OutputParameter(**row) for op, row in column("output_parameter").items()
-        },
-        pinned_parameters={
-            op: frozenset(names) for op, names in column("pinned_parameters").items()
-        },
-        tied_parameters={op: frozenset(names) for op, names in column("tied_parameters").items()},
-        computes_in=column("computes_in"),
-        misread_defaults=column("misread_defaults"),
-        free_sources={
-            op: frozenset(f"tensor({name})" for name in names)
-            for op, names in column("free_sources").items()
-        },
-        lookups={
-            op: tuple(Lookup(**row) for row in found) for op, found in column("lookups").items()
-        },
-        size_inputs=ports("size_inputs"),
-        mask_inputs=ports("mask_inputs"),
-        index_inputs=ports("index_inputs"),
-        guarded=ports("guarded"),
-        added_epsilons=ports("added_epsilons"),
-        bounding_epsilons=ports("bounding_epsilons"),
-        divisors=ports("divisors"),
-        products={
-            op: tuple(Product(**row) for row in found) for op, found in column("products").items()
-        },
+        **facts,
+        moves_data=frozenset(moves_data),
+        carriers=frozenset({"Cast", *(op for op in moves_data if moved[op] == (0,))}),
+        relabels=frozenset(op for op, how in columns["passes_on"].items() if how != "alone"),
+        uncounted=frozenset(sets["idle"] | control_flow),
+        unlaunched=frozenset(sets["views"] | sets["kernel_free"] | control_flow),
+        unrounded=frozenset(moved.keys() | control_flow | sets["representable"]),
     )
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 _ALL_INPUTS = 1 << 31
 """More inputs than a node can have."""
 
-
-def _sets(
-    rows: Mapping[str, Mapping[str, Any]], moves: Mapping[str, Any]
-) -> dict[str, frozenset[str]]:
-    """The ops with each flag, and the sets that follow from flags and data movement."""
-    members: dict[str, set[str]] = {}
-    for op, row in rows.items():
-        for name in (
-            *row.get("is", ()),
-            *(f"{kind}_arithmetic" for kind in row.get("arithmetic", ())),
-        ):
-            members.setdefault(name, set()).add(op)
-    members["moves_data"] = moves.keys() - members["containers"]
-    members["carriers"] = {op for op in members["moves_data"] if moves[op] == [0]} | {"Cast"}
-    members["exact"] |= moves.keys()
-    members["uncounted"] = members["idle"] | members["control_flow"]
-    members["unrounded"] = moves.keys() | members["control_flow"] | members["representable"]
-    for name in members:
-        if name.endswith("_arithmetic"):
-            members[name] |= members["moves_data"]
-    return {name: frozenset(ops) for name, ops in members.items()}
+_COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "dtype_attribute": lambda row: DtypeAttribute(**row),
+    "free_sources": lambda names: frozenset(f"tensor({name})" for name in names),
+    "lookups": lambda rows: tuple(Lookup(**row) for row in rows),
+    "moves": lambda inputs: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs),
+    "output_parameter": lambda row: OutputParameter(**row),
+    "pinned_parameters": frozenset,
+    "products": lambda rows: tuple(Product(**row) for row in rows),
+    "tied_parameters": frozenset,
+}
+"""How columns are read that hold more than values and lists of them."""
 
 
 def op_key(node: NodeProto) -> str:

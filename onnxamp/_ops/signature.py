@@ -4,7 +4,7 @@ The facts come from the schemas of the installed onnx, and for what onnx does no
 such as LayerNormalization before opset 17) from those of ONNX Runtime, which accepts models with them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any, Final
 import onnx.defs
 
 from onnxamp._errors import OpsetError
+from onnxamp._optional import has_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Signature:
     """The opset at which the op was looked up."""
     declared: bool = False
     """Whether the user declared the op, with the types that its kernels take."""
+
+    @property
+    def key(self) -> str:
+        """How tables name the op, see :func:`onnxamp._ops.facts.op_key`."""
+        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property
     def body(self) -> int | None:
@@ -146,32 +152,11 @@ def newer_versions(signature: Signature) -> list[Signature]:
 
 
 def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
-    kinds = onnx.defs.OpSchema.FormalParameterOption
-
-    def ports(formals: Any) -> tuple[Port, ...]:
-        return tuple(
-            Port(
-                p.name,
-                p.type_str,
-                p.option == kinds.Variadic,
-                p.is_homogeneous,
-                p.option == kinds.Optional,
-            )
-            for p in formals
-        )
-
-    return Signature(
-        domain=schema.domain,
-        op_type=schema.name,
-        since=schema.since_version,
-        inputs=ports(schema.inputs),
-        outputs=ports(schema.outputs),
-        params={c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+    return _read(
+        schema,
+        inputs=_ports(schema, schema.inputs, "type_str", "is_homogeneous"),
+        outputs=_ports(schema, schema.outputs, "type_str", "is_homogeneous"),
         has_function=bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
-        min_inputs=schema.min_input,
-        min_outputs=schema.min_output,
-        max_inputs=schema.max_input,
-        max_outputs=schema.max_output,
         attributes={name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
         required=frozenset(name for name, item in schema.attributes.items() if item.required),
         bodies=tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
@@ -181,42 +166,53 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
 
 
 @cache
-def _runtime_schemas() -> Mapping[tuple[str, str], tuple[Signature, ...]]:
-    """Schemas of ONNX Runtime by (domain, op type). Read from the library; no session is made."""
+def _runtime_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
+    """Schemas of ONNX Runtime by (domain, op type); none where it is not installed.
+
+    They are read from the library; no session is made.
+    """
+    if not has_runtime():
+        return {}
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415 - costs 0.1 s, rarely needed
 
-    found: dict[tuple[str, str], tuple[Signature, ...]] = {}
+    found: dict[tuple[str, str], list[Signature]] = {}
     for schema in state.get_all_operator_schema():
-        kinds = type(schema).FormalParameterOption
-
-        def ports(formals: Any, kinds: Any = kinds) -> tuple[Port, ...]:
-            return tuple(
-                Port(
-                    p.name,
-                    p.typeStr,
-                    p.option == kinds.Variadic,
-                    p.isHomogeneous,
-                    p.option == kinds.Optional,
-                )
-                for p in formals
-            )
-
-        key = (schema.domain, schema.name)
-        row = Signature(
-            domain=schema.domain,
-            op_type=schema.name,
-            since=schema.since_version,
-            inputs=ports(schema.inputs),
-            outputs=ports(schema.outputs),
-            params={
-                c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints
-            },
+        row = _read(
+            schema,
+            inputs=_ports(schema, schema.inputs, "typeStr", "isHomogeneous"),
+            outputs=_ports(schema, schema.outputs, "typeStr", "isHomogeneous"),
             has_function=False,
-            min_inputs=schema.min_input,
-            min_outputs=schema.min_output,
-            max_inputs=schema.max_input,
-            max_outputs=schema.max_output,
             attributes=None,
         )
-        found[key] = (*found.get(key, ()), row)
+        found.setdefault((schema.domain, schema.name), []).append(row)
     return found
+
+
+def _read(schema: Any, **more: Any) -> Signature:
+    """The signature of a schema of onnx or ONNX Runtime, whose classes are alike."""
+    return Signature(
+        domain=schema.domain,
+        op_type=schema.name,
+        since=schema.since_version,
+        params={c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+        min_inputs=schema.min_input,
+        min_outputs=schema.min_output,
+        max_inputs=schema.max_input,
+        max_outputs=schema.max_output,
+        **more,
+    )
+
+
+def _ports(schema: Any, formals: Any, kind: str, homogeneous: str) -> tuple[Port, ...]:
+    """The ports of a schema; its library calls two of their attributes by these names."""
+    options = type(schema).FormalParameterOption
+    return tuple(
+        Port(
+            formal.name,
+            getattr(formal, kind),
+            formal.option == options.Variadic,
+            getattr(formal, homogeneous),
+            formal.option == options.Optional,
+        )
+        for formal in formals
+    )

@@ -12,8 +12,7 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
-from onnxamp._target.freedom import freedom
-from onnxamp._target.kernels import kernel_table
+from onnxamp._target.kernels import Typed, freedom, kernel_table
 from onnxamp._target.targets import CPU, target_of
 
 
@@ -70,15 +69,8 @@ def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
         node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs]
     )
     params = [param for param, found in bound.items() if found == FLOAT]
-    return not freedom(
-        target=options.target,
-        key=node.key,
-        signature=node.signature,
-        bound=bound,
-        params=params,
-        low=options.low,
-        proto=node.proto,
-    ).high
+    typed = Typed(node.signature, bound, node.proto)
+    return not freedom(options.target, typed, params, options.low).high
 
 
 def skip_sums(graph: Graph) -> dict[int, int]:

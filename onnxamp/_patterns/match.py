@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.targets import read_table
 
 
@@ -173,8 +173,6 @@ def heads(pattern: Pattern) -> frozenset[str]:
     return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()
 
 
-_COMMUTE = frozenset({"Add", "Mul"})
-_REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceSum"})
 _CLOSE = 1e-6
 """How far a number may be from that of the form, relatively: float32 and the decimals that exporters write."""
 
@@ -253,7 +251,7 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
     ):
         return
     axes = state.axes
-    if node.key in _REDUCTIONS:
+    if node.key in op_facts().reduces_axes:
         counted = axes_of(graph, node)
         if counted is None or axes not in ((), counted):
             return
@@ -263,7 +261,9 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
     here = _State(scope, state.nodes.union(passing, (node.index,)), state.values, axes)
     inputs = node.inputs[: len(pattern.inputs)]
     for order in (
-        (inputs, inputs[::-1]) if node.key in _COMMUTE and inputs[0] != inputs[1] else (inputs,)
+        (inputs, inputs[::-1])
+        if node.key in op_facts().commutative and inputs[0] != inputs[1]
+        else (inputs,)
     ):
         if any(_maker_key(graph, order[place]) not in keys for place, keys in pattern.heads):
             continue

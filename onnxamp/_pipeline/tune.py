@@ -11,13 +11,12 @@ from typing import Final, Unpack
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelt import among, misspelt, refuse
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.unmatched import Unmatched
+from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import ModelSource
 from onnxamp._model.sources import confirm_sources, watched_sources
-from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level

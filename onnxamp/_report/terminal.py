@@ -1,19 +1,23 @@
 """Reports on a terminal. Names come from the model: markup and control characters in them are shown, not obeyed.
 
 First stand verdict, files and key figures, and last, behind a long report, the verdict in one line, and the next steps.
+Numbers are never broken, and keep their units; names and prose are folded. Where that is not enough, columns of a table
+are left out, and named below it.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.table import Table as Grid
 from rich.text import Text
 
 from onnxamp._errors import printable
-from onnxamp._report.fitting import GAP, PROSE, Column, elided, fit, folded
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -21,27 +25,35 @@ from onnxamp._report.parts import (
     Level,
     Part,
     Report,
-    Section,
     Status,
     Step,
     Table,
-    Verdict,
     problems,
     shown_rows,
     table,
 )
+from onnxamp._report.text import glued
 
 _WIDTH: Final = 140
 """Columns of a report that goes to no terminal, where COLUMNS does not say otherwise."""
 _ENDLESS: Final = 1 << 16
 """Columns of a line that nobody folds."""
-_NAME: Final = 12
-"""Width that the name of a file keeps in one line."""
 _SCREEN: Final = 20
 """Lines behind which the verdict is repeated."""
 _MEMBERS: Final = 3
 """Members of an item that are shown without -v."""
-_INDENT: Final = "  "
+_GAP: Final = 2
+"""Columns of the terminal between those of a table, and before the first."""
+_FOLDED: Final = 20
+"""Width that names and prose keep while there is a column to leave out."""
+_WORD: Final = 12
+"""The same of a word in the title of a column of numbers."""
+_GLUE: Final = "\ue000"
+"""Stands between a number and its unit while lines are folded: rich folds at a space that is not to be broken, too."""
+_JOINT: Final = "\x1f"
+"""Stands where a name may be folded: to rich it is a space, of no width."""
+_JOINTS: Final = re.compile(r"(?<=/)(?=\w)")
+_SHOWN: Final = str.maketrans({_GLUE: " ", _JOINT: None})
 _MARKS: Final = {
     Status.PASSED: ("✔", "green"),
     Status.INEXACT: ("≈", "yellow"),
@@ -60,15 +72,14 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
     """Print a report on standard output; with ``brief`` its verdict, and problems if there are any.
 
     Commands stand on lines of their own, unbroken, so that they can be copied. Where standard output is no terminal,
-    and COLUMNS is not set, names are not cut, and no column is left out.
+    and COLUMNS is not set, names are not folded, and no column is left out.
     """
     console = make_console()
     whole = not console.is_terminal and not _columns()
+    if brief and whole:
+        console.width = _ENDLESS
     with console.capture() as capture:
-        shown = _Shown(report, verbose, whole, brief)
-        console.print(shown, soft_wrap=whole)
-        if not brief or (report.verdict is not None and report.verdict.status is not Status.PASSED):
-            console.print(_Lines(list(_steps(report.steps, console.width))), soft_wrap=True, end="")
+        console.print(_Shown(report, verbose, whole, brief, has_steps=True), crop=False)
     lines = capture.get().splitlines()
     if not console.is_terminal:
         lines = [line.rstrip() for line in lines]
@@ -76,46 +87,18 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
     console.file.flush()  # errors follow on standard error
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Lines that are as wide as they are."""
-
-    lines: list[Text]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        del console, options
-        yield from self.lines
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A report in the width of the console."""
-
-    report: Report
-    verbose: bool
-    whole: bool
-    brief: bool
-    more: str = " (-v shows all)"
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        del console
-        if self.brief:
-            yield from _brief(self.report, _ENDLESS if self.whole else options.max_width)
-        else:
-            yield from _View(options.max_width, self.verbose, self.whole, self.more).report(
-                self.report
-            )
-
-
-def as_text(report: Report, *, verbose: bool = False, more: str = " (-v shows all)") -> _Shown:
+def as_text(report: Report, *, verbose: bool = False, more: str = " (-v shows all)") -> "_Shown":
     """A report without its steps, as what rich prints; ``more`` says how to see what it leaves out."""
-    return _Shown(report, verbose, whole=False, brief=False, more=more)
+    return _Shown(report, verbose, more=more)
 
 
 def fitted(text: str, behind: str = "") -> str:
     """Text for standard error, folded if that is a terminal; ``behind`` stands in front of it."""
     console = make_console(stderr=True)
-    return "\n".join(folded(text, console.width - len(behind))) if console.is_terminal else text
+    if not console.is_terminal:
+        return text
+    lines = _text(text).wrap(console, console.width - len(behind))
+    return "\n".join(line.plain for line in lines).translate(_SHOWN)
 
 
 def _columns() -> int:
@@ -132,255 +115,212 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """How a report is shown: its width, and whether all of it is."""
+class _Shown:
+    """How a report is shown: whether all of it is, with names as they are (``whole``), or its verdict (``brief``)."""
 
-    width: int
+    report: Report
     verbose: bool
-    whole: bool
-    more: str
+    whole: bool = False
+    brief: bool = False
+    has_steps: bool = False
+    more: str = " (-v shows all)"
 
-    def report(self, report: Report) -> Iterator[Text]:
-        """All lines."""
-        lines = list(_head(report, self.width))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, width = self.report, options.max_width
+        shown = Group(*(_brief(report, width) if self.brief else self._all(width)))
+        segments = list(console.render(shown, options))
+        is_long = sum(segment.text.count("\n") for segment in segments) > _SCREEN
+        last: list[RenderableType] = []
+        if report.verdict is not None and is_long and not self.brief:
+            last = [Text(), _summary(report, width)]
+        is_fine = report.verdict is None or report.verdict.status is Status.PASSED
+        if self.has_steps and not (self.brief and is_fine):
+            last += _steps(report.steps)
+        for text, style, control in (*segments, *console.render(Group(*last), options)):
+            yield Segment(text.translate(_SHOWN), style, control)
+
+    def _all(self, width: int) -> Iterator[RenderableType]:
+        report = self.report
+        yield from _head(report, width)
         if report.figures:
-            lines += [Text(), *self.parts(report.figures)]
+            yield Text()
+            yield from self._parts(report.figures, width)
         for section in report.sections:
             if section.parts and (self.verbose or not section.is_detail):
-                lines += self.section(section)
-        yield from lines
-        if report.verdict is not None and len(lines) > _SCREEN:
-            yield Text()
-            yield from _summary(report, report.verdict, self.width)
+                yield from (Text(), _text(section.title, "bold"))
+                yield from self._parts(section.parts, width)
 
-    def section(self, section: Section) -> list[Text]:
-        """The title, and what is below it."""
-        title = [Text(line, style="bold") for line in folded(printable(section.title), self.width)]
-        return [Text(), *title, *self.parts(section.parts)]
-
-    def parts(self, parts: tuple[Part, ...]) -> Iterator[Text]:
+    def _parts(self, parts: tuple[Part, ...], width: int) -> Iterator[RenderableType]:
         """The parts, one below the other; neighbouring figures share a table."""
-        figures = [part for part in parts if isinstance(part, Figure)]
-        if figures:
-            rows = [(figure.label, figure.value, figure.remark) for figure in figures]
-            yield from self.table(table(("", "", ""), rows, prose=(0, 2), drop=()), fixed=(1,))
+        figures = Grid.grid(padding=(0, _GAP, 0, 0))
+        for is_number in (False, False, True, False):
+            figures.add_column(no_wrap=is_number, overflow="fold")
+        for figure in parts:
+            if isinstance(figure, Figure):
+                figures.add_row("", *map(_text, (figure.label, figure.value, figure.remark)))
+        if figures.row_count:
+            yield figures
         for part in parts:
             if isinstance(part, Item):
-                yield from self.item(part)
+                yield from self._item(part)
             elif isinstance(part, Table):
-                yield from self.table(part)
+                yield from self._table(part, width)
             elif isinstance(part, Bars):
-                yield from self.table(_bars(part))
+                yield from self._table(_bars(part), width)
 
-    def item(self, item: Item) -> Iterator[Text]:
+    def _item(self, item: Item) -> Iterator[RenderableType]:
         """A statement behind its sign, and what it is about."""
-        label = printable(f"{item.label}: " if item.label else "")
-        below = "" if item.level is Level.NONE else " "
-        yield from _hanging(
-            _SIGNS[item.level],
-            label + printable(item.text),
-            self.width,
-            bold=len(label),
-            indent=below,
+        below = " " if item.level is Level.NONE else "  "
+        label = f"{item.label}: " if item.label else ""
+        yield _hanging(
+            _SIGNS[item.level], Text.assemble(_text(label, "bold"), _text(item.text)), below[1:]
         )
         for member in item.members if self.verbose else item.members[:_MEMBERS]:
-            yield from _plain(printable(member), self.width, "dim", below)
-        if len(item.members) > _MEMBERS and not self.verbose:
-            yield from _plain(
-                f"… and {len(item.members) - _MEMBERS:,} more{self.more}", self.width, "dim", below
-            )
+            yield _hanging(below, _text(member, "dim"))
+        left = len(item.members) - _MEMBERS
+        if left > 0 and not self.verbose:
+            yield _hanging(below, Text(f"… and {left:,} more{self.more}", "dim"))
         if item.action:
-            yield from _plain(f"→ {printable(item.action)}", self.width, "", below)
+            yield _hanging(below, _text(f"→ {item.action}"))
 
-    def table(self, table: Table, fixed: tuple[int, ...] = ()) -> Iterator[Text]:
+    def _table(self, part: Table, width: int) -> Iterator[RenderableType]:
         """A table, its first rows without -v. What is left out for want of room is named below it."""
-        rows = shown_rows(table, verbose=self.verbose)
-        has_status = any(row.status for row in table.rows)
+        rows = shown_rows(part, verbose=self.verbose)
+        lead = _GAP + (1 + _GAP if any(row.status for row in part.rows) else 0)
         columns = [
-            Column(
-                printable(title),
-                [printable(row.cells[at]) for row in rows],
-                "number"
-                if at in (*table.right, *fixed)
-                else "prose"
-                if at in table.prose
-                else "name",
-            )
-            for at, title in enumerate(table.columns)
+            [_text(title), *(_text(row.cells[at]) for row in rows)]
+            for at, title in enumerate(part.columns)
         ]
-        room = self.width - len(_INDENT) - (3 if has_status else 0)
-        widths = fit(columns, None if self.whole and not table.prose else room, self.order(table))
-        if (
-            self.whole and table.prose
-        ):  # beside whole names, prose stays readable, however wide the lines are
-            kept = [_uncut(column) for column in columns]
-            widths = {
-                at: max(width, kept[at].least(0, PROSE)) for at, width in fit(kept, room).items()
-            }
-        lead = Text(_INDENT + ("   " if has_status else ""))
-        if any(table.columns):
-            titles = {at: columns[at].heading(width) for at, width in widths.items()}
-            yield from _lines(titles, widths, table, lead, "dim")
-        cells = {at: columns[at].lines(width) for at, width in widths.items()}
+        whole = part.right if not self.whole else set(range(len(columns))) - set(part.prose)
+        least = [_least(column, is_whole=at in whole) + _GAP for at, column in enumerate(columns)]
+        natural = [max(text.cell_len for text in column) + _GAP for column in columns]
+        room = width - lead + _GAP
+        shown = list(range(len(columns)))
+        for at in () if self.whole else _leaving(part, columns):
+            if at in shown and sum(least[position] for position in shown) > room:
+                shown.remove(at)
+        is_tight = sum(natural[at] for at in shown) > room
+        wide = lead - _GAP + sum(least[at] for at in shown)
+        grid = Grid(
+            box=None,
+            padding=(0, _GAP, 0, 0),
+            pad_edge=False,
+            show_header=any(part.columns),
+            header_style="dim",
+            width=wide if self.whole and wide > width else None,
+        )
+        grid.add_column(no_wrap=True)
+        for at in shown:
+            grid.add_column(
+                columns[at].pop(0),
+                justify="right" if at in part.right else "left",
+                overflow="fold",
+                width=least[at] - _GAP if is_tight and at in whole else None,
+            )
         for number, row in enumerate(rows):
-            mark = Text.assemble(_INDENT, _MARKS[row.status], "  ") if row.status else lead
-            own = {at: lines[number] for at, lines in cells.items()}
-            yield from _lines(
-                cells=own,
-                widths=widths,
-                table=table,
-                first=mark,
-                style="bold" if row.is_strong else "",
-                rest=lead,
-            )
-        for row in rows if self.verbose else ():
-            yield from _plain(printable(row.remark), self.width, "dim") if row.remark else ()
-        if len(rows) < len(table.rows):
-            yield from _plain(
-                f"… and {len(table.rows) - len(rows):,} more{self.more}", self.width, "dim"
-            )
-        if left := [
-            printable(title) for at, title in enumerate(table.columns) if at not in widths and title
-        ]:
-            yield from _plain(f"Left out for want of room: {', '.join(left)}.", self.width, "dim")
-
-    def order(self, table: Table) -> tuple[int, ...]:
-        """The columns to leave out: those that the table names, or all but the first from the right."""
-        return range(len(table.columns) - 1, 0, -1) if table.drop is None else table.drop  # type: ignore[return-value]
+            mark = Text.assemble(" " * _GAP, _MARKS[row.status]) if row.status else ""
+            cells = (columns[at][number] for at in shown)
+            grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
+        yield grid
+        told = [row.remark for row in rows if self.verbose and row.remark]
+        if len(rows) < len(part.rows):
+            told.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
+        if left := [title for at, title in enumerate(part.columns) if title and at not in shown]:
+            told.append(f"Left out for want of room: {', '.join(left)}.")
+        yield from (_hanging(" ", _text(text, "dim")) for text in told)
 
 
-def _uncut(column: Column) -> Column:
-    """A column whose names keep their width."""
-    return column if column.kind == "prose" else Column(column.title, column.cells, "number")
+def _text(text: str, style: str = "") -> Text:
+    """Text as it can be shown, in which numbers keep their units, and names are folded where their parts meet."""
+    return Text(_JOINTS.sub(_JOINT, glued(printable(text)).replace("\xa0", _GLUE)), style)
 
 
-def _lines(
-    cells: dict[int, list[str]],
-    widths: dict[int, int],
-    table: Table,
-    first: Text,
-    style: str,
-    rest: Text | None = None,
-) -> Iterator[Text]:
-    """A row as lines; cells of several lines begin in the first of them."""
-    for number in range(max(map(len, cells.values()), default=0)):
-        line = Text()
-        for at, texts in cells.items():
-            text = texts[number] if number < len(texts) else ""
-            fill = " " * (widths[at] - cell_len(text))
-            line.append(fill + text if at in table.right else text + fill)
-            line.append(" " * GAP)
-        line.rstrip()
-        line.stylize(style)
-        yield Text.assemble(first if number == 0 or rest is None else rest, line)
+def _least(column: list[Text], *, is_whole: bool) -> int:
+    """The width that a column needs: all of what is not folded, and of its title the longest word."""
+    title, *cells = column
+    natural = max((text.cell_len for text in cells), default=0)
+    if not is_whole:
+        return min(max(natural, title.cell_len), _FOLDED)
+    return max(natural, *(min(cell_len(word), _WORD) for word in title.plain.split(" ")))
 
 
-def _hanging(
-    sign: tuple[str, str],
-    text: str,
-    width: int,
-    *,
-    bold: int = 0,
-    style: str = "",
-    indent: str = " ",
-) -> Iterator[Text]:
-    """Text behind a sign; what is folded stays behind it. ``bold`` is the length of its label."""
-    behind = f"{indent}  "
-    for number, line in enumerate(folded(text, width - len(behind))):
-        shown = Text(line, style=style)
-        shown.stylize("bold", 0, min(bold, len(line)))
-        bold -= min(bold, len(line) + 1)
-        yield (
-            Text.assemble(indent, sign, " ", shown) if number == 0 else Text.assemble(behind, shown)
-        )
+def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
+    """The columns to leave out, in this order: what holds nothing, and those that the table names."""
+    yield from (at for at, (_, *cells) in enumerate(columns) if at and not any(cells))
+    yield from range(len(columns) - 1, 0, -1) if part.drop is None else part.drop
 
 
-def _plain(text: str, width: int, style: str = "", indent: str = "") -> Iterator[Text]:
-    """Text without a sign, below what is behind one."""
-    return _hanging((" ", ""), text, width, style=style, indent=indent)
+def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
+    """Text behind a sign; what is folded stays behind it."""
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text.assemble(indent, sign), text)
+    return grid
 
 
-def _head(report: Report, width: int) -> Iterator[Text]:
+def _head(report: Report, width: int) -> Iterator[RenderableType]:
     """Verdict and files."""
-    models = " → ".join(map(printable, report.models))
-    if report.verdict is None:
-        yield from (Text(line) for line in folded(models, width) if models)
-        yield from (
-            Text(line, style="dim")
-            for text in report.ran
-            for line in folded(printable(text), width)
-        )
+    models, ran = " → ".join(report.models), ", ".join(report.ran)
+    verdict = report.verdict
+    if verdict is None:
+        yield from (_text(models),) if models else ()
+        yield from (_text(text, "dim") for text in report.ran)
         return
-    verdict, room = report.verdict, width - len(_INDENT)
-    yield from _hanging(
-        _MARKS[verdict.status], printable(verdict.sentence), width, style="bold", indent=""
-    )
-    if models and cell_len(f"{models}   {report.task}") <= room:
-        yield Text.assemble(_INDENT, models, (f"   {report.task}", "dim"))
-    elif models:
-        yield from (Text(_INDENT + line) for line in folded(models, room))
-        yield from (Text(_INDENT + line, style="dim") for line in folded(report.task, room))
-    ran = printable(", ".join(report.ran))
-    yield from (Text(_INDENT + line, style="dim") for line in folded(ran, room) if ran)
-    yield from (
-        Text(_INDENT + line)
-        for detail in verdict.details
-        for line in folded(printable(detail), room)
-    )
+    yield _hanging(_MARKS[verdict.status], _text(verdict.sentence, "bold"))
+    if models:
+        both = Text.assemble(_text(models), "   ", _text(report.task, "dim"))
+        is_one = both.cell_len + _GAP <= width
+        lines = [both] if is_one else [_text(models), _text(report.task, "dim")]
+        yield from (_hanging(" ", line) for line in lines)
+    yield from (_hanging(" ", _text(ran, "dim")),) if ran else ()
+    yield from (_hanging(" ", _text(detail)) for detail in verdict.details)
 
 
-def _summary(report: Report, verdict: Verdict, width: int) -> Iterator[Text]:
+def _summary(report: Report, width: int) -> Grid:
     """The verdict in one line: the file that was made or judged, the sentence, and key figures as far as they fit."""
-    mark, sentence = _MARKS[verdict.status], printable(verdict.sentence).removesuffix(".")
-    facts = [printable(figure.brief) for figure in report.figures if figure.brief]
-    named = printable(report.models[-1]) if report.models else ""
-    room = width - 2
-    while len(facts) > 1 and cell_len(", ".join([sentence, *facts])) + cell_len(named) + 2 > room:
-        facts.pop()
-    while (
-        facts and cell_len(", ".join([sentence, *facts])) + min(cell_len(named), _NAME) + 2 > room
-    ):
-        facts.pop()
-    told = ", ".join([sentence, *facts])
-    name = elided(named, max(_NAME, room - cell_len(told) - 2)) if named else ""
-    yield from _hanging(mark, f"{name}: {told}" if name else told, width, style="bold", indent="")
+    assert report.verdict is not None
+    name = f"{report.models[-1]}: " if report.models else ""
+    told = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]
+    while len(told) > 1 and cell_len(printable(", ".join(told))) + _GAP > width:
+        told.pop()
+    return _hanging(_MARKS[report.verdict.status], _text(", ".join(told), "bold"))
 
 
-def _brief(report: Report, width: int) -> Iterator[Text]:
+def _briefly(report: Report) -> list[str]:
+    return [figure.brief for figure in report.figures if figure.brief]
+
+
+def _brief(report: Report, width: int) -> Iterator[RenderableType]:
     """One line if all is well; what is not is said below it."""
     if report.verdict is None:
-        facts = ", ".join(printable(figure.brief) for figure in report.figures if figure.brief)
-        name = " → ".join(map(printable, report.models)) or printable(report.task)
-        yield from map(Text, folded(f"{name}: {facts}" if facts else name, width))
+        facts = ", ".join(_briefly(report))
+        name = " → ".join(report.models) or report.task
+        yield _text(f"{name}: {facts}" if facts else name)
         return
-    yield from _summary(report, report.verdict, width)
+    yield _summary(report, width)
     if report.verdict.status is not Status.PASSED:
-        for detail in report.verdict.details:
-            yield from _plain(printable(detail), width)
+        yield from (_hanging(" ", _text(detail)) for detail in report.verdict.details)
     for item in problems(report):
         label = f"{item.label}: " if item.label else ""
-        yield from _hanging(_SIGNS[item.level], printable(label + item.text), width, indent="")
+        yield _hanging(_SIGNS[item.level], _text(label + item.text))
 
 
-def _steps(steps: tuple[Step, ...], width: int) -> Iterator[Text]:
+def _steps(steps: tuple[Step, ...]) -> Iterator[RenderableType]:
     for step in steps:
         yield Text()
         sign = ("→", "bold cyan") if step.confirmed else ("!", "yellow")
-        yield from _hanging(sign, printable(step.text), width)
+        yield _hanging(sign, _text(step.text), " ")
         if step.command:
-            yield Text(f"   {printable(step.command)}", style="bold")
+            command = f"   {printable(step.command)}"
+            yield Text(command, "bold", no_wrap=True, overflow="ignore")
 
 
 def _bars(bars: Bars) -> Table:
     """Bars as columns."""
     kinds = dict.fromkeys(share.kind for bar in bars.bars for share in bar.shares)
-    rows = [
-        (
-            kind,
-            *({share.kind: share.text for share in bar.shares}.get(kind, "") for bar in bars.bars),
-        )
-        for kind in kinds
-    ]
+    texts = [{share.kind: share.text for share in bar.shares} for bar in bars.bars]
+    rows = [(kind, *(text.get(kind, "") for text in texts)) for kind in kinds]
     titles = (bars.title, *(bar.label for bar in bars.bars))
     total = ("in all", *(bar.total for bar in bars.bars))
-    return table(titles, [*rows, total], right=range(1, 1 + len(bars.bars)))
+    return table(titles, [*rows, total], right=range(1, len(titles)))

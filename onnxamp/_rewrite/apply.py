@@ -1,20 +1,17 @@
-"""Application of edits: the one place that changes a model, in one sweep per scope.
-
-Only what the edits name changes. Order, names, metadata, doc strings, functions and unknown fields are preserved by
-construction.
-"""
+"""Application of the edits that carry out a decision: types, Casts, and low-precision constants."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper
 
 from onnxamp._dtypes import Format, retyped
+from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Node, Scope, View, scope_graphs
+from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.blobs import Weight
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.edits import Edits, NewCast, NewConstant, drop_declared
+from onnxamp._rewrite.edits import Edits, NewConstant
 
 Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
 """Converts float32 tensors to low precision."""
@@ -31,116 +28,41 @@ def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter)
 
     Complexity: linear in nodes, besides ``convert``.
     """
-    local = _by_scope(view, edits)
-    graphs = scope_graphs(view, model)
-    for index in sorted(
-        local, reverse=True
-    ):  # bodies first, because rebuilding a node list copies its nodes
-        _apply_scope(view, edits, local[index], graphs[index], convert)
+    editor = GraphEditor(view, model)
+    _change_weights(editor, edits, convert)
+    _change_declarations(editor, edits)
+    _change_nodes(editor, edits, convert)
+    _insert_nodes(editor, edits)
+    editor.finish()
     if edits.casts and not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         model.opset_import.add(domain="", version=view.book.opsets[""])
 
 
-@dataclass(slots=True)
-class _Local:
-    """The edits of one scope."""
-
-    scope: Scope
-    inputs: list[tuple[int, int, str]] = field(default_factory=list)
-    outputs: list[tuple[int, int, str]] = field(default_factory=list)
-    casts: list[NewCast] = field(default_factory=list)
-    copies: list[NewConstant] = field(default_factory=list)
-    attributes: list[int] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-    removed: list[int] = field(default_factory=list)
-
-
-def _by_scope(view: View, edits: Edits) -> dict[int, _Local]:
-    by_scope: dict[int, _Local] = {}
-
-    def local(scope: int) -> _Local:
-        if scope not in by_scope:
-            by_scope[scope] = _Local(view.scopes[scope])
-        return by_scope[scope]
-
-    for (node, port), name in edits.inputs.items():
-        local(view.nodes[node].scope).inputs.append((node, port, name))
-    for (node, port), name in edits.outputs.items():
-        local(view.nodes[node].scope).outputs.append((node, port, name))
-    for cast in edits.casts:
-        local(cast.scope).casts.append(cast)
-    for copy in edits.copies:
-        local(view.values[copy.value].scope).copies.append(copy)
-    for kind in ("attributes", "moved", "removed"):
-        for node in sorted(getattr(edits, kind)):
-            getattr(local(view.nodes[node].scope), kind).append(node)
-    typed = {view.values[value].scope for value in (*edits.types, *edits.weights, *edits.renamed)}
-    typed |= {scope.index for scope in view.scopes[1:] if _repeats(view, scope, edits)}
-    for scope in typed | {scope for scope, _ in (*edits.results, *edits.result_types)}:
-        local(scope)
-    return by_scope
-
-
-def _repeats(view: View, scope: Scope, edits: Edits) -> bool:
-    """Whether a body declares the type of an outer value that changes, as some exporters write it."""
-    outer = (
-        view.visible(entry.name, scope.index)
-        for entry in scope.proto.value_info
-        if entry.name not in scope.names
-    )
-    return any(value in edits.types or value in edits.renamed for value in outer)
-
-
-def _apply_scope(
-    view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter
-) -> None:
-    scope = local.scope
-    _initializers(view, edits, local, graph, convert)
-    for entry in (*graph.input, *graph.value_info):
-        value = view.visible(entry.name, scope.index)
-        if value in edits.types:
-            lower_type(entry.type, edits.low)
-        if value in edits.renamed:
-            entry.name = edits.renamed[value]
-    stored = {tensor.name for tensor in graph.initializer} if scope.index else set()
-    for position, entry in enumerate(graph.output):
-        kind = edits.result_types.get((scope.index, position))
-        entry.name = edits.results.get((scope.index, position), entry.name)
-        if kind is not None:
-            lower_type(entry.type, edits.low)
-        proto = type_proto(kind) if kind is not None and entry.name in stored else None
-        if proto is not None and not entry.type.WhichOneof("value"):
-            entry.type.CopyFrom(
-                proto
-            )  # which onnx infers of what nodes make, but not of initializers
-    drop_declared(graph, {name for node in local.removed for name in view.nodes[node].proto.output})
-    _nodes(view, edits, local, graph, convert)
-
-
-def _initializers(
-    view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter
-) -> None:
-    copies = {
-        copy.value: copy for copy in local.copies if view.values[copy.value].producer == ABSENT
+def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> None:
+    """Lower initializers, in place or as second copies, and rename those of bodies that would shadow an outer value."""
+    values = editor.view.values
+    copies = {copy.value: copy for copy in edits.copies if values[copy.value].producer == ABSENT}
+    tensors = {
+        value: editor.weight(value)
+        for value in sorted(edits.weights | copies.keys() | edits.renamed.keys())
+        if values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT)
     }
-    values, weights, added = list[int](), list[Weight](), list[TensorProto]()
-    for tensor in graph.initializer[:]:
-        value = local.scope.names[tensor.name]
-        if value in edits.renamed:
-            tensor.name = edits.renamed[value]
-        if value in edits.weights or value in copies:
-            values.append(value)
-            weights.append(_weight(edits, value, tensor, tensor.name))
-    for value, (tensor, *_), low in zip(values, weights, convert(weights), strict=True):
+    for value, tensor in tensors.items():
+        tensor.name = edits.renamed.get(value, tensor.name)
+    lowered = {
+        value: tensor
+        for value, tensor in tensors.items()
+        if value in edits.weights or value in copies
+    }
+    weights = [_weight(edits, value, tensor, tensor.name) for value, tensor in lowered.items()]
+    for (value, tensor), low in zip(lowered.items(), convert(weights), strict=True):
         copy = copies.get(value)
         if copy is not None:
-            other = TensorProto()
-            other.CopyFrom(low if copy.low else tensor)
+            other = copied(low if copy.low else tensor)
             other.name = copy.name
-            added.append(other)
+            editor.add_weight(values[value].scope, other)
         if value in edits.weights:
             tensor.CopyFrom(low)
-    graph.initializer.extend(added)
 
 
 def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
@@ -149,49 +71,73 @@ def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
     return Weight(tensor, saturate_at, name, edits.rounded.get(value))
 
 
-def _nodes(view: View, edits: Edits, local: _Local, graph: GraphProto, convert: Converter) -> None:
-    behind: dict[int, list[NodeProto]] = {}
-    first = local.scope.nodes.start
-    protos = list(graph.node)
-    for node, port, name in local.inputs:
-        protos[node - first].input[port] = name
-    for node, port, name in local.outputs:
-        protos[node - first].output[port] = name
-    for copy in local.copies:
-        producer = view.values[copy.value].producer
+def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
+    """Declare new types and names of inputs, intermediate values and results.
+
+    A body may declare the type of an outer value, too, as some exporters write it.
+    """
+    view = editor.view
+    for scope, graph in zip(view.scopes, editor.graphs, strict=True):
+        for entry in (*graph.input, *graph.value_info):
+            value = view.visible(entry.name, scope.index)
+            if value in edits.types:
+                lower_type(entry.type, edits.low)
+            if value in edits.renamed:
+                entry.name = edits.renamed[value]
+    stored: dict[int, set[str]] = {}
+    for scope_index, position in {**edits.results, **edits.result_types}:
+        graph = editor.graphs[scope_index]
+        entry = graph.output[position]
+        entry.name = edits.results.get((scope_index, position), entry.name)
+        kind = edits.result_types.get((scope_index, position))
+        if kind is None:
+            continue
+        lower_type(entry.type, edits.low)
+        if scope_index and scope_index not in stored:
+            stored[scope_index] = {tensor.name for tensor in graph.initializer}
+        if entry.name in stored.get(scope_index, ()) and not entry.type.WhichOneof("value"):
+            # onnx infers the type of what nodes make, but not of initializers
+            proto = type_proto(kind)
+            if proto is not None:
+                entry.type.CopyFrom(proto)
+
+
+def _change_nodes(editor: GraphEditor, edits: Edits, convert: Converter) -> None:
+    for (index, port), name in edits.inputs.items():
+        editor.node(index).input[port] = name
+    for (index, port), name in edits.outputs.items():
+        editor.node(index).output[port] = name
+    for copy in edits.copies:
+        producer = editor.view.values[copy.value].producer
         if producer != ABSENT:
-            second = _constant_copy(protos[producer - first], copy, edits, convert)
-            behind.setdefault(producer, []).append(second)
-    for node in local.attributes:
-        _lower_attribute(view.nodes[node], protos[node - first], edits, convert)
-    for node in local.moved:
-        behind.setdefault(edits.moved[node], []).append(protos[node - first])
-    for cast in local.casts:
+            second = _constant_copy(editor.node(producer), copy, edits, convert)
+            editor.insert_after(producer, second)
+    for index in sorted(edits.attributes):
+        _lower_attribute(editor.view.nodes[index], editor.node(index), edits, convert)
+
+
+def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
+    """Move and remove Casts, and insert new ones."""
+
+    def place(scope: int, after: int) -> int:
+        return editor.view.scopes[scope].nodes.start if after == ABSENT else after + 1
+
+    editor.remove(*edits.removed)
+    for index, after in sorted(edits.moved.items()):
+        editor.move(index, place(editor.view.nodes[index].scope, after))
+    for cast in edits.casts:
         output = cast.shield or cast.target
-        place = behind.setdefault(cast.after, [])
-        place.append(
-            helper.make_node("Cast", [cast.source], [output], name=cast.name, to=cast.elem)
-        )
+        nodes = [editor.make("Cast", [cast.source], [output], cast.name, to=cast.elem)]
         if cast.shield:
-            place.append(helper.make_node("Max", [output], [cast.target], name=cast.shield))
-    dropped = {*local.removed, *local.moved}
-    if not behind and not dropped:
-        return
-    order = list(behind.get(ABSENT, ()))
-    for node, proto in enumerate(protos, first):
-        if node not in dropped:
-            order.append(proto)
-        order += behind.get(node, ())
-    del graph.node[:]
-    graph.node.extend(order)
+            nodes.append(editor.make("Max", [output], [cast.target], cast.shield))
+        editor.insert(cast.scope, place(cast.scope, cast.after), *nodes)
 
 
 def _constant_copy(
     proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
 ) -> NodeProto:
     """A second Constant node, in the other precision than the first."""
-    second = NodeProto()
-    second.CopyFrom(proto)
+    second = copied(proto)
     second.output[0] = copy.name
     second.name = copy.node_name
     if copy.low:
@@ -214,9 +160,9 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
             given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
         )
         (low,) = convert([_weight(edits, node.outputs[0], tensor, proto.output[0])])
-        set_attribute(proto, helper.make_attribute("value", low))
+        set_attribute(proto, "value", low)
     else:
-        set_attribute(proto, helper.make_attribute(rule.attribute, edits.low.elem))
+        set_attribute(proto, rule.attribute, edits.low.elem)
 
 
 def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Converter) -> None:
@@ -232,18 +178,8 @@ def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Convert
         )
         tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
     (low,) = convert([_weight(edits, value, tensor, proto.output[0])])
-    kept = [a for a in proto.attribute if a.name != item.name]
-    del proto.attribute[:]
-    proto.attribute.extend([*kept, helper.make_attribute("value", low)])
-
-
-def set_attribute(proto: NodeProto, new: AttributeProto) -> None:
-    """Put an attribute in the place of the one of its name, or at the end."""
-    for item in proto.attribute:
-        if item.name == new.name:
-            item.CopyFrom(new)
-            return
-    proto.attribute.append(new)
+    drop_attributes(proto, [item.name])
+    set_attribute(proto, "value", low)
 
 
 def lower_type(proto: TypeProto, low: Format) -> None:

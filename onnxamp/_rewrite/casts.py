@@ -12,18 +12,27 @@ The lossy pair float32 -> float16 -> float32 rounds, so it stays unless ``lossy`
 
 from collections import Counter
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
-from onnx import GraphProto, ModelProto
+from onnx import ModelProto
 
+from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.ports import own_casts
+from onnxamp._decide.straight import casts_of_constants
 from onnxamp._dtypes import FLOAT, FORMATS, is_lossless
 from onnxamp._errors import ArgumentTypeError
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, View, scope_graphs, shadowing
-from onnxamp._model.protos import copied
+from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._ops.facts import attribute
-from onnxamp._rewrite.pairs import drop_nodes, find_pairs, remove_pairs
+from onnxamp._ops.profiles import profile_of
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._rewrite.pairs import find_pairs, remove_pairs
+from onnxamp._rewrite.passes import Draft, Passed
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
@@ -54,23 +63,41 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     if not isinstance(model, ModelProto):
         raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
     view = remove_pairs(Graph.of(model)).graph
-    result = copied(view.model)
-    removal = _find_removal(view, view.types, lossy=lossy)
-    for scope, graph in reversed(list(zip(view.scopes, scope_graphs(view, result), strict=True))):
-        removal.apply(scope.index, graph)
-    return result
+    return _find_removal(view, view.types, lossy=lossy).apply()
 
 
-@dataclass(frozen=True, slots=True)
-class Uncast:
-    """A graph without idle Casts and duplicates; ``casts`` is the number of those that went."""
-
-    graph: Graph
-    casts: int = 0
+def applies(_: Draft, options: Options) -> bool:
+    """Whether Casts may go: the user may want to keep all of them."""
+    return options.level != Level.O0 and "Cast" not in options.black
 
 
-def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> Uncast:
-    """Remove Casts that change no type, that nothing reads, and all but one of those of one value to one type.
+def apply(draft: Draft, options: Options) -> Passed:
+    """Remove pairs of Casts, and what is idle then."""
+    kept = partial(_kept, options=options)
+    freed = remove_pairs(draft.graph, options.target, kept)
+    idle = _idle_casts(freed.graph, kept)
+    if idle is None:
+        return replace(freed, requested=freed.casts > 0)
+    casts = freed.casts + len(idle.removed)
+    result = Draft(idle.apply(), draft.folder)
+    return Passed(result, requested=casts > 0, pairs=freed.pairs, casts=casts)
+
+
+def _kept(graph: Graph, options: Options) -> set[int]:
+    """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
+    kept = set(find_overrides(graph, options).of_node)
+    kept |= {node.index for node in graph.nodes if node.key in options.black}
+    if options.init_max is not None:
+        kept |= {hazard.node for hazard in beyond_init_max(graph, options)}
+    profile = profile_of(options.target)
+    if profile is not None:
+        needed = (*casts_of_constants(graph, profile), *own_casts(graph, profile))
+        kept |= {cast.index for _, cast in needed}
+    return kept
+
+
+def _idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> "_Removal | None":
+    """Casts that change no type, that nothing reads, and all but one of those of one value to one type.
 
     A Cast that changes no type and that a graph returns stays, for that graph alone.
 
@@ -78,21 +105,12 @@ def remove_idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> 
         graph: the model.
         kept: tells which nodes to leave as they are; asked only if there are Casts to remove.
 
-    Returns:
-        A graph of a copy of the model; the same graph if there are none.
-
     Complexity: linear in nodes.
     """
-    first = _find_removal(graph, graph.types, chains=False)
-    if not first.alias and not first.removed:
-        return Uncast(graph)
+    if _find_removal(graph, graph.types, chains=False).is_empty:
+        return None
     removal = _find_removal(graph, graph.types, chains=False, kept=kept(graph))
-    if not removal.alias and not removal.removed:
-        return Uncast(graph)
-    result = copied(graph.model)
-    for scope, proto in reversed(list(zip(graph.scopes, scope_graphs(graph, result), strict=True))):
-        removal.apply(scope.index, proto)
-    return Uncast(Graph.of(result, graph.folder), len(removal.removed))
+    return None if removal.is_empty else removal
 
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
@@ -126,6 +144,11 @@ class _Removal:
         self.removed: set[int] = set()
         self.hidden = frozenset(shadowing(view).values())
         """Values that a body shadows by a value of the same name: they must not get new readers."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changes."""
+        return not self.alias and not self.removed
 
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
@@ -222,12 +245,15 @@ class _Removal:
         if replacement not in self.hidden:
             self.alias[node.outputs[0]] = replacement
 
-    def apply(self, index: int, graph: GraphProto) -> None:
-        """Edit one scope of the copy."""
-        scope = self.view.scopes[index]
-        protos = list(graph.node)
-        for node, proto in zip((self.view.nodes[n] for n in scope.nodes), protos, strict=True):
+    def apply(self) -> ModelProto:
+        """The edited copy of the model."""
+        editor = GraphEditor(self.view)
+        editor.remove(*self.removed)
+        read = {*self.alias, *(self.view.nodes[cast].inputs[0] for cast in self.source)}
+        readers = {index for value in read for index, _ in self.view.uses[value]}
+        for node in map(self.view.nodes.__getitem__, readers):
+            proto = editor.node(node.index)
             for port, value in enumerate(node.inputs):
                 if value != ABSENT:
                     proto.input[port] = self.view.values[self.reads(node, value)].name
-        drop_nodes(graph, {n - scope.nodes.start for n in scope.nodes if n in self.removed})
+        return editor.finish()

@@ -11,34 +11,23 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from onnx import GraphProto, ModelProto
+from onnx import ModelProto
 
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, element_name, is_lossless
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
-from onnxamp._graph.view import ABSENT, Node, scope_graphs
-from onnxamp._model.protos import copied
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._target.kernels import runs_on
+from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._target.kernels import Typed, runs_on
 
 _FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())})
 
 
-@dataclass(frozen=True, slots=True)
-class Unpaired:
-    """A graph without redundant pairs of Casts.
-
-    ``pairs`` is the number of Casts back that went, ``casts`` that of all Casts.
-    """
-
-    graph: Graph
-    pairs: int = 0
-    casts: int = 0
-
-
 def remove_pairs(
     graph: Graph, target: str = "any", kept: Callable[[Graph], Container[int]] | None = None
-) -> Unpaired:
+) -> Passed:
     """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
 
     Args:
@@ -48,14 +37,11 @@ def remove_pairs(
 
     Complexity: linear in nodes; pairs within pairs take another sweep per type.
     """
-    done = Unpaired(graph)
+    done = Passed(Draft.of(graph))
     while (found := _next_pairs(done.graph, target, kept)) is not None:
-        result = copied(done.graph.model)
-        found.apply(result)
-        after = Graph.of(result, graph.folder)
-        done = Unpaired(
-            after, done.pairs + len(found.ends), done.casts + len(found.ends) + len(found.starts)
-        )
+        ends, casts = len(found.ends), len(found.ends) + len(found.starts)
+        result = Draft(found.apply(), graph.folder)
+        done = Passed(result, pairs=done.pairs + ends, casts=done.casts + casts)
     return done
 
 
@@ -179,9 +165,7 @@ class Pairs:
         bound |= dict.fromkeys(lowered, kind)
         is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
         return (
-            kind
-            if is_legal and runs_on(self.target, node.key, signature, bound, node.proto)
-            else None
+            kind if is_legal and runs_on(self.target, Typed(signature, bound, node.proto)) else None
         )
 
     def prune(self) -> None:
@@ -271,34 +255,33 @@ class Pairs:
 
     # -- application -------------------------------------------------------------------------------------------
 
-    def apply(self, model: ModelProto) -> None:
-        """Edit a copy of the graph's model."""
-        graphs = scope_graphs(self.graph, model)
-        for scope, graph in reversed(list(zip(self.graph.scopes, graphs, strict=True))):
-            for node, proto in zip(
-                (self.graph.nodes[n] for n in scope.nodes), graph.node, strict=True
-            ):
-                for port, value in enumerate(node.inputs):
-                    if value != ABSENT:
-                        proto.input[port] = self.name(self.read(node, value))
-                for port, value in enumerate(node.outputs):
-                    if value in self.names:
-                        proto.output[port] = self.names[value]
-                if node.index in self.identities or (
-                    node.index in self.moves and node.key == "Cast"
-                ):
-                    proto.op_type = "Identity"
-                    del proto.attribute[:]
+    def apply(self) -> ModelProto:
+        """The edited copy of the graph's model."""
+        editor = GraphEditor(self.graph)
+        editor.remove(*((self.ends | self.starts) - self.identities))
+        for node in self.graph.nodes:
+            proto = editor.node(node.index)
+            for port, value in enumerate(node.inputs):
+                if value != ABSENT:
+                    proto.input[port] = self.name(self.read(node, value))
+            for port, value in enumerate(node.outputs):
+                if value in self.names:
+                    proto.output[port] = self.names[value]
+            is_idle = node.key == "Cast" and node.index in self.moves
+            if is_idle or node.index in self.identities:
+                proto.op_type = "Identity"
+                del proto.attribute[:]
+        for scope, graph in zip(self.graph.scopes, editor.graphs, strict=True):
             for entry in graph.value_info:
                 value = self.graph.visible(entry.name, scope.index)
                 maker = self.graph.producer(value)
                 if maker is not None and maker.index in self.moves:
-                    entry.type.tensor_type.elem_type = ELEM_NUMBERS[
-                        element_name(self.narrow[value])
-                    ]
-            gone = (self.ends | self.starts) - self.identities
-            renamed = {self.graph.values[value].name for value in self.names}
-            drop_nodes(graph, {n - scope.nodes.start for n in scope.nodes if n in gone}, renamed)
+                    narrow = element_name(self.narrow[value])
+                    entry.type.tensor_type.elem_type = ELEM_NUMBERS[narrow]
+        for value in self.names:
+            held = self.graph.values[value]
+            editor.undeclare(held.scope, [held.name])
+        return editor.finish()
 
     def read(self, node: Node, value: int) -> int:
         """What a node reads in place of a value."""
@@ -308,26 +291,3 @@ class Pairs:
 
     def name(self, value: int) -> str:
         return self.names.get(value, self.graph.values[value].name)
-
-
-def drop_nodes(
-    graph: GraphProto, positions: Container[int], undeclared: Container[str] = ()
-) -> None:
-    """Remove nodes of a graph, with the declared types of their outputs and of other values."""
-    kept = [node for position, node in enumerate(graph.node) if position not in positions]
-    if len(kept) == len(graph.node):
-        return
-    gone = {
-        name
-        for position, node in enumerate(graph.node)
-        if position in positions
-        for name in node.output
-    }
-    rebuilt = GraphProto()
-    rebuilt.node.extend(kept)
-    rebuilt.value_info.extend(
-        e for e in graph.value_info if e.name not in gone and e.name not in undeclared
-    )
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(rebuilt.node)
-    graph.value_info.extend(rebuilt.value_info)

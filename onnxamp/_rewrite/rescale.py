@@ -5,83 +5,69 @@ range.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.relations import ZERO
 from onnxamp._decide.rescaling import complete
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, scope_graphs
+from onnxamp._graph.view import ABSENT
 from onnxamp._model.external_data import scaled_tensor
 from onnxamp._model.protos import copied, copy_fields
 from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array, store_exponents, times_power
 from onnxamp._ops.facts import attribute
-from onnxamp._options.levels import Rescaling
-from onnxamp._rewrite.apply import set_attribute
+from onnxamp._options.levels import Level, Rescaling
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
 
 
-@dataclass(frozen=True, slots=True)
-class Rescaled:
-    """The graph with exponents, and sentences about it."""
+def applies(_: Draft, options: Options) -> bool:
+    """Whether there are exponents other than 0."""
+    if options.rescaling is None or options.level == Level.O0:
+        return False
+    return bool(options.rescaling.scaled)
 
-    graph: Graph
-    notes: tuple[str, ...]
 
-
-def rescale_graph(graph: Graph, rescaling: Rescaling) -> Rescaled:
-    """Apply exponents; the same graph where all are 0.
+def apply(draft: Draft, options: Options) -> Passed:
+    """Apply the exponents of the options.
 
     Raises:
         ArgumentError: the exponents belong to another model.
         ExternalDataError: a constant cannot be read.
     """
-    if not rescaling.scaled:
-        return Rescaled(graph, ())
+    graph, rescaling = draft.graph, options.rescaling
+    assert rescaling is not None
     equations = find_equations(graph)
     exponents = complete(equations, rescaling)
-    editor = _Editor(graph, equations, exponents, copied(graph.model))
-    editor.constants()
-    editor.attributes()
-    editor.borders()
-    editor.logarithms()
-    editor.finish()
-    store_exponents(editor.model, editor.stored)
-    return Rescaled(Graph.of(editor.model, graph.folder), tuple(editor.notes(rescaling)))
+    changes = _Rescaling(graph, equations, exponents)
+    changes.constants()
+    changes.attributes()
+    changes.borders()
+    changes.logarithms()
+    model = changes.editor.finish()
+    store_exponents(model, changes.stored)
+    notes = tuple(changes.notes(rescaling))
+    return Passed(Draft(model, graph.folder), notes, requested=True)
 
 
-class _Editor:
+class _Rescaling:
     """One rescaling of a copy of the graph's model."""
 
-    def __init__(
-        self, graph: Graph, equations: Equations, exponents: Sequence[int], model: ModelProto
-    ) -> None:
-        self.graph, self.equations, self.exponents, self.model = graph, equations, exponents, model
-        self.graphs = scope_graphs(graph, model)
-        self.names = NewNames(graph.all_names())
-        self.initializers = {
-            (scope, item.name): item
-            for scope, held in enumerate(self.graphs)
-            for item in held.initializer
-        }
-        self.added: dict[int, list[tuple[int, NodeProto]]] = {}
-        """Scope -> new nodes, and the position of the node before which each goes."""
+    def __init__(self, graph: Graph, equations: Equations, exponents: Sequence[int]) -> None:
+        self.graph, self.equations, self.exponents = graph, equations, exponents
+        self.editor = GraphEditor(graph)
+        self.names = self.editor.names
         self.touched = self.split = self.moved = self.muls = self.adds = 0
         self.stored = _computed(equations, exponents)
         """Name of a value that nodes compute -> its exponent."""
         self.lost: dict[str, int] = {}
         """Constant -> number of its elements that left float32's range."""
-
-    def proto(self, node: int) -> NodeProto:
-        """The copy of a node."""
-        scope = self.graph.nodes[node].scope
-        return self.graphs[scope].node[node - self.graph.scopes[scope].nodes.start]
 
     def constants(self) -> None:
         """Multiply constants, and copy those whose readers want different exponents."""
@@ -131,9 +117,9 @@ class _Editor:
         held = self.graph.values[value]
         tensor = self.scaled(value, exponent, "")
         if held.producer == ABSENT:
-            _overwrite(self.initializers[held.scope, held.name], tensor)
+            _overwrite(self.editor.weight(value), tensor)
         else:
-            _set_value(self.proto(held.producer), tensor)
+            _set_value(self.editor.node(held.producer), tensor)
             self.stored[held.name] = exponent
 
     def copy(self, value: int, exponent: int, uses: Iterable[tuple[int, int]]) -> None:
@@ -141,24 +127,24 @@ class _Editor:
         held = self.graph.values[value]
         name = self.names.fresh(f"{held.name}_scaled")
         if held.producer == ABSENT:
-            self.graphs[held.scope].initializer.append(self.scaled(value, exponent, name))
+            self.editor.add_weight(held.scope, self.scaled(value, exponent, name))
         else:
-            second = copied(self.proto(held.producer))
+            second = copied(self.editor.node(held.producer))
             second.name, second.output[0] = (
                 self.names.fresh(f"{second.name or held.name}_scaled"),
                 name,
             )
             _set_value(second, self.scaled(value, exponent, ""))
-            self.add(held.scope, held.producer, second)
+            self.editor.insert(held.scope, held.producer, second)
         for node, port in uses:
-            self.proto(node).input[port] = name
+            self.editor.node(node).input[port] = name
         self.split += 1
 
     def attributes(self) -> None:
         """Move epsilons and the like along."""
         for item in self.equations.attributes:
             exponent = sum(self.exponents[variable] * number for variable, number in item.terms)
-            proto = self.proto(item.node)
+            proto = self.editor.node(item.node)
             number = attribute(proto, item.name)
             number = item.default if number is None else number
             if not exponent or not number:
@@ -166,7 +152,7 @@ class _Editor:
             result = float(np.ldexp(np.float32(number), -exponent))
             if np.float32(np.ldexp(np.float32(result), exponent)) != np.float32(number):
                 self.lost[f"{self.graph.nodes[item.node].label}.{item.name}"] = 1
-            set_attribute(proto, helper.make_attribute(item.name, result))
+            set_attribute(proto, item.name, result)
             self.moved += 1
 
     def borders(self) -> None:
@@ -181,20 +167,20 @@ class _Editor:
             inner = self.names.fresh(f"{name}_scaled")
             factor = self.names.fresh(f"{name}_scale")
             for node, port in graph.uses[value]:
-                self.proto(node).input[port] = inner
+                self.editor.node(node).input[port] = inner
             ends = (name, inner) if is_input else (inner, name)
             if not is_input:
-                outputs = self.proto(graph.values[value].producer).output
+                outputs = self.editor.node(graph.values[value].producer).output
                 outputs[graph.values[value].port] = inner
             tensor = numpy_helper.from_array(
                 np.array(2.0 ** (-exponent if is_input else exponent), np.float32)
             )
             place = main.nodes.start if is_input else main.nodes.stop
-            self.add(
-                0, place, helper.make_node("Constant", [], [factor], name=factor, value=tensor)
-            )
-            self.add(
-                0, place, helper.make_node("Mul", [ends[0], factor], [ends[1]], name=f"{inner}_by")
+            self.editor.insert(
+                0,
+                place,
+                self.editor.make("Constant", [], [factor], value=tensor),
+                self.editor.make("Mul", [ends[0], factor], [ends[1]], f"{inner}_by"),
             )
             self.muls += 1
 
@@ -203,43 +189,19 @@ class _Editor:
         for node, variable in self.equations.logarithms.items():
             if not self.exponents[variable]:
                 continue
-            proto, scope = self.proto(node), self.graph.nodes[node].scope
+            proto = self.editor.node(node)
             name = proto.output[0]
             inner, offset = self.names.fresh(f"{name}_scaled"), self.names.fresh(f"{name}_offset")
             proto.output[0] = inner
             tensor = numpy_helper.from_array(
                 np.array(self.exponents[variable] * log(2), np.float32)
             )
-            self.add(
-                scope,
-                node + 1,
-                helper.make_node("Constant", [], [offset], name=offset, value=tensor),
-            )
-            self.add(
-                scope,
-                node + 1,
-                helper.make_node("Add", [inner, offset], [name], name=f"{inner}_add"),
+            self.editor.insert_after(
+                node,
+                self.editor.make("Constant", [], [offset], value=tensor),
+                self.editor.make("Add", [inner, offset], [name], f"{inner}_add"),
             )
             self.adds += 1
-
-    def add(self, scope: int, before: int, node: NodeProto) -> None:
-        """Note a new node."""
-        self.added.setdefault(scope, []).append((before, node))
-
-    def finish(self) -> None:
-        """Put new nodes in their places, bodies first: rebuilding a node list copies its nodes."""
-        for scope in sorted(self.added, reverse=True):
-            before: dict[int, list[NodeProto]] = {}
-            for place, node in self.added[scope]:
-                before.setdefault(place, []).append(node)
-            nodes = self.graph.scopes[scope].nodes
-            rebuilt = GraphProto()
-            for index, proto in enumerate(self.graphs[scope].node, nodes.start):
-                rebuilt.node.extend(before.get(index, ()))
-                rebuilt.node.append(proto)
-            rebuilt.node.extend(before.get(nodes.stop, ()))
-            del self.graphs[scope].node[:]
-            self.graphs[scope].node.extend(rebuilt.node)
 
     def notes(self, rescaling: Rescaling) -> Iterable[str]:
         """What was done, in sentences."""
@@ -307,6 +269,5 @@ def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
 
 def _set_value(proto: NodeProto, tensor: TensorProto) -> None:
     """Set the value of a Constant or ConstantOfShape."""
-    kept = [item for item in proto.attribute if not item.name.startswith("value")]
-    del proto.attribute[:]
-    proto.attribute.extend([*kept, helper.make_attribute("value", tensor)])
+    drop_attributes(proto, [item.name for item in proto.attribute if item.name.startswith("value")])
+    set_attribute(proto, "value", tensor)

@@ -9,47 +9,41 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from onnx import ModelProto, NodeProto, helper
+from onnx import NodeProto
 
 from onnxamp._decide.splits import SUM, find_splits
 from onnxamp._graph.constants import terms_of
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, scope_graphs
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.options import Options
-from onnxamp._rewrite.edits import add_constants, drop_declared, place_nodes
-from onnxamp._rewrite.upgrade.writer import Site, Writer
+from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite.upgrade.writer import Site
 
 _AXES_ARE_INPUT: Final = 13
 """First opset at which a sum takes its axes as an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class SplitGraph:
-    """The graph with long products split, and sentences about it."""
-
-    graph: Graph
-    notes: tuple[str, ...]
+def applies(draft: Draft, options: Options) -> bool:
+    """Whether the target would sum up products in float16 over too many terms."""
+    return bool(find_splits(draft.graph, options))
 
 
-def split_graph(graph: Graph, options: Options) -> SplitGraph:
-    """Split products that the target would sum up in float16 over too many terms; the same graph if there are none.
+def apply(draft: Draft, options: Options) -> Passed:
+    """Split these products.
 
     Complexity: linear in nodes.
     """
-    found = find_splits(graph, options)
-    if not found:
-        return SplitGraph(graph, ())
-    model = copied(graph.model)
-    splitter = _Splitter(graph, found)
-    nodes = {index: splitter.nodes(graph.nodes[index]) for index in found}
-    splitter.reshape(model)
-    place_nodes(graph, model, nodes)
-    add_constants(model, splitter.writer.constants.values())
-    return SplitGraph(Graph.of(model, graph.folder), (_note(graph, found, options),))
+    graph, found = draft.graph, find_splits(draft.graph, options)
+    splitter = _Splitter(graph, found, GraphEditor(graph))
+    for index in found:
+        splitter.editor.replace(index, splitter.nodes(graph.nodes[index]))
+    splitter.reshape()
+    result = Draft(splitter.editor.finish(), graph.folder)
+    return Passed(result, (_note(graph, found, options),))
 
 
 def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
@@ -70,12 +64,11 @@ class _Splitter:
 
     graph: Graph
     found: Mapping[int, int]
-    writer: Writer = field(init=False)
+    editor: GraphEditor
     turned: dict[int, tuple[int, ...]] = field(init=False)
     """Weight -> its new dimensions, where it is stored with them."""
 
     def __post_init__(self) -> None:
-        self.writer = Writer(NewNames(self.graph.all_names()))
         weights = {self.graph.nodes[index].inputs[1] for index in self.found}
         self.turned = {value: dims for value in weights if (dims := self.stored(value))}
 
@@ -102,24 +95,16 @@ class _Splitter:
             return (parts, sizes[0] // parts, 1)
         return (*sizes[:-2], parts, sizes[-2] // parts, sizes[-1])
 
-    def reshape(self, model: ModelProto) -> None:
+    def reshape(self) -> None:
         """Give weights their new dimensions; their elements stay where they are."""
-        graphs = scope_graphs(self.graph, model)
-        scopes = {self.graph.values[value].scope for value in self.turned}
-        for scope in scopes:
-            names = {
-                self.graph.values[value].name: dims
-                for value, dims in self.turned.items()
-                if self.graph.values[value].scope == scope
-            }
-            for tensor in graphs[scope].initializer:
-                if tensor.name in names:
-                    tensor.dims[:] = names[tensor.name]
-            drop_declared(graphs[scope], names)
+        for value, dims in self.turned.items():
+            held = self.graph.values[value]
+            self.editor.weight(value).dims[:] = dims
+            self.editor.undeclare(held.scope, [held.name])
 
     def nodes(self, node: Node) -> list[NodeProto]:
         """The nodes that stand in the place of a product."""
-        site, made, proto = Site(self.graph, node, self.writer), list[NodeProto](), node.proto
+        site, made, proto = Site(self.graph, node, self.editor), list[NodeProto](), node.proto
         first, second = self.rows(site, made), self.weight(site, made)
         product = copied(proto)
         product.op_type = "MatMul"
@@ -130,11 +115,8 @@ class _Splitter:
         total = site.fresh("product") if has_bias else proto.output[0]
         made += [product, self.total(site, product.output[0], total)]
         if has_bias:
-            made.append(
-                helper.make_node(
-                    "Add", [total, proto.input[2]], [proto.output[0]], name=site.fresh("bias")
-                )
-            )
+            inputs, name = [total, proto.input[2]], site.fresh("bias")
+            made.append(self.editor.make("Add", inputs, [proto.output[0]], name))
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
@@ -170,11 +152,11 @@ class _Splitter:
         shapes = [self.graph.shapes[value] or () for value in site.node.inputs[:2]]
         rank = max(2, *map(len, shapes))
         axes = [rank - 2, *[rank - 1] * (len(shapes[0]) == 1), *[rank] * (len(shapes[1]) == 1)]
-        node = helper.make_node(SUM, [partial], [name], name=site.fresh("sum"), keepdims=0)
+        node = self.editor.make(SUM, [partial], [name], name=site.fresh("sum"), keepdims=0)
         if self.graph.book.opsets[""] >= _AXES_ARE_INPUT:
-            node.input.append(self.writer.ints(axes, site.named("axes")))
+            node.input.append(self.editor.ints(axes, site.named("axes")))
         else:
-            node.attribute.append(helper.make_attribute("axes", axes))
+            set_attribute(node, "axes", axes)
         return node
 
 
@@ -183,7 +165,7 @@ def _is_turned(node: Node) -> bool:
 
 
 def _reshaped(site: Site, made: list[NodeProto], name: str, dims: Iterable[int], what: str) -> str:
-    shape = site.writer.ints([*dims], site.named(f"{what}_shape"))
+    shape = site.editor.ints([*dims], site.named(f"{what}_shape"))
     return _added(site, made, "Reshape", [name, shape], what)
 
 
@@ -192,5 +174,5 @@ def _added(
 ) -> str:
     """Add a node, and return the name of what it makes."""
     name = site.fresh(what)
-    made.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+    made.append(site.editor.make(op, inputs, [name], **attributes))
     return name

@@ -28,20 +28,19 @@ Where the formula is known by which an activation is computed, each of its steps
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import e, log, log2, prod, sqrt
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.constants import summed_terms, terms_of
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Node
 from onnxamp._ops.exponents import compute
-from onnxamp._ops.facts import attribute, op_key
+from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.profiles import Profile
 
 EXACT: Final = "onnxamp.exact"
@@ -66,9 +65,6 @@ _TEETH: Final = 8
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""
 
-_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
-"""Products whose third input is added to the sum."""
-
 _SIGNED: Final = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
 """Sums of terms of either sign."""
 
@@ -79,66 +75,58 @@ _WHERE: Final = 9
 """Opset that introduced Where; for older models nothing is added."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulator:
-    """Appends to graphs what float16 accumulators make of float32 results.
+class Accumulator(NamedTuple):
+    """Makes of float32 results what float16 accumulators do.
 
     ``shapes``, by value of the original graph, tell how many terms an element sums up.
     """
 
     profile: Profile
-    names: NewNames
-    opset: int
+    editor: GraphEditor
     shapes: Sequence[Shape | None]
 
-    def applies(self, node: NodeProto) -> bool:
-        """Whether the target's float16 result is off by more than one rounding, so that :meth:`add` has work to do."""
-        if self.opset < _WHERE:
-            return False
-        key = op_key(node)
-        product, total = self.profile.products.get(key), self.profile.sums.get(key)
-        if product is not None:
-            return product.accumulator == "float16" and len(node.input) > 1
-        return key in self.profile.roundings or (
-            total is not None and total.accumulator == "float16"
-        )
+    def nodes(self, node: Node, written: NodeProto, raw: str) -> list[NodeProto]:
+        """Return the nodes that make of a float32 result what the target does; the last one's output is that.
 
-    def add(self, graph: GraphProto, node: Node, written: NodeProto, raw: str) -> str:
-        """Append what becomes of the float32 result ``raw`` of a node; returns its name.
-
-        Where sizes are unknown, a sum is as exact as in float32.
+        There are none where the result is off by no more than one rounding, or the size of a sum is unknown.
 
         Args:
-            graph: where the node is, as its last one.
             node: in the original graph.
             written: the same with float32 inputs.
+            raw: its float32 result.
         """
-        made = _Writer(graph, self.names, raw)
-        if node.key in self.profile.products:
-            terms = terms_of(node, self.shapes)
-            if terms is None:
-                return raw
-            result = self._product(made, node, written, raw, terms)
-        elif node.key in self.profile.sums:
-            result = self._sum(made, node, written, raw)
-        elif len(node.inputs) == 1 and node.key in self.profile.formulas:
-            result = compute(self.profile.formulas[node.key], written.input[0], made.step)
-        else:
-            grown = made.number(sqrt(self.profile.roundings[node.key] ** 2 - 1))
-            result = made.off(raw, raw, grown, raw, little=True)
-        if result != raw:
-            graph.node[-1].metadata_props.add(key=EXACT, value=raw)
-        return result
+        made = _Writer(self.editor, raw, [])
+        if self.editor.view.book.opsets.get("", 1) < _WHERE:
+            return made.nodes
+        key = op_key(written)
+        product, total = self.profile.products.get(key), self.profile.sums.get(key)
+        if product is not None:
+            if product.accumulator == "float16" and len(written.input) > 1:
+                self._product(made, node, written, raw)
+        elif total is not None and total.accumulator == "float16":
+            self._sum(made, node, written, raw)
+        elif (
+            key in self.profile.roundings and len(node.inputs) == 1 and key in self.profile.formulas
+        ):
+            compute(self.profile.formulas[key], written.input[0], made.step)
+        elif key in self.profile.roundings:
+            made.off(
+                raw, raw, made.number(sqrt(self.profile.roundings[key] ** 2 - 1)), raw, little=True
+            )
+        if made.nodes:
+            made.nodes[-1].metadata_props.add(key=EXACT, value=raw)
+        return made.nodes
 
-    def _product(
-        self, made: "_Writer", node: Node, written: NodeProto, raw: str, terms: int
-    ) -> str:
+    def _product(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
+        terms = terms_of(node, self.shapes)
+        if terms is None:
+            return
         fact = self.profile.product(written, terms)
         size = terms * (fact.growth / _GROWTH) ** 2
         inside = _INSIDE if fact is self.profile.dots.get(node.key) else 0
         bias = self._bias(made, node, written)
         if terms == 1 and bias is None:
-            return raw
+            return
         alone = raw if bias is None else made("Sub", raw, bias)
         kept = alone
         if terms <= _SHORT:
@@ -160,37 +148,37 @@ class Accumulator:
             )
             kept = made("Mul", alone, share)
         found = made.off(alone, kept, grown, alone, little=terms <= _SHORT)
-        return found if bias is None else made("Add", found, bias)
+        if bias is not None:
+            made("Add", found, bias)
 
     def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
         """What the op adds behind the sum, in a shape that broadcasts."""
-        if len(written.input) < 3 or not written.input[2] or node.key not in _BIASED:
+        if len(written.input) < 3 or not written.input[2] or node.key not in op_facts().biased:
             return None
         if node.key == "Gemm":
             beta = attribute(written, "beta")
             return made("Mul", written.input[2], made.number(1 if beta is None else beta))
         shape = np.array([1, -1] + [1] * (len(self.shapes[node.inputs[1]] or ()) - 2))
-        return made(
-            "Reshape", written.input[2], made("Constant", value=numpy_helper.from_array(shape))
-        )
+        return made("Reshape", written.input[2], self.editor.ints(shape, f"{made.stem}/shape"))
 
-    def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> str:
+    def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
         fact, terms = self.profile.sums[node.key], summed_terms(node, self.shapes)
         kept = self._total(made, written, raw) if fact.overflows else raw
         if not terms or terms < 2:
-            return kept
+            return
         results = prod(size or 1 for size in self.shapes[node.outputs[0]] or ())
         alone = fact.split and (terms < fact.split or results >= fact.results)
         if alone or fact.order == "sequential":
             grown = made.number(sqrt(terms / (4 if node.key == "CumSum" else 2)))
-            return made.off(raw, kept, grown, kept, little=terms <= _SHORT)
+            made.off(raw, kept, grown, kept, little=terms <= _SHORT)
+            return
         each = max(1.0, 2 * (fact.growth**2 - 8) * terms / _TERMS)
         grown = made.number(1 + each**2 / (3 * terms))
         if node.key in _SIGNED:
             ratio = made("Div", _of_squares(made, written), made.square(raw))
             factor = (each / 2 + log2(terms / each)) / (1 if node.key == "ReduceSum" else terms)
             grown = made("Add", made("Mul", ratio, made.number(factor)), grown)
-        return made.off(raw, kept, made("Sqrt", grown), kept, little=True)
+        made.off(raw, kept, made("Sqrt", grown), kept, little=True)
 
     def _total(self, made: "_Writer", node: NodeProto, raw: str) -> str:
         key = op_key(node)
@@ -233,25 +221,24 @@ def _of_squares(made: "_Writer", node: NodeProto) -> str:
     return made.append(same)
 
 
-@dataclass(slots=True)
-class _Writer:
-    """Appends nodes to a graph; calling it returns the name of a node's output."""
+class _Writer(NamedTuple):
+    """Collects nodes; calling it returns the name of a node's output."""
 
-    graph: GraphProto
-    names: NewNames
+    editor: GraphEditor
     stem: str
+    nodes: list[NodeProto]
 
     def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         return self.append(helper.make_node(op_type, list(inputs), [], **attributes))
 
     def append(self, node: NodeProto) -> str:
-        node.output.append(self.names.fresh(f"{self.stem}/{node.op_type}"))
-        self.graph.node.append(node)
+        node.output.append(self.editor.names.fresh(f"{self.stem}/{node.op_type}"))
+        self.nodes.append(node)
         return node.output[0]
 
     def number(self, value: float) -> str:
         """A scalar constant."""
-        return self("Constant", value=numpy_helper.from_array(np.array(value, np.float32)))
+        return self.editor.constant(np.float32(value), f"{self.stem}/number")
 
     def step(self, kind: str, operands: Sequence[str | float]) -> str:
         """A rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""

@@ -17,27 +17,25 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from os import PathLike
 from typing import TypeAlias
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.constants import constant_tensors
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.protos import copied, copy_without, node_bodies
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.flow import Flow, flow_of
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, Shell, flow_of, take_weights
+from onnxamp._runtime.pieces import Runner, run_alone
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
-from onnxamp._runtime.side import run_alone
 from onnxamp._runtime.values import Feed
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
@@ -72,10 +70,8 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         if missing:
             raise ArgumentError(f"The run did not return the condition {missing[0]!r}.")
         known |= {graph.scopes[0].names[name]: bool(conditions[name]) for name in wanted}
-        _replace(
-            _Move(graph, {node.index: _branch(node, known[node.input(0)]) for node in ifs}),
-            result.graph,
-        )
+        branches = {node.index: _branch(node, known[node.input(0)]) for node in ifs}
+        result = _Move(graph, branches, GraphEditor(graph, result)).result()
 
 
 def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
@@ -103,139 +99,125 @@ def _branch(node: Node, condition: bool) -> int:
 
 @dataclass(slots=True)
 class _Move:
-    """Which scopes move into the main graph, and the names of their values there."""
+    """Moves the branches that are taken into the main graph."""
 
     view: View
     branches: Mapping[int, int]
     """If node -> scope of the branch that is taken."""
+    editor: GraphEditor
     names: dict[int, str] = field(default_factory=dict)
     """Value of a moved scope -> its name in the result."""
     copies: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """If node -> (result of its branch, its own output) pairs that an Identity connects."""
 
     def name(self, value: int) -> str:
+        """The name of a value in the result."""
         return self.names.get(value, self.view.values[value].name)
 
+    def result(self) -> ModelProto:
+        """Replace the Ifs."""
+        staying = self.staying()
+        self.name_values([scope for scope in staying if scope.index])
+        labels = NewNames({self.view.nodes[i].proto.name for scope in staying for i in scope.nodes})
+        labels.taken.add("")
+        graph = self.editor.graphs[0]
+        declared = {entry.name for entry in (*graph.input, *graph.output, *graph.value_info)}
+        for index, branch in self.branches.items():
+            self.move_declarations(self.view.scopes[branch], graph, declared)
+            moved = self.moved_nodes(self.view.scopes[branch], labels)
+            self.editor.replace(index, [*moved, *self.identities(index, labels)])
+        return self.editor.finish()
 
-def _replace(move: _Move, graph: GraphProto) -> None:
-    """Replace the Ifs of a main graph, which the view is of."""
-    view, labels = move.view, _name_values(move)
-    nodes: list[NodeProto] = []
-    declared = {entry.name for entry in (*graph.input, *graph.output, *graph.value_info)}
-    for index in view.scopes[0].nodes:
-        branch = move.branches.get(index)
-        if branch is None:
-            nodes.append(view.nodes[index].proto)
-        else:
-            _move_declarations(move, view.scopes[branch], graph, declared)
-            nodes += _moved_nodes(move, view.scopes[branch], labels)
-            nodes += _identities(move, index, labels)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    def staying(self) -> list[Scope]:
+        """The scopes that are neither moved nor dropped, as branches that are not taken and the bodies in them are."""
+        gone: set[int] = set()
+        for scope in self.view.scopes[1:]:  # a scope stands behind the one around it
+            replaced = self.branches.get(scope.owner, scope.index) != scope.index
+            if replaced or scope.parent in gone:
+                gone.add(scope.index)
+        gone.update(self.branches.values())
+        return [scope for scope in self.view.scopes if scope.index not in gone]
 
+    def name_values(self, bodies: Sequence[Scope]) -> None:
+        """Give every moved value a name that no other value of the result has.
 
-def _name_values(move: _Move) -> NewNames:
-    """Give every moved value a name that no other value of the result has; returns the names for nodes.
+        As names are unique in the whole result, no body can hide a moved value from its readers.
+        """
+        inner = {name for scope in bodies for name in scope.names}
+        used = inner | self.view.scopes[0].names.keys()
+        for index, branch in self.branches.items():
+            self.pass_results(self.view.nodes[index], self.view.scopes[branch], inner)
+        for branch in self.branches.values():
+            for name, value in self.view.scopes[branch].names.items():
+                if value not in self.names:
+                    self.names[value] = self.editor.names.fresh(name) if name in used else name
+                    used.add(self.names[value])
 
-    As names are unique in the whole result, no body can hide a moved value from its readers.
-    """
-    view, moved = move.view, set(move.branches.values())
-    gone = _dropped(view, move.branches)
-    staying = [
-        scope for scope in view.scopes if scope.index not in moved and scope.index not in gone
-    ]
-    inner = {name for scope in staying if scope.index != 0 for name in scope.names}
-    used = inner | view.scopes[0].names.keys()
-    for index, branch in move.branches.items():
-        _pass_results(move, view.nodes[index], view.scopes[branch], inner)
-    names = NewNames(view.all_names())
-    for branch in move.branches.values():
-        for name, value in view.scopes[branch].names.items():
-            if value not in move.names:
-                move.names[value] = names.fresh(name) if name in used else name
-                used.add(move.names[value])
-    return NewNames(
-        {view.nodes[index].proto.name for scope in staying for index in scope.nodes} | {""}
-    )
+    def pass_results(self, node: Node, branch: Scope, hidden: set[str]) -> None:
+        """Give results of a branch the names of the If's outputs, or note that this takes an Identity.
 
+        ``hidden`` are names that bodies define: readers there might not see a value of such a name.
+        """
+        for output, result in zip(node.outputs, branch.outputs, strict=False):
+            if output == ABSENT:
+                continue
+            name, inner = self.view.values[output].name, self.view.values[result]
+            is_own = inner.scope == branch.index and inner.origin is Origin.NODE
+            if is_own and result not in self.names and name not in hidden:
+                self.names[result] = name
+            else:
+                self.copies.setdefault(node.index, []).append((result, output))
 
-def _dropped(view: View, branches: Mapping[int, int]) -> set[int]:
-    """Scopes of branches that are not taken, and of the bodies in them."""
-    gone: set[int] = set()
-    for scope in view.scopes[1:]:  # a scope stands behind the one around it
-        replaced = scope.owner in branches and branches[scope.owner] != scope.index
-        if replaced or scope.parent in gone:
-            gone.add(scope.index)
-    return gone
+    def move_declarations(self, branch: Scope, target: GraphProto, declared: set[str]) -> None:
+        """Move initializers of a branch, and types of values that are not among the ``declared`` ones, which grow."""
+        source = branch.proto
+        for tensor in source.initializer:
+            target.initializer.append(tensor)
+            target.initializer[-1].name = self.name(branch.names[tensor.name])
+        for sparse in source.sparse_initializer:
+            target.sparse_initializer.append(sparse)
+            values = target.sparse_initializer[-1].values
+            values.name = self.name(branch.names[values.name])
+        for entry in (*source.value_info, *source.output):
+            name = self.name(branch.names[entry.name]) if entry.name in branch.names else None
+            if name is not None and name not in declared and entry.HasField("type"):
+                target.value_info.add(name=name).type.CopyFrom(entry.type)
+                declared.add(name)
 
+    def moved_nodes(self, branch: Scope, labels: NewNames) -> Iterator[NodeProto]:
+        """Copies of a branch's nodes with the new names of values, in their bodies, too."""
+        for index in branch.nodes:
+            node = self.view.nodes[index]
+            copy = copied(node.proto)
+            copy.output[:] = [
+                name and self.name(value)
+                for value, name in zip(node.outputs, copy.output, strict=True)
+            ]
+            if copy.name:
+                copy.name = labels.fresh(copy.name)
+            self.rename_reads(node, copy)
+            yield copy
 
-def _pass_results(move: _Move, node: Node, branch: Scope, hidden: set[str]) -> None:
-    """Give results of a branch the names of the If's outputs, or note that this takes an Identity.
+    def rename_reads(self, node: Node, copy: NodeProto) -> None:
+        """Let a copied node read moved values by their new names, at any depth, in place."""
+        waiting = [(node, copy)]
+        while waiting:
+            node, copy = waiting.pop()
+            for port, value in enumerate(node.inputs):
+                copy.input[port] = self.names.get(value, copy.input[port])
+            for (_, index), (_, body) in zip(node.bodies, node_bodies(copy), strict=True):
+                scope = self.view.scopes[index]
+                for value, entry in zip(scope.outputs, body.output, strict=True):
+                    entry.name = self.names.get(value, entry.name)
+                inner = (self.view.nodes[position] for position in scope.nodes)
+                waiting += zip(inner, body.node, strict=True)
 
-    ``hidden`` are names that bodies define: readers there might not see a value of such a name.
-    """
-    for output, result in zip(node.outputs, branch.outputs, strict=False):
-        if output == ABSENT:
-            continue
-        name, inner = move.view.values[output].name, move.view.values[result]
-        is_own = inner.scope == branch.index and inner.origin is Origin.NODE
-        if is_own and result not in move.names and name not in hidden:
-            move.names[result] = name
-        else:
-            move.copies.setdefault(node.index, []).append((result, output))
-
-
-def _move_declarations(move: _Move, branch: Scope, target: GraphProto, declared: set[str]) -> None:
-    """Initializers of a branch, and types of values that are not among the ``declared`` ones, which grow."""
-    source = branch.proto
-    for tensor in source.initializer:
-        target.initializer.append(tensor)
-        target.initializer[-1].name = move.name(branch.names[tensor.name])
-    for sparse in source.sparse_initializer:
-        target.sparse_initializer.append(sparse)
-        target.sparse_initializer[-1].values.name = move.name(branch.names[sparse.values.name])
-    for entry in (*source.value_info, *source.output):
-        name = move.name(branch.names[entry.name]) if entry.name in branch.names else None
-        if name is not None and name not in declared and entry.HasField("type"):
-            target.value_info.add(name=name).type.CopyFrom(entry.type)
-            declared.add(name)
-
-
-def _moved_nodes(move: _Move, branch: Scope, labels: NewNames) -> Iterator[NodeProto]:
-    """Copies of a branch's nodes with the new names of values, in their bodies, too."""
-    for index in branch.nodes:
-        node = move.view.nodes[index]
-        copy = copied(node.proto)
-        copy.output[:] = [
-            name and move.name(value) for value, name in zip(node.outputs, copy.output, strict=True)
-        ]
-        if copy.name:
-            copy.name = labels.fresh(copy.name)
-        _rename_reads(move, node, copy)
-        yield copy
-
-
-def _rename_reads(move: _Move, node: Node, copy: NodeProto) -> None:
-    """Let a copied node read moved values by their new names, at any depth, in place."""
-    view, waiting = move.view, [(node, copy)]
-    while waiting:
-        node, copy = waiting.pop()
-        for port, value in enumerate(node.inputs):
-            if value in move.names:
-                copy.input[port] = move.names[value]
-        for (_, index), (_, body) in zip(node.bodies, node_bodies(copy), strict=True):
-            scope = view.scopes[index]
-            for value, entry in zip(scope.outputs, body.output, strict=True):
-                entry.name = move.names.get(value, entry.name)
-            waiting += zip((view.nodes[inner] for inner in scope.nodes), body.node, strict=True)
-
-
-def _identities(move: _Move, index: int, labels: NewNames) -> Iterator[NodeProto]:
-    for source, output in move.copies.get(index, ()):
-        name = move.name(output)
-        yield helper.make_node(
-            "Identity", [move.name(source)], [name], labels.fresh(f"{name}/taken")
-        )
+    def identities(self, index: int, labels: NewNames) -> Iterator[NodeProto]:
+        """What gives the results of a branch the names of the If's outputs."""
+        for source, output in self.copies.get(index, ()):
+            name = self.name(output)
+            label = labels.fresh(f"{name}/taken")
+            yield self.editor.make("Identity", [self.name(source)], [name], label)
 
 
 def settled_flow(
@@ -277,7 +259,7 @@ def settled_flow(
     flow = flow_of(
         shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic
     )
-    return replace(flow, choices=taken)
+    return flow._replace(choices=taken)
 
 
 def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
@@ -299,18 +281,18 @@ def settle(
     ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    shell = replace(shell, model=_without_empty(inline_functions(shell.model), feeds))
+    shell = shell._replace(model=_without_empty(inline_functions(shell.model), feeds))
     choices = {name: True for name, feed in feeds.items() if feed is None}
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
             conditions = _conditions(
-                replace(shell, model=written), names, feeds, provider, emulated=emulated
+                shell._replace(model=written), names, feeds, provider, emulated=emulated
             )
             choices.update(conditions)
             return conditions
 
-        shell = replace(shell, model=resolve_branches(shell.model, decide))
+        shell = shell._replace(model=resolve_branches(shell.model, decide))
     return shell, tuple(choices.items())
 
 
@@ -321,13 +303,15 @@ def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
     ]
     if not empty:
         return model
-    result = copy_without(model, "node", "input")
+    editor = GraphEditor(Graph.of(model))
+    graph, start = editor.graphs[0], editor.view.scopes[0].nodes.start
     for entry in empty:
         held = entry.type.optional_type.elem_type
-        result.graph.node.append(helper.make_node("Optional", [], [entry.name], type=held))
-    result.graph.node.extend(model.graph.node)
-    result.graph.input.extend(entry for entry in model.graph.input if entry not in empty)
-    return result
+        editor.insert(0, start, editor.make("Optional", [], [entry.name], "", type=held))
+    for position in reversed(range(len(graph.input))):
+        if graph.input[position] in empty:
+            del graph.input[position]
+    return editor.finish()
 
 
 def _conditions(
@@ -340,6 +324,6 @@ def _conditions(
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
     own = copied(shell.model)  # the caller edits its own
-    flow = flow_of(replace(shell, model=own), emulated=emulated, shapes=shapes_of(feeds))
+    flow = flow_of(shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds))
     side = run_alone(Runner(flow, provider), feeds, names)
     return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock, Timer
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper
@@ -24,8 +24,8 @@ from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied, opset_imports, stored_bytes
 from onnxamp._paths.paths import is_remote
+from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, provider_options
-from onnxamp._runtime.shell import take_weights
 from onnxamp._runtime.spool import save_spilled
 from onnxamp._runtime.starting import reason
 from onnxamp._workers.executor import Once, ending, temporary_folder
@@ -129,16 +129,14 @@ _SHAPE_LIKE: Final = 64
 """Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why no engine is built: ``node`` is the label of the node that the builder names, "" if it names none."""
 
     node: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """What building showed: which builder was asked (``by``), its refusals, and the bytes of the engine."""
 
     by: str
@@ -288,8 +286,7 @@ _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What loading showed: ``by`` names the runtime, and ``fault`` says in a clause why it did not work ("": it did).
 
     Where nothing could be asked, ``by`` is "". ``does`` is what was asked of it: to "load" a model, or to "build" one.

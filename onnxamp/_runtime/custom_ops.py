@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED
+from onnxamp._optional import require_runtime
 from onnxamp._public import active_within
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def active_libraries() -> tuple[str, ...]:
     return _LIBRARIES.get()
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """The custom ops that a block of code knows and runs, for another process."""
 
     declared: Mapping[Any, Any]
@@ -97,6 +96,7 @@ def _checked(library: LibrariesLike) -> tuple[str, ...]:
 
 def _load(path: Path) -> None:
     """Check before anything runs that ONNX Runtime can load a library."""
+    require_runtime()
     import onnxruntime as ort  # noqa: PLC0415
 
     options = ort.SessionOptions()

@@ -23,15 +23,13 @@ precision, :mod:`onnxamp._runtime.accumulate` adds to it.
 Model inputs that are model outputs as well, and inputs of sequence type, pass through as they are fed.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from onnx import (
     AttributeProto,
-    GraphProto,
     ModelProto,
     NodeProto,
-    SparseTensorProto,
     TensorProto,
     TypeProto,
     helper,
@@ -41,33 +39,27 @@ from onnx import (
 from onnxamp._dtypes import FLOAT16, FORMATS, LOW_ELEMS
 from onnxamp._errors import ModelError, OpsetError
 from onnxamp._graph.bodies import inline_functions
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
-from onnxamp._model.protos import BaseDir, copied, copy_fields, opset_imports
+from onnxamp._model.protos import BaseDir, copied, copy_fields, copy_without, opset_imports
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
 
 
-@dataclass(frozen=True, slots=True)
-class Rounder:
-    """Appends rounding to graphs; ``names`` gives new values and nodes names of their own."""
+def cast(names: NewNames, source: str, target: str, elem: int) -> NodeProto:
+    """Return ``target = Cast (source)``; ``elem`` is the number of the element type."""
+    name = names.fresh(f"{target}/cast")
+    return helper.make_node("Cast", [source], [target], name, to=elem)
 
-    names: NewNames
 
-    def cast(self, graph: GraphProto, source: str, target: str, elem: int) -> None:
-        """Append ``target = Cast (source)``; ``elem`` is the number of the element type."""
-        name = self.names.fresh(f"{target}/cast")
-        graph.node.append(helper.make_node("Cast", [source], [target], name, to=elem))
-
-    def round(self, graph: GraphProto, source: str, target: str, elem: int) -> None:
-        """Append the pair ``Cast(to=elem) -> Cast(to=float)`` from ``source`` to ``target``."""
-        low = self.names.fresh(f"{target}/low")
-        self.cast(graph, source, low, elem)
-        self.cast(graph, low, target, TensorProto.FLOAT)
+def rounding(names: NewNames, source: str, target: str, elem: int) -> list[NodeProto]:
+    """Return the pair ``Cast(to=elem) -> Cast(to=float)`` from ``source`` to ``target``."""
+    low = names.fresh(f"{target}/low")
+    return [cast(names, source, low, elem), cast(names, low, target, TensorProto.FLOAT)]
 
 
 def upcast_type(proto: TypeProto) -> None:
@@ -88,62 +80,49 @@ def upcast_type(proto: TypeProto) -> None:
         leaf.elem_type = TensorProto.FLOAT
 
 
-def upcast_tensor(source: TensorProto, target: TensorProto, base_dir: BaseDir) -> None:
-    """Copy a tensor; low values become the float32 numbers that they are.
+def upcast_tensor(source: TensorProto, base_dir: BaseDir) -> TensorProto:
+    """Return a tensor whose low values are the float32 numbers that they are; the same if there is nothing to do.
 
     Args:
         source: any tensor; it is not changed.
-        target: an empty tensor to fill.
-        base_dir: where external data lies. If None, external tensors of other types are copied as references.
+        base_dir: where external data lies. If None, external tensors of other types stay references.
 
     Raises:
         ExternalDataError: the data of an external tensor are needed and cannot be read.
         ModelError: a low tensor holds fewer or more numbers than its shape says.
     """
-    if source.data_type not in LOW_ELEMS:
-        target.CopyFrom(source)
-        if base_dir is not None:
-            embed(target, base_dir)
-        return
-    if source.data_location == TensorProto.EXTERNAL:
+    is_low = source.data_type in LOW_ELEMS
+    if source.data_location == TensorProto.EXTERNAL and (is_low or base_dir is not None):
         source = copied(source)
         embed(source, base_dir)
-    copy_fields(source, target, but=_PAYLOAD)
-    target.data_type = TensorProto.FLOAT
+    if not is_low:
+        return source
+    result = TensorProto()
+    copy_fields(source, result, but=_PAYLOAD)
+    result.data_type = TensorProto.FLOAT
     try:
         numbers = numpy_helper.to_array(source)
     except ValueError as error:
         raise ModelError(
             f"The tensor {source.name!r} does not hold what its shape says: {error}."
         ) from error
-    target.raw_data = numbers.astype("<f4").tobytes()
+    result.raw_data = numbers.astype("<f4").tobytes()
+    return result
 
 
 _PAYLOAD = frozenset({"data_type", "raw_data", "int32_data", "external_data", "data_location"})
 
 
-def upcast_sparse(source: SparseTensorProto, target: SparseTensorProto, base_dir: BaseDir) -> None:
-    """Like :func:`upcast_tensor`, for the values of a sparse tensor."""
-    copy_fields(source, target, but={"values"})
-    upcast_tensor(source.values, target.values, base_dir)
-
-
-def upcast_attribute(source: AttributeProto, target: AttributeProto, base_dir: BaseDir) -> None:
-    """Copy an attribute without its graphs; tensors and types in it lose their low element types."""
-    copy_fields(
-        source, target, but={"t", "tensors", "sparse_tensor", "sparse_tensors", "g", "graphs"}
-    )
-    if source.HasField("t"):
-        upcast_tensor(source.t, target.t, base_dir)
-    for tensor in source.tensors:
-        upcast_tensor(tensor, target.tensors.add(), base_dir)
-    if source.HasField("sparse_tensor"):
-        upcast_sparse(source.sparse_tensor, target.sparse_tensor, base_dir)
-    for sparse in source.sparse_tensors:
-        upcast_sparse(sparse, target.sparse_tensors.add(), base_dir)
-    if source.HasField("tp"):
-        upcast_type(target.tp)
-    for proto in target.type_protos:
+def upcast_attribute(item: AttributeProto, base_dir: BaseDir) -> None:
+    """Replace low element types in the tensors and types of an attribute by float32, in place; graphs are left."""
+    tensors = [*([item.t] if item.HasField("t") else []), *item.tensors]
+    sparse = [
+        *([item.sparse_tensor] if item.HasField("sparse_tensor") else []),
+        *item.sparse_tensors,
+    ]
+    for tensor in (*tensors, *(one.values for one in sparse)):
+        tensor.CopyFrom(upcast_tensor(tensor, base_dir))
+    for proto in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
         upcast_type(proto)
 
 
@@ -155,7 +134,7 @@ def emulate(
     Args:
         model: any model; it is not changed.
         base_dir: folder of external data, if the model has any that is not loaded; the result embeds what is read.
-        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.shell`), which become float32 as well.
+        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.flow`), which become float32 as well.
 
     Returns:
         A new model with the same names of inputs and outputs, all floats of which are float32.
@@ -202,27 +181,21 @@ def emulate_graph(
     low = {low.tensor: low.elem for low in FORMATS.values()}
     elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
     _check_opset(view, elems)
-    result = ModelProto()
-    copy_fields(view.model, result, but={"graph", "functions"})
-    names = NewNames(view.all_names())
-    accumulator = None
-    if arithmetic is not None:
-        accumulator = Accumulator(arithmetic, names, opset_imports(view.model).get("", 1), shapes)
-    job = _Job(
-        view=view,
+    model = copy_without(view.model, "initializer")
+    del model.functions[:]
+    editor = GraphEditor(view, model)
+    emulation = _Emulation(
+        editor=editor,
         elems=elems,
-        names=names,
-        rounder=Rounder(names),
         base_dir=base_dir,
-        hollow=hollow,
         rounds=rounds,
-        accumulator=accumulator,
+        accumulator=None if arithmetic is None else Accumulator(arithmetic, editor, shapes),
+        kept=frozenset() if rounds else _signature(view, elems, keeps),
     )
-    job.kept = frozenset() if rounds else _signature(view, elems, keeps)
-    job.targets[0] = result.graph
-    for scope in view.scopes:  # a scope stands behind the one around it
-        _emulate_scope(job, scope, job.targets[scope.index])
-    return result
+    emulation.weights(hollow)
+    for scope in view.scopes:
+        emulation.scope(scope)
+    return editor.finish()
 
 
 def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -> frozenset[int]:
@@ -259,158 +232,128 @@ def _check_opset(view: View, elems: Sequence[int | None]) -> None:
 
 
 @dataclass(slots=True)
-class _Job:
+class _Emulation:
     """The emulation of one model, scope by scope."""
 
-    view: View
+    editor: GraphEditor
     elems: Sequence[int | None]
-    names: NewNames
-    rounder: Rounder
     base_dir: BaseDir
-    hollow: Container[str]
     rounds: bool
     accumulator: Accumulator | None
-    targets: dict[int, GraphProto] = field(default_factory=dict)
-    """Scope index -> the graph to fill."""
+    kept: frozenset[int]
+    """Inputs and outputs that keep their types."""
     renamed: dict[int, str] = field(default_factory=dict)
     """Value index of a low-precision model input -> name of its rounded version; of a kept value -> that in float32."""
-    kept: frozenset[int] = frozenset()
-    """Inputs and outputs that keep their types."""
 
     def low(self, value: int) -> int | None:
         return None if value == ABSENT else self.elems[value]
 
-    def name(self, value: int, written: str) -> str:
-        return self.renamed.get(value, written)
+    def is_kept(self, scope: int, name: str) -> bool:
+        """Whether a value of a scope keeps its type."""
+        return scope == 0 and self.editor.view.scopes[0].names.get(name, ABSENT) in self.kept
 
+    def weights(self, hollow: Container[str]) -> None:
+        """Add the initializers of the main graph, in float32 but for those that keep their types."""
+        view, target = self.editor.view, self.editor.graphs[0].initializer
+        for tensor in view.model.graph.initializer:
+            if tensor.name in hollow:
+                elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
+                target.add(name=tensor.name, data_type=elem, dims=tensor.dims)
+            elif self.is_kept(0, tensor.name):
+                target.append(tensor)
+                embed(target[-1], self.base_dir)
+            else:
+                target.append(upcast_tensor(tensor, self.base_dir))
 
-def _emulate_scope(job: _Job, scope: Scope, target: GraphProto) -> None:
-    source = scope.proto
-    copy_fields(source, target, but={"node", "initializer", "sparse_initializer"})
-    kept = {job.view.values[value].name for value in job.kept} if scope.index == 0 else ()
-    for entry in (*target.input, *target.output, *target.value_info):
-        if entry.name not in kept:
-            upcast_type(entry.type)
-    _initializers(job, scope, target, kept)
-    for sparse in source.sparse_initializer:
-        upcast_sparse(sparse, target.sparse_initializer.add(), job.base_dir)
-    if scope.index == 0 and job.rounds:
-        _round_inputs(job, scope, target)
-    elif scope.index == 0:
-        for value in sorted(value for value in job.kept if job.view.producer(value) is None):
-            job.rounder.cast(
-                target, job.view.values[value].name, _raised_name(job, value), TensorProto.FLOAT
-            )
-    else:
-        for value, entry in zip(scope.outputs, target.output, strict=True):
-            entry.name = job.name(value, entry.name)
-    for index in scope.nodes:
-        _emulate_node(job, job.view.nodes[index], target)
-
-
-def _initializers(job: _Job, scope: Scope, target: GraphProto, kept: Container[str]) -> None:
-    """Add the scope's initializers to its copy, in float32 but for those that keep their types."""
-    for tensor in scope.proto.initializer:
-        if scope.index == 0 and tensor.name in job.hollow:
-            elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
-            target.initializer.add(name=tensor.name, data_type=elem, dims=tensor.dims)
-        elif tensor.name in kept:
-            target.initializer.append(tensor)
-            embed(target.initializer[-1], job.base_dir)
+    def scope(self, scope: Scope) -> None:
+        """Emulate the nodes of a scope, and what is declared in it."""
+        graph, nodes = self.editor.graphs[scope.index], self.editor.view.nodes
+        for entry in (*graph.input, *graph.output, *graph.value_info):
+            if not self.is_kept(scope.index, entry.name):
+                upcast_type(entry.type)
+        sparse = [tensor.values for tensor in graph.sparse_initializer]
+        for tensor in (*sparse, *(graph.initializer if scope.index else ())):
+            tensor.CopyFrom(upcast_tensor(tensor, self.base_dir))
+        if scope.index == 0:
+            self.editor.insert(0, scope.nodes.start, *self.inputs(scope))
         else:
-            upcast_tensor(tensor, target.initializer.add(), job.base_dir)
+            for value, entry in zip(scope.outputs, graph.output, strict=True):
+                entry.name = self.renamed.get(value, entry.name)
+        for index in scope.nodes:
+            self.node(nodes[index])
 
+    def inputs(self, scope: Scope) -> Iterator[NodeProto]:
+        """Round inputs as they are fed, and raise values that keep their types though no node makes them.
 
-def _round_inputs(job: _Job, scope: Scope, target: GraphProto) -> None:
-    """Round inputs as they are fed. Those that are model outputs keep their public names and numbers."""
-    for value in dict.fromkeys(scope.inputs):
-        fed, elem = job.view.values[value], job.low(value)
-        if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
-            job.renamed[value] = job.names.fresh(f"{fed.name}/rounded")
-            job.rounder.round(target, fed.name, job.renamed[value], elem)
+        Inputs that are model outputs keep their public names and numbers.
+        """
+        view = self.editor.view
+        for value in sorted(value for value in self.kept if view.producer(value) is None):
+            source = view.values[value].name
+            yield cast(self.editor.names, source, self.raised_name(value), TensorProto.FLOAT)
+        for value in dict.fromkeys(scope.inputs) if self.rounds else ():
+            fed, elem = view.values[value], self.low(value)
+            if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
+                self.renamed[value] = self.editor.names.fresh(f"{fed.name}/rounded")
+                yield from rounding(self.editor.names, fed.name, self.renamed[value], elem)
 
+    def raised_name(self, value: int) -> str:
+        """A name for a kept value in float32, which all read in its place."""
+        name = f"{self.editor.view.values[value].name}_fp32"
+        return self.renamed.setdefault(value, self.editor.names.fresh(name))
 
-def _raised_name(job: _Job, value: int) -> str:
-    """A name for a kept value in float32, which all read in its place."""
-    return job.renamed.setdefault(value, job.names.fresh(f"{job.view.values[value].name}_fp32"))
-
-
-def _emulate_node(job: _Job, node: Node, target: GraphProto) -> None:
-    casts = node.key == "Cast" and job.rounds
-    bits = node.key in op_facts().reads_bits
-    proto = NodeProto()
-    copy_fields(node.proto, proto, but={"input", "output", "attribute"})
-    for value, name in zip(node.inputs, node.proto.input, strict=True):
-        proto.input.append(_bits(job, target, value, name) if bits else job.name(value, name))
-    # The node must be in the graph before its bodies are filled in place and its Casts are appended.
-    added = target.node.add()
-    added.CopyFrom(proto)
-    if (
-        casts
-        and job.low(node.inputs[0]) is not None
-        and attribute(node.proto, "to") == TensorProto.FLOAT
-    ):
-        added.op_type = "Identity"
-    else:
-        _copy_attributes(job, node, added, keep_low=casts or bits)
-    for value, name in zip(node.outputs, node.proto.output, strict=True):
-        elem = job.low(value)
-        if elem is not None and value in job.kept:
-            added.output.append(_raised_name(job, value))
-            job.rounder.cast(target, job.renamed[value], name, elem)
-            continue
-        if elem is None or not (job.rounds or bits) or node.key in op_facts().unrounded:
-            added.output.append(name)
-            continue
-        raw = job.names.fresh(f"{name}/{'low' if casts or bits else 'exact'}")
-        added.output.append(raw)
-        if casts or bits:
-            job.rounder.cast(target, raw, name, TensorProto.FLOAT)
+    def node(self, node: Node) -> None:
+        """Emulate a node."""
+        facts, names, proto = op_facts(), self.editor.names, self.editor.node(node.index)
+        casts, bits = node.key == "Cast" and self.rounds, node.key in facts.reads_bits
+        for port, value in enumerate(node.inputs):
+            written, elem = proto.input[port], self.low(value)
+            proto.input[port] = self.renamed.get(value, written)
+            if bits and elem is not None:  # it looks at the bits
+                low = names.fresh(f"{written}/low")
+                self.editor.insert(
+                    node.scope, node.index, cast(names, proto.input[port], low, elem)
+                )
+                proto.input[port] = low
+        raises = casts and self.low(node.inputs[0]) is not None
+        if raises and attribute(node.proto, "to") == TensorProto.FLOAT:
+            proto.op_type = "Identity"
+            del proto.attribute[:]
         else:
-            job.rounder.round(
-                target,
-                _accumulated(job=job, node=node, target=target, added=added, raw=raw, elem=elem),
-                name,
-                elem,
-            )
+            self.attributes(node, proto, keep_low=casts or bits)
+        for port, value in enumerate(node.outputs):
+            name, elem = proto.output[port], self.low(value)
+            if elem is not None and value in self.kept:
+                proto.output[port] = self.raised_name(value)
+                self.editor.insert_after(node.index, cast(names, proto.output[port], name, elem))
+            elif elem is not None and (self.rounds or bits) and node.key not in facts.unrounded:
+                is_low = casts or bits
+                raw = names.fresh(f"{name}/{'low' if is_low else 'exact'}")
+                proto.output[port] = raw
+                after = (
+                    [cast(names, raw, name, TensorProto.FLOAT)]
+                    if is_low
+                    else self.rounded(node, proto, raw, name, elem)
+                )
+                self.editor.insert_after(node.index, *after)
 
+    def rounded(
+        self, node: Node, proto: NodeProto, raw: str, name: str, elem: int
+    ) -> list[NodeProto]:
+        """Return what rounds a node's float32 result, after what the target's accumulator makes of it."""
+        summed: list[NodeProto] = []
+        if self.accumulator is not None and elem == FLOAT16.elem:
+            summed = self.accumulator.nodes(node, proto, raw)
+        source = summed[-1].output[0] if summed else raw
+        return [*summed, *rounding(self.editor.names, source, name, elem)]
 
-def _accumulated(
-    job: _Job, node: Node, target: GraphProto, added: NodeProto, raw: str, elem: int
-) -> str:
-    """What the target's accumulator makes of a node's float32 result."""
-    if job.accumulator is None or elem != FLOAT16.elem or not job.accumulator.applies(added):
-        return raw
-    return job.accumulator.add(target, node, added, raw)
-
-
-def _bits(job: _Job, target: GraphProto, value: int, name: str) -> str:
-    """Name of an input in low precision, for a reader that looks at its bits."""
-    elem = job.low(value)
-    if elem is None:
-        return job.name(value, name)
-    low = job.names.fresh(f"{name}/low")
-    job.rounder.cast(target, job.name(value, name), low, elem)
-    return low
-
-
-def _copy_attributes(job: _Job, node: Node, target: NodeProto, *, keep_low: bool) -> None:
-    """Copy attributes: low-precision types in them become float32, and bodies are left to be filled."""
-    rule = op_facts().dtype_attribute.get(node.key)
-    # low precision inside the kernel becomes float32, too: no CPU kernel supports it
-    dtype_names = {op_facts().computes_in.get(node.key), rule.attribute if rule else None}
-    bodies = iter(node.bodies)
-    for source in node.proto.attribute:
-        copied = target.attribute.add()
-        upcast_attribute(source, copied, job.base_dir)
-        if (
-            source.type == AttributeProto.INT
-            and source.name in dtype_names
-            and source.i in LOW_ELEMS
-        ):
-            copied.i = source.i if keep_low else TensorProto.FLOAT
-        if source.type == AttributeProto.GRAPH or source.HasField("g"):
-            copied.g.SetInParent()
-            job.targets[next(bodies)[1]] = copied.g
-        for _ in source.graphs:
-            job.targets[next(bodies)[1]] = copied.graphs.add()
+    def attributes(self, node: Node, proto: NodeProto, *, keep_low: bool) -> None:
+        """Replace low-precision types in attributes by float32, but for what a Cast makes."""
+        rule = op_facts().dtype_attribute.get(node.key)
+        # low precision inside the kernel becomes float32, too: no CPU kernel supports it
+        dtype_names = {op_facts().computes_in.get(node.key), rule.attribute if rule else None}
+        for item in proto.attribute:
+            upcast_attribute(item, self.base_dir)
+            is_type = item.type == AttributeProto.INT and item.name in dtype_names
+            if is_type and item.i in LOW_ELEMS and not keep_low:
+                item.i = TensorProto.FLOAT

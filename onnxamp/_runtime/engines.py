@@ -17,12 +17,11 @@ from onnx import ModelProto
 
 from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
-from onnxamp._optional import optional
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import (
     BROWSER,
@@ -31,8 +30,8 @@ from onnxamp._runtime.session import (
     choose_provider,
     make_session,
     run,
+    the_browser,
 )
-from onnxamp._runtime.side import run_together
 from onnxamp._runtime.values import Feed, as_typed
 
 if TYPE_CHECKING:
@@ -97,12 +96,11 @@ class _WebModel:
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         if self._session is None:
-            self._session = optional("browser").open_web(self.model)
+            self._session = the_browser().open(self.model)
         return dict(self._session.run(feeds))
 
     def left_to_cpu(self) -> Counter[str]:
-        left: Counter[str] = Counter() if self._session is None else self._session.left
-        return left
+        return Counter(() if self._session is None else self._session.left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +222,12 @@ class BrowserEngine(Engine):
     @property
     def place(self) -> str:
         """As :attr:`Engine.place`."""
-        return str(optional("browser").open_browser().name)
+        return the_browser().name
 
     @property
     def runtime(self) -> str:
         """As :attr:`Engine.runtime`."""
-        return str(optional("browser").open_browser().runtime)
+        return the_browser().runtime
 
     @property
     def piece_provider(self) -> Provider:

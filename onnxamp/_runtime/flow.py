@@ -3,16 +3,16 @@ somebody still needs are held.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, FORMATS, LOW_ELEMS, readable_types
+from onnxamp._dtypes import ELEM_NAMES, FLOAT_ELEMS, FORMATS, LOW_ELEMS, readable_types
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.collecting import no_collections
@@ -21,26 +21,135 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
-from onnxamp._model.protos import copy_fields
-from onnxamp._model.weights import stored_exponents
-from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._model import lowering
+from onnxamp._model.protos import copy_fields, copy_without, stored_bytes, tensors_of
+from onnxamp._model.weights import embed, read_array, stored_exponents
+from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.profiles import Profile
+from onnxamp._paths.paths import as_path
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session
-from onnxamp._runtime.shell import WEIGHTS_IN_GRAPH, Shell, take_weights
 from onnxamp._runtime.values import Feed, as_typed
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+WEIGHTS_IN_GRAPH: Final = 8 * 2**20
+"""Bytes of weights up to which they stay in the graph, where kernels see that they are constant. There they take their
+size several times: in copies of the graph, and in the session.
+"""
+
+LARGE: Final = 64 * 2**10
+"""Bytes from which on a weight is large."""
+
+
+class Shell(NamedTuple):
+    """A model in which the initializers in ``weights`` have a name, a type and dims, but no data."""
+
+    model: ModelProto
+    weights: Mapping[str, TensorProto]
+    base_dir: Path | None
+
+    def array(self, name: str, *, raised: bool) -> npt.NDArray[Any]:
+        """A weight as an array, memory-mapped where its data are external.
+
+        Args:
+            raised: convert low precision to float32.
+
+        Raises:
+            ExternalDataError: external data cannot be read. ModelError: the data do not match the shape.
+        """
+        tensor = self.weights[name]
+        array = read_array(tensor, self.base_dir)
+        return (
+            lowering.raised(array, tensor.data_type)
+            if raised and tensor.data_type in LOW_ELEMS
+            else array
+        )
+
+
+def take_weights(
+    model: ModelProto,
+    base_dir: str | PathLike[str] | None,
+    *,
+    keep: int = WEIGHTS_IN_GRAPH,
+    large: int = LARGE,
+) -> Shell:
+    """Separate a model from its large float weights, initializers as well as Constant nodes of the main graph.
+
+    Args:
+        model: it is not changed, and its weights are not copied.
+        base_dir: folder of external data, if the model has any that is not loaded.
+        keep: bytes of large weights up to which all of them stay in the graph.
+        large: bytes from which on a weight is large.
+
+    Raises:
+        ExternalDataError: external data cannot be read.
+    """
+    folder = None if base_dir is None else as_path(base_dir)
+    result = copy_without(model, "initializer", "node")
+    constants = {
+        node.output[0]: tensor
+        for node in model.graph.node
+        if (tensor := _constant(node)) is not None
+    }
+    named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
+    taken = {
+        name: tensor
+        for name, tensor in named.items()
+        if tensor.data_type in FLOAT_ELEMS and stored_bytes(tensor) >= large
+    }
+    if sum(map(stored_bytes, taken.values())) <= keep:
+        taken = {}
+    for tensor in model.graph.initializer:
+        if tensor.name in taken:
+            _add_hollow(result.graph, tensor.name, tensor)
+        else:
+            result.graph.initializer.append(tensor)
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.output[0] in taken:
+            _add_hollow(result.graph, node.output[0], constants[node.output[0]])
+        elif (
+            sparse := _sparse_constant(node)
+        ) is not None:  # ONNX Runtime cannot return such a node's output
+            added = result.graph.sparse_initializer.add()
+            added.CopyFrom(sparse)
+            added.values.name = node.output[0]
+        else:
+            result.graph.node.append(node)
+    for tensor in tensors_of(
+        result
+    ):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
+        embed(tensor, folder)
+    return Shell(result, taken, folder)
+
+
+def _constant(node: NodeProto) -> TensorProto | None:
+    """The tensor of a Constant node; None for sparse tensors, numbers, strings and lists."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    return next((item.t for item in node.attribute if item.name == "value"), None)
+
+
+def _sparse_constant(node: NodeProto) -> SparseTensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    return next(
+        (item.sparse_tensor for item in node.attribute if item.name == "sparse_value"), None
+    )
+
+
+def _add_hollow(graph: GraphProto, name: str, tensor: TensorProto) -> None:
+    graph.initializer.add(name=name, data_type=tensor.data_type, dims=tensor.dims)
+
+
 _WIDTH: Final = 4
 """Bytes of most elements."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """The main graph as nodes in topological order.
 
     On CPU, models with low precision are emulated: ``nodes`` are those of the emulation, and all values are float32.
@@ -109,7 +218,7 @@ def make_flow(
     """
     shell = take_weights(model, base_dir, keep=keep)
     return flow_of(
-        replace(shell, model=inline_functions(shell.model)), emulated=emulated, shapes=shapes
+        shell._replace(model=inline_functions(shell.model)), emulated=emulated, shapes=shapes
     )
 
 
@@ -212,7 +321,7 @@ def _like(
     same = [
         (node.input[0], node.output[0])
         for node in nodes
-        if node.op_type in _SAME_SHAPE and node.input
+        if op_key(node) in op_facts().passes_on and node.input
     ]
     for source, target in (*((y, x) for x, y in reversed(same)), *same):
         for known in (sizes, ranks):
@@ -220,10 +329,6 @@ def _like(
                 known.setdefault(target, known[source])
     made = (name for node in nodes if node.op_type != "Constant" for name in node.output if name)
     return (sizes, ranks) if all(name in sizes for name in made) else None
-
-
-_SAME_SHAPE: Final = frozenset({"Cast", "Identity", "Max"})
-"""Ops that conversion and emulation insert: the Max has one input, and shields a Cast from fusions."""
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:

@@ -10,19 +10,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from string import Template
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.targets import target_names, target_table
+from onnxamp._runtime.device import adapter_name
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
-from onnxamp._runtime.vulkan import adapter_name
 from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
@@ -31,18 +30,17 @@ if TYPE_CHECKING:
 _PACKAGE: Final = re.compile(r"onnxruntime-[a-z0-9-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(NamedTuple):
     """A package with an execution provider; ``_data/targets/README.md`` explains the fields."""
 
     package: str
     title: str = ""
     install: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
+    options: Mapping[str, str] = {}
     hints: Sequence[str] = ()
     kind: str = ""
-    kernels: Mapping[str, str] = field(default_factory=dict)
+    kernels: Mapping[str, str] = {}
     nothing: str = ""
     advice: Sequence[Mapping[str, str]] = ()
     lacks: Sequence[str] = ()
@@ -50,8 +48,7 @@ class Plugin:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class PluginDevice(NamedTuple):
     """A plugin provider that works here.
 
     Attributes:
@@ -119,7 +116,7 @@ def split_hint(name: str) -> tuple[str, str]:
     return name, hint
 
 
-def engine_called(name: str) -> Engine:
+def engine_called(name: str) -> PluginDevice:
     """The engine of a plugin.
 
     Raises:
@@ -131,7 +128,7 @@ def engine_called(name: str) -> Engine:
     found = f"no package is called {name!r}" if plugin is None else _engine(plugin.package)
     if isinstance(found, str):
         raise RuntimeFailure(f"The provider {name!r} cannot be used here: {found}.")
-    return replace(found, hint=hint)
+    return found._replace(hint=hint)
 
 
 def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, str]:
@@ -149,7 +146,7 @@ def wants_ranks(name: str) -> bool:
 
 
 @Once
-def _engine(package: str) -> Engine | str:
+def _engine(package: str) -> PluginDevice | str:
     """The engine that a package brings, or a clause that says why it cannot be used. Tried once."""
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -193,7 +190,7 @@ def _devices(package: str, names: Sequence[str], library: str, plugin: Plugin) -
     return [device for device in found if plugin.kind in ("", device.device.type.name)]
 
 
-def _start(plugin: Plugin, devices: Sequence[Any]) -> Engine:
+def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
     options, first = session_options(), devices[0]
     options.add_provider_for_devices(
         [first], _filled(plugin.options, plugin.hints[0] if plugin.hints else "", 0)
@@ -201,7 +198,7 @@ def _start(plugin: Plugin, devices: Sequence[Any]) -> Engine:
     session = start_session(trial().SerializeToString(), options)
     session.run(None, {"x": np.ones(1, np.float32)})
     title = plugin.title or first.ep_name.removesuffix("ExecutionProvider")
-    return Engine(
+    return PluginDevice(
         title=title,
         provider=first.ep_name,
         device=_device_name(first, plugin),

@@ -20,29 +20,26 @@ import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
-from onnxamp._runtime.bound import bind
 from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
-from onnxamp._runtime.session import Provider, cuda_available, make_session, run
+from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
 from onnxamp._runtime.values import Feed
 from onnxamp._workers.executor import temporary_folder
 
 _PACKAGES: Final = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledRun:
+class ProfiledRun(NamedTuple):
     """Events of the profiler, and bytes of device memory that the model takes, if they are known."""
 
     events: Sequence[Mapping[str, Any]]

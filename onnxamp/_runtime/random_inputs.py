@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, partial
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +71,7 @@ class Role(Enum):
     FACTOR = "a factor, such as a speed"
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """The use of an input."""
 
     role: Role
@@ -230,8 +229,7 @@ def random_inputs(
     return input_maker(Graph.of(model), dims).make(seed)
 
 
-@dataclass(frozen=True, slots=True)
-class InputMaker:
+class InputMaker(NamedTuple):
     """What is known about a model's inputs, from which any number of samples can be generated."""
 
     graph: Graph
@@ -267,7 +265,7 @@ class InputMaker:
         maker = _maker(
             self.graph, self.entries, self.named, {**determined.sizes, **sizes, **self.dims}
         )
-        return replace(maker, dims=self.dims, determined=determined)
+        return maker._replace(dims=self.dims, determined=determined)
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
         """The sizes that follow from these, from those given, and from the weights."""
@@ -365,7 +363,7 @@ def _maker(
     )
     length = sizes.get(next(inner, ""), 1)
     uses = {
-        value: replace(use, bound=length) if use.role is Role.LENGTH else use
+        value: use._replace(bound=length) if use.role is Role.LENGTH else use
         for value, use in uses.items()
     }
     return InputMaker(

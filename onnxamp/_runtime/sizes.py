@@ -21,8 +21,7 @@ alone is a size, too: 1 if it speaks of a batch, else 8.
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
@@ -39,8 +38,7 @@ _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 _Formula = ast.expr
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The open dimensions of a model's inputs."""
 
     formulas: Mapping[str, _Formula | None]

@@ -17,6 +17,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import has_external_data
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._optional import require_runtime
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.custom_ops import register_libraries
 from onnxamp._runtime.spool import is_large, save_spilled, unfolded
@@ -34,6 +35,7 @@ def session_options(
     profile_to: str | PathLike[str] | None = None,
 ) -> "ort.SessionOptions":
     """Options that log nothing, as :func:`~onnxamp._runtime.session.make_session` describes them."""
+    require_runtime()
     import onnxruntime as ort  # noqa: PLC0415
 
     options = ort.SessionOptions()

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper, num
 from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.types import type_proto
+from onnxamp._optional import require_runtime
 from onnxamp._runtime.device import bytes_on_device
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
 
     Raises:
         RuntimeFailure: the value is of a kind that cannot be fed (maps, nested sequences, empty optionals).
+        MissingPackageError: ONNX Runtime is not installed.
     """
+    require_runtime()
     import onnxruntime as ort  # noqa: PLC0415
 
     if isinstance(feed, np.ndarray) and feed.dtype.kind in "USO":
@@ -224,6 +227,7 @@ def _session(
 
 
 def _loaded(model: ModelProto) -> "ort.InferenceSession":
+    require_runtime()
     import onnxruntime as ort  # noqa: PLC0415
 
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -7,22 +7,22 @@ matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernel
 22 without a kernel.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, Format, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind, bind_node, infer_types
+from onnxamp._graph.types import bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import op_facts
+from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._ops.targets import device_of, target_json, target_table
@@ -45,8 +45,7 @@ Binding = Mapping[str, str]
 """Type parameter -> type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One registered kernel: the schema versions it covers, and its types per type parameter."""
 
     since: int
@@ -145,55 +144,68 @@ def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     )
 
 
-def has_kernel(provider: str, key: str, signature: Signature, bound: Binding) -> bool:
+class Typed(NamedTuple):
+    """A node, its schema, and the types of its parameters: what targets are asked about."""
+
+    signature: Signature
+    bound: Binding
+    proto: NodeProto
+
+    def inputs(self) -> tuple[str | None, ...]:
+        """The types of the inputs; None where they are absent or unknown."""
+        return tuple(map(self._input, range(len(self.proto.input))))
+
+    def _input(self, position: int) -> str | None:
+        port = self.signature.input(position)
+        if port is None or not self.proto.input[position]:
+            return None
+        is_bound = port.type in self.signature.params
+        return self.bound.get(self.signature.param(port, position)) if is_bound else port.type
+
+
+def has_kernel(provider: str, op: Typed) -> bool:
     """Whether a kernel of the provider takes the op with these types."""
-    return any(kernel.takes(signature, bound) for kernel in kernel_table(provider).get(key, ()))
+    kernels = kernel_table(provider).get(op.signature.key, ())
+    return any(kernel.takes(op.signature, op.bound) for kernel in kernels)
 
 
-def runs_on(
-    provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
-) -> bool:
+def runs_on(provider: str, op: Typed) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
+    signature, key = op.signature, op.signature.key
     if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
         return True
-    if fails(provider, key, signature, bound, proto) is not None:
+    if fails(provider, op) is not None:
         return False
     if not target_of(provider).limits_types:
         if not signature.has_function or any(
             kernel_table(name).get(key) for name in with_kernels()
         ):
-            return agrees(key, signature, bound, proto)
-    elif has_kernel(provider, key, signature, bound):
-        return kernel_limit(device_of(provider), proto, bound) is None
+            return agrees(op)
+    elif has_kernel(provider, op):
+        return kernel_limit(device_of(provider), op.proto, op.bound) is None
     if not signature.has_function or target_of(provider).builds:  # these do not expand functions
         return False
-    return _body_runs(
-        provider, key, signature, _input_types(signature, bound, proto), proto.SerializeToString()
-    )
+    return _body_fits(provider, signature, op.inputs(), op.proto.SerializeToString())
 
 
-def agrees(key: str, signature: Signature, bound: Binding, proto: NodeProto) -> bool:
+def agrees(op: Typed) -> bool:
     """Whether an op's types agree with each other: a kernel takes their mixture, or its function body does.
 
     A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
     """
-    if len(_FLOATS.intersection(bound.values())) < 2 or not signature.has_function:
+    if len(_FLOATS.intersection(op.bound.values())) < 2 or not op.signature.has_function:
         return True
-    if any(has_kernel(name, key, signature, bound) for name in with_kernels()):
+    if any(has_kernel(name, op) for name in with_kernels()):
         return True
-    return _body_agrees(signature, _input_types(signature, bound, proto), proto.SerializeToString())
+    return _body_fits("", op.signature, op.inputs(), op.proto.SerializeToString())
 
 
-def fails(
-    provider: str, key: str, signature: Signature, bound: Binding, proto: NodeProto
-) -> str | None:
+def fails(provider: str, op: Typed) -> str | None:
     """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
-    is_expanded = target_of(provider).limits_types and not has_kernel(
-        provider, key, signature, bound
-    )
-    if is_expanded and not signature.has_function:
+    is_expanded = target_of(provider).limits_types and not has_kernel(provider, op)
+    if is_expanded and not op.signature.has_function:
         return None
-    return kernel_failure(device_of(provider), proto, bound, expanded=is_expanded)
+    return kernel_failure(device_of(provider), op.proto, op.bound, expanded=is_expanded)
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
@@ -211,70 +223,35 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
     return True
 
 
-def _input_types(signature: Signature, bound: Binding, proto: NodeProto) -> tuple[str | None, ...]:
-    return tuple(
-        _input_type(signature, bound, position, name) for position, name in enumerate(proto.input)
-    )
-
-
-def _input_type(signature: Signature, bound: Binding, position: int, name: str) -> str | None:
-    port = signature.input(position)
-    if port is None or not name:
-        return None
-    return (
-        bound.get(signature.param(port, position)) if port.type in signature.params else port.type
-    )
-
-
 @cache
-def _body_runs(
-    provider: str, key: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes
+def _body_fits(
+    provider: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes
 ) -> bool:
-    """Whether every node of the op's function body has consistent types and runs on the provider.
+    """Whether every node of the op's function body has consistent types, and runs on the provider if one is named.
 
-    ONNX Runtime expands a fixed body only if none of its ops has changed between the body's opset and the model's
-    (``OpSchema::ValidateReferencedOpsInFunction``).
+    What cannot be told counts against a provider alone. ONNX Runtime expands a fixed body only if none of its ops has
+    changed between the body's opset and the model's (``OpSchema::ValidateReferencedOpsInFunction``).
     """
     node = NodeProto.FromString(serialized)
     if any(
         name and _elem(kind or "") not in ELEM_NUMBERS
         for name, kind in zip(node.input, types, strict=True)
     ):
-        return False
+        return not provider
     view = _expanded(node, signature, types)
-    if view is None or any(inner.key == key for inner in view.nodes):
-        return False
+    if view is None or (provider and any(inner.key == signature.key for inner in view.nodes)):
+        return not provider
     inferred = infer_types(view)
     for inner in view.nodes:
-        if inner.signature is None or _changed_since(signature, inner):
-            return False
+        if inner.signature is None:
+            if provider:
+                return False
+            continue
         inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        bound = bind_node(inner, inferred)
-        if not is_consistent(inner.signature, bound, inputs):
+        typed = Typed(inner.signature, bind_node(inner, inferred), inner.proto)
+        if not is_consistent(inner.signature, typed.bound, inputs):
             return False
-        if not runs_on(provider, inner.key, inner.signature, bound, inner.proto):
-            return False
-    return True
-
-
-@cache
-def _body_agrees(signature: Signature, types: tuple[str | None, ...], serialized: bytes) -> bool:
-    """Whether every node of the op's function body has consistent types, where there is a body for these types."""
-    node = NodeProto.FromString(serialized)
-    if any(
-        name and _elem(kind or "") not in ELEM_NUMBERS
-        for name, kind in zip(node.input, types, strict=True)
-    ):
-        return True
-    view = _expanded(node, signature, types)
-    if view is None:
-        return True
-    inferred = infer_types(view)
-    for inner in view.nodes:
-        inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
-        if inner.signature is not None and not is_consistent(
-            inner.signature, bind(inner.signature, inputs), inputs
-        ):
+        if provider and (_changed_since(signature, inner) or not runs_on(provider, typed)):
             return False
     return True
 
@@ -362,3 +339,92 @@ def _holds(row: Mapping[str, Any], version: str) -> bool:
     is_early = "since" in row and is_older(version, row["since"])
     is_late = "before" in row and not is_older(version, row["before"])
     return not is_early and not is_late
+
+
+class Freedom(NamedTuple):
+    """The choices that the target's kernels leave for the type parameters of one node.
+
+    Attributes:
+        high: parameters that must stay float32.
+        implies: pairs (p, q): if p is low, q must be low.
+        falls_back: the target has no float32 kernel, so the node runs on CPU.
+        only_low: the target has a kernel in low precision, but none in float32.
+    """
+
+    high: frozenset[str] = frozenset()
+    implies: tuple[tuple[str, str], ...] = ()
+    falls_back: bool = False
+    only_low: bool = False
+
+
+def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freedom:
+    """Which of a node's float32 parameters ``params`` may be low on the target.
+
+    Tries all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
+    maximum, which a test verifies for the tables, so pins and pairwise implications describe them exactly.
+    """
+    if not params:
+        return Freedom()
+    choices = {
+        choice: op._replace(bound=_types(op, params, choice, low))
+        for choice in itertools.product((False, True), repeat=len(params))
+    }
+
+    def legal(asked: Callable[[str, Typed], bool]) -> frozenset[tuple[bool, ...]]:
+        return frozenset(choice for choice, typed in choices.items() if asked(target, typed))
+
+    found, all_high = legal(runs_on), (False,) * len(params)
+    falls_back = all_high not in found and not target_of(target).builds
+    is_given = op.signature.key in op_facts().dtype_attribute
+    if cpu_of(target) != target and (
+        not found or (is_given and not target_of(target).limits_types)
+    ):
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
+        if low.is_wrapped and not is_given:
+            return _described(params, legal(_may_be_wrapped) | {all_high}, falls_back=True)
+        found = legal(_is_left)
+    only_low = falls_back and any(any(choice) for choice in found)
+    return _described(params, found | {all_high}, falls_back=falls_back, only_low=only_low)
+
+
+def _may_be_wrapped(target: str, op: Typed) -> bool:
+    """Whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
+    return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(op)
+
+
+def _is_left(target: str, op: Typed) -> bool:
+    """Whether the target leaves a node to the CPU beside it, which runs it."""
+    return fails(target, op) is None and runs_on(cpu_of(target), op)
+
+
+def _described(
+    params: Sequence[str],
+    legal: frozenset[tuple[bool, ...]],
+    *,
+    falls_back: bool,
+    only_low: bool = False,
+) -> Freedom:
+    """The pins and implications that leave the legal choices."""
+    high = frozenset(p for i, p in enumerate(params) if not any(choice[i] for choice in legal))
+    implies = tuple(
+        (params[i], params[j])
+        for i, j in itertools.permutations(range(len(params)), 2)
+        if params[i] not in high and all(choice[j] for choice in legal if choice[i])
+    )
+    return Freedom(high, implies, falls_back, only_low)
+
+
+def _types(op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format) -> Binding:
+    """The types of a choice. Output 0 may have that of an input, if an attribute is missing that would give it."""
+    types = dict(op.bound)
+    for param, is_low in zip(params, choice, strict=True):
+        if is_low:
+            types[param] = retyped(types[param], low)
+    is_given = op.signature.key in op_facts().dtype_attribute
+    giver = type_giver(op.proto) if is_given else None
+    made, read = op.signature.output(0), None if giver is None else op.signature.input(giver)
+    if giver is not None and made is not None and read is not None:
+        given = types.get(op.signature.param(read, giver))
+        if given is not None:
+            types[op.signature.param(made, 0)] = given
+    return types

@@ -7,6 +7,7 @@ from typing import Final
 
 from onnxamp._errors import ArgumentError
 from onnxamp._ops.targets import device_of, target_json, target_names, target_table
+from onnxamp._optional import has_runtime
 from onnxamp._target.roofline import Costs
 from onnxamp._warnings import warn
 
@@ -196,6 +197,8 @@ def installed_target() -> str:
 
 def older_installed(target: str) -> str:
     """Return the target in the version of the installed ONNX Runtime, if that is older than the one meant, or ""."""
+    if not has_runtime():
+        return ""
     import onnxruntime as ort  # noqa: PLC0415 - only this needs it
 
     device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])

@@ -21,11 +21,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.switch import node_key
 from onnxamp._tuning.candidates import CandidateSolver
-from onnxamp._tuning.fusions import find_fusions
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import profile_nodes
-from onnxamp._tuning.space import CASTS, PARTED, SearchSpace
+from onnxamp._tuning.space import CASTS, PARTED, SearchSpace, find_fusions
 
 _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""

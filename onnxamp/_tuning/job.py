@@ -7,10 +7,9 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from onnxamp._convert.analysis import Analysis, decided
+from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._convert.rounding import with_rounding
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format

@@ -5,20 +5,26 @@ of nodes (:mod:`onnxamp._tuning.engine_times`). The cut is solved with these, an
 best of all that holds the tolerance is written.
 """
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from heapq import nsmallest
 from time import monotonic
-from typing import Final
+from typing import Any, Final, get_type_hints
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.estimate import low_nodes
-from onnxamp._convert.plan import Plan
+from onnxamp._convert.plan import Plan, plan_json, plan_of
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._runtime.engines import Engine
+from onnxamp._state.state import Facts, Part, State, as_data, fingerprint, from_data
 from onnxamp._tuning.arguments import Search, is_slower, standing
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.engine_times import NOTHING, WholeTimes
@@ -48,17 +54,14 @@ _STEP: Final = 0.1
 """The smallest ratio between the squared errors that are aimed at in turn."""
 
 
-@dataclass(slots=True)
 class Race:
-    """Choices, how fast they are, and which are within the tolerance."""
+    """Choices, how fast they are, and which are within the tolerance: ``errors`` are those of converted models."""
 
-    job: Job
-    search: CandidateSearch
-    times: WholeTimes
-    errors: dict[frozenset[str], float] = field(default_factory=dict)
-    """Choice -> error of the converted model on all samples."""
+    def __init__(self, search: CandidateSearch, times: WholeTimes) -> None:
+        self.job, self.search, self.times = search.job, search, times
+        self.errors = dict[frozenset[str], float]()
 
-    def confirmed(self, tuned: Tuned, *, allow_slower: bool) -> Tuned:
+    def confirmed(self, tuned: Tuned) -> Tuned:
         """The best of what was chosen, of level O2, of what corrected times suggest, and of float32, all timed whole.
 
         As with estimates, that is the fastest within the tolerance.
@@ -69,14 +72,14 @@ class Race:
         try:
             times.add(own, usual)
             self._enter(usual)
-            if not allow_slower:
+            if not self.search.asked.allow_slower:
                 times.add(everything, products)
-                self._look_further(monotonic() + _SHARE * self.search.seconds)
+                self._look_further(monotonic() + _SHARE * self.search.asked.seconds)
                 times.again(*nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual)
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
             return tuned
-        best = self._best(own, allow_slower=allow_slower)
+        best = self._best(own)
         shown = next((low for low in (best, own, usual) if low), NOTHING)
         timed = {"float32": NOTHING, "result": shown, "level O2": usual}
         tuned = replace(
@@ -165,7 +168,7 @@ class Race:
     @property
     def _limit(self) -> float:
         """The squared error that is allowed."""
-        return self.job.metric.amplitude(self.job.metric.tolerance) ** 2
+        return self.search.limit**2
 
     def _aim(self, low: frozenset[str]) -> float:
         """The predicted squared error to aim at, after what a choice was predicted to have and has."""
@@ -175,10 +178,10 @@ class Race:
             return self._limit
         return _SPARE * predicted * max(_STEP, self._limit / error)
 
-    def _best(self, own: frozenset[str], *, allow_slower: bool) -> frozenset[str]:
+    def _best(self, own: frozenset[str]) -> frozenset[str]:
         """The best choice that holds the tolerance, ``own`` if it is about as good."""
         able, float32 = self._held(), self._candidate(NOTHING)
-        if allow_slower:
+        if self.search.asked.allow_slower:
             able = [low for low in able if low] or able
         else:
             able = [low for low in able if not is_slower(self._candidate(low), float32)]
@@ -258,21 +261,19 @@ class Outcome:
         return replace(self, tuned=tuned)
 
 
-def verified(
-    job: Job, search: CandidateSearch, noise: float | None, asked: Search, times: str
-) -> Tuned:
+def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples.
 
     One that is slower than float32 is offered, and float32 is chosen, unless slower ones are allowed: so a wider
     tolerance never takes longer.
     """
-    judge, nothing = job.metric, search.aim.nothing
-    best = _best(job, search)
+    job, asked, nothing = search.job, search.asked, search.aim.nothing
+    judge, best = job.metric, _best(search)
     best = best if best is not None and search.aim.writes(best) else None
     low = nothing.low if best is None else best.low
     kept = job.kept(low, search.latest)
     plan = job.plan(low, kept)
-    error = _judged(job, search, low) if best is None else job.errors[low]
+    error = _judged(search, low) if best is None else job.errors[low]
     is_same = job.space.all_low.options.keep_io_types is True  # else inputs and outputs are rounded
     own = job.errors.get(nothing.low, noise or 0.0)
     nothing = replace(
@@ -310,7 +311,7 @@ def verified(
     )
 
 
-def _best(job: Job, search: CandidateSearch) -> Candidate | None:
+def _best(search: CandidateSearch) -> Candidate | None:
     """The best candidate that holds once it is converted; None if that is none of those that may be tried.
 
     Where one misses, what the search expects of others grows. Better ones that were passed over for this are converted
@@ -319,7 +320,7 @@ def _best(job: Job, search: CandidateSearch) -> Candidate | None:
     found: Candidate | None = None
     for attempt in range(_ATTEMPTS):
         found = search.search()
-        if found is None or _holds(job, search, found.low):
+        if found is None or _holds(search, found.low):
             break
         _LOG.info(
             "attempt %d: errors are taken to be %.2f times those of mask runs",
@@ -328,26 +329,27 @@ def _best(job: Job, search: CandidateSearch) -> Candidate | None:
         )
     else:
         return None
-    for _ in range(len(job.errors), _ATTEMPTS):
+    for _ in range(len(search.job.errors), _ATTEMPTS):
         better = search.best(boldly=True)
         if better is None or (found is not None and better.low == found.low):
             break
-        if _holds(job, search, better.low):
+        if _holds(search, better.low):
             return better
     return found
 
 
-def _holds(job: Job, search: CandidateSearch, low: frozenset[str]) -> bool:
+def _holds(search: CandidateSearch, low: frozenset[str]) -> bool:
     """Whether a converted model meets the tolerance."""
     if low not in search.converted:
-        search.note(low, job.metric.amplitude(_judged(job, search, low)))
+        search.note(low, search.job.metric.amplitude(_judged(search, low)))
     return search.converted[low] <= search.limit
 
 
-def _judged(job: Job, search: CandidateSearch, low: frozenset[str]) -> float:
+def _judged(search: CandidateSearch, low: frozenset[str]) -> float:
     """The error of a converted model."""
+    job, count = search.job, len(search.job.errors) + 1
     plan = job.plan(low)
-    search.progress("verifying the converted model", len(job.errors) + 1, len(job.errors) + 1)
+    job.run.report("verifying the converted model", count, count)
     error = job.error(low, plan)
     _LOG.info("%d nodes low: error %.3g", len(low), error)
     return error
@@ -379,3 +381,112 @@ def checked_pick(pick: int, front: Sequence[Candidate]) -> int:
             f"There is no candidate {pick}: there are {len(front)}, counted from 0."
         )
     return pick
+
+
+TABLES: Final = "candidates of a tuning"
+"""The part of the state file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where the candidates of a tuning are kept: ``asked`` are the arguments that they follow from."""
+
+    part: Part
+    asked: Mapping[str, Any]
+
+    def keep(self, outcome: Outcome) -> None:
+        """Keep the candidates, with the plan that writes each."""
+        rows = [outcome.row(number) for number in range(len(outcome.tuned.candidates))]
+        data = [{"plan": plan_json(plan), "kept": as_data(kept)} for plan, kept in rows]
+        facts = {
+            item.name: getattr(outcome.tuned, item.name)
+            for item in fields(Tuned)
+            if item.name != "plan"
+        }
+        self.part[self._key] = {
+            "asked": self.asked,
+            "tuned": as_data(facts),
+            "rows": b64encode(zlib.compress(json.dumps(data).encode())).decode(),
+        }
+
+    def picked(self, number: int) -> Tuned | None:
+        """The outcome with a candidate of the user's choice, as the table that was shown says; None without a table.
+
+        Raises:
+            ArgumentError: there is no such candidate, or the table is that of other arguments.
+        """
+        if self._key not in self.part:
+            self._refuse()
+            return None
+        data = self.part[self._key]
+        (plan, kept), tuned = self._row(data, 0), data["tuned"]
+        hints = {name: hint for name, hint in get_type_hints(Tuned).items() if name in tuned}
+        facts = {name: from_data(hint, tuned[name]) for name, hint in hints.items()}
+        found = Tuned(plan=plan, **facts)
+        plan, kept = self._row(data, checked_pick(number, found.candidates))
+        error = found.candidates[number].best_known_error
+        return replace(
+            found,
+            plan=plan,
+            kept=kept,
+            chosen=number,
+            error=error,
+            held=error <= found.tolerance,
+            runs=0,
+            recalled=found.recalled + found.runs,
+            conversions=0,
+            room=found.room if number == found.chosen else None,
+        )
+
+    @property
+    def _key(self) -> str:
+        return fingerprint(json.dumps(self.asked, sort_keys=True))
+
+    @staticmethod
+    def _row(data: Mapping[str, Any], number: int) -> tuple[Any, tuple[KeptNode, ...]]:
+        row = json.loads(zlib.decompress(b64decode(data["rows"])))[number]
+        return plan_of(row["plan"]), from_data(tuple[KeptNode, ...], row["kept"])
+
+    def _refuse(self) -> None:
+        """Say what differs from the last table, if there is any.
+
+        Raises:
+            ArgumentError: there is one.
+        """
+        last = next(reversed(list(self.part)), None)
+        if last is None:
+            return
+        known = self.part[last]["asked"]
+        changed = [name for name in self.asked if self.asked[name] != known.get(name)]
+        told = [f"{name} {known.get(name)}" for name in changed if name != "options"]
+        told += ["other options"] if "options" in changed else []
+        raise ArgumentError(
+            f"The candidates that the state file shows are those of {' and '.join(told)}: a candidate is picked with"
+            " the same arguments. Tune without pick (--pick) to see those of these."
+        )
+
+
+def table_of(
+    state: State, given: Facts, options: Options, search: Search, engine: Engine
+) -> Table | None:
+    """Where the candidates are kept that follow from some arguments; None where a function of the user is one.
+
+    Args:
+        state: the state file.
+        given: what all measurements depend on.
+        options: those of the conversion.
+        search: how the model is tuned.
+        engine: what runs converted models.
+    """
+    if options.rule is not None:
+        return None
+    asked = {
+        "tolerance": search.tolerance,
+        "device": search.device,
+        "times": search.times,
+        "runs": search.runs,
+        "allow_slower": search.allow_slower,
+        "provider": engine.name(options.low.name),
+        "options": fingerprint(json.dumps(options.as_json(), sort_keys=True)),
+    }
+    return Table(state.part(TABLES, given), asked)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onnx import ModelProto
 
@@ -20,7 +20,6 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._runtime.branches import settle, shapes_of
-from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import (
     Engine,
     Executable,
@@ -30,7 +29,7 @@ from onnxamp._runtime.engines import (
     engine_on,
 )
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import flow_of
+from onnxamp._runtime.flow import Shell, flow_of, take_weights
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import (
     KeptSamples,
@@ -41,13 +40,11 @@ from onnxamp._runtime.loop import (
     observe_all,
     remembered,
 )
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.shell import Shell, take_weights
-from onnxamp._runtime.side import run_together
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
 from onnxamp._runtime.values import as_typed
 from onnxamp._tuning.metric import Metric
@@ -66,7 +63,24 @@ _SESSIONS: Final = 256
 """Sessions of pieces that are kept for further mask runs. They hold no large weights."""
 
 
-@dataclass(slots=True)
+class Masking(NamedTuple):
+    """How a model gets a precision switch per node, and how its error is measured.
+
+    Attributes:
+        threads: threads per op; 0 for ONNX Runtime's default.
+        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
+        rounded: weights whose low-precision numbers are not the nearest.
+    """
+
+    ports: Mapping[str, Ports]
+    low: Format
+    metric: Metric
+    budget: int
+    threads: int
+    arithmetic: Profile | None
+    rounded: Mapping[str, Bits]
+
+
 class MaskedModel:
     """A model in which every tunable node has a precision switch: a mask run computes any choice.
 
@@ -75,23 +89,14 @@ class MaskedModel:
     once.
     """
 
-    model: Model
-    ports: Mapping[str, Ports]
-    low: Format
-    samples: Samples
-    metric: Metric
-    budget: int = BUDGET
-    threads: int = 0
-    """Threads per op; 0 for ONNX Runtime's default."""
-    arithmetic: Profile | None = None
-    """The target whose float16 sums are emulated; None for float32 sums."""
-    rounded: Mapping[str, Bits] = field(default_factory=dict)
-    """Weights whose low-precision numbers are not the nearest."""
-    runs: int = 0
-    _switched: dict[frozenset[str], tuple[Switched, Runner]] = field(default_factory=dict)
-    """By optional inputs that are empty."""
-    _feeds: "dict[int, dict[str, Feed]]" = field(default_factory=dict)
-    _references: dict[int, Outputs] = field(default_factory=dict)
+    def __init__(self, model: Model, samples: Samples, how: Masking) -> None:
+        self.model, self.samples, self.how = model, samples, how
+        self.runs = 0
+        self._switched: dict[
+            frozenset[str], tuple[Switched, Runner]
+        ] = {}  # by inputs that are empty
+        self._feeds: dict[int, dict[str, Feed]] = {}
+        self._references = dict[int, Outputs]()
 
     def errors(
         self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]
@@ -114,7 +119,7 @@ class MaskedModel:
         except RuntimeFailure:  # rounding leads to a branch or an index that does not run
             return inf
         return max(
-            self.metric.error(self._references[n], one)
+            self.how.metric.error(self._references[n], one)
             for n, one in zip(samples, found, strict=True)
         )
 
@@ -136,19 +141,16 @@ class MaskedModel:
         found: dict[int, Outputs] = {}
         for (graph, runner), numbers in self._by_runner(samples):
             feeds = [{**self._feeds[number], graph.mask: graph.masked(low)} for number in numbers]
-            fed = dict.fromkeys(graph.rounded(low), self.low)
-            outputs = runner.flow.outputs
-            sides = run_together(runner, feeds, outputs, self.budget, low=[fed] * len(feeds))
-            found |= zip(
-                numbers,
-                ({name: side.output(name) for name in outputs} for side in sides),
-                strict=True,
-            )
+            fed = dict.fromkeys(graph.rounded(low), self.how.low)
+            names = runner.flow.outputs
+            sides = run_together(runner, feeds, names, self.how.budget, low=[fed] * len(feeds))
+            outputs = ({name: side.output(name) for name in names} for side in sides)
+            found |= zip(numbers, outputs, strict=True)
         return [found[number] for number in samples]
 
     def _by_runner(
         self, samples: Iterable[int]
-    ) -> "Iterator[tuple[tuple[Switched, Runner], list[int]]]":
+    ) -> Iterator[tuple[tuple[Switched, Runner], list[int]]]:
         """The samples that leave the same inputs empty, with what runs them."""
         groups: dict[frozenset[str], list[int]] = {}
         for number in samples:
@@ -160,33 +162,29 @@ class MaskedModel:
             yield self._switched[empty], numbers
 
     def _prepared(self, sample: "Mapping[str, Feed]") -> tuple[Switched, Runner]:
-        shell = take_weights(self.model.proto, self.model.folder)
+        how, proto, folder, shapes = (
+            self.how,
+            self.model.proto,
+            self.model.folder,
+            shapes_of(sample),
+        )
+        shell = take_weights(proto, folder)
         if any(feed is None for feed in sample.values()):
-            shell, _ = settle(
-                self.model.proto, self.model.folder, sample, emulated=False, provider="cpu"
-            )
+            shell, _ = settle(proto, folder, sample, emulated=False, provider="cpu")
         graph = switched(
             shell.model,
-            self.ports,
-            self.low,
+            how.ports,
+            how.low,
             hollow=shell.weights,
-            arithmetic=self.arithmetic,
-            shapes=shapes_of(sample),
-            given=self.rounded,
+            arithmetic=how.arithmetic,
+            shapes=shapes,
+            given=how.rounded,
         )
-        weights = {
-            **shell.weights,
-            **{name: shell.weights[weight] for name, (weight, _) in graph.fed.items()},
-        }
-        flow = flow_of(
-            Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes_of(sample)
-        )
-        fed = {
-            name: self.rounded[weight]
-            for name, (weight, _) in graph.fed.items()
-            if weight in self.rounded
-        }
-        return graph, Runner(flow, "cpu", self.threads, spin=False, kept=_SESSIONS, given=fed)
+        source = {name: weight for name, (weight, _) in graph.fed.items()}
+        weights = {**shell.weights, **{name: shell.weights[at] for name, at in source.items()}}
+        flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes)
+        fed = {name: how.rounded[at] for name, at in source.items() if at in how.rounded}
+        return graph, Runner(flow, "cpu", how.threads, spin=False, kept=_SESSIONS, given=fed)
 
 
 def _without_empty_inputs(

@@ -20,24 +20,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._dtypes import low_type
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.blobs import Bits
-from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import SentSample, remembered, sent_samples
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.switch import Ports
-from onnxamp._tuning.arguments import is_worth
-from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.arguments import Search, is_worth
 from onnxamp._tuning.frontier import Aim, Choice, Frontier
-from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.job import Job
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.runs import MaskedModel
-from onnxamp._tuning.sensitivity import Block, LocalError, Progress, error_prices, measure_blocks
+from onnxamp._tuning.runs import MaskedModel, Masking
+from onnxamp._tuning.sensitivity import Block, error_prices, measure_blocks
 from onnxamp._tuning.space import TunableNode
-from onnxamp._tuning.state import TuningState
 from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 _MASKED: Final = "tuning switches"
@@ -51,19 +45,13 @@ class MaskItem(NamedTuple):
     low: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MaskWork:
     """:meth:`MaskedModel.error` on one sample, in worker processes."""
 
     model: SentModel
-    ports: Mapping[str, Ports]
-    low: str
-    metric: Metric
+    how: Masking
     samples: Sequence[SentSample]
-    budget: int
-    threads: int
-    arithmetic: Profile | None
-    rounded: Mapping[str, Bits]
     key: str = field(default_factory=token_hex)
     """Stands for all of it in the memory of workers."""
     surroundings: Surroundings = field(default_factory=Surroundings.here)
@@ -72,7 +60,7 @@ class MaskWork:
         """Read the model, and prepare its switches for the first sample."""
         self.surroundings.enter()
         masked = remembered(memory, _MASKED, self.key, self._prepared)
-        keys = list(self.ports)
+        keys = list(self.how.ports)
 
         def error(item: MaskItem) -> float:
             bits = np.unpackbits(np.frombuffer(item.low, np.uint8), count=len(keys))
@@ -82,50 +70,25 @@ class MaskWork:
         return error
 
     def _prepared(self) -> MaskedModel:
-        masked = MaskedModel(
-            model=self.model.opened(),
-            ports=self.ports,
-            low=low_type(self.low),
-            samples=Samples("", [item.read for item in self.samples]),
-            metric=self.metric,
-            budget=self.budget,
-            threads=self.threads,
-            arithmetic=self.arithmetic,
-            rounded=self.rounded,
-        )
+        samples = Samples("", [item.read for item in self.samples])
+        masked = MaskedModel(self.model.opened(), samples, self.how)
         masked.prepare(range(len(self.samples)))
         return masked
 
 
-@dataclass(slots=True)
 class SharedMasks:
-    """What :class:`MaskedModel` does, shared by workers: the samples of a choice, and choices that are independent."""
+    """What :class:`MaskedModel` does, shared by workers: the samples of a choice, and choices that are independent.
 
-    workers: Workers
-    work: MaskWork
-    runs: int = 0
+    Args:
+        masked: what is shared.
+        subset: the samples of all runs.
+        workers: who runs them.
+    """
 
-    @classmethod
-    def of(cls, masked: MaskedModel, subset: Sequence[int], workers: Workers) -> "SharedMasks":
-        """Share a model.
-
-        Args:
-            masked: what is shared.
-            subset: the samples of all runs.
-            workers: who runs them.
-        """
-        work = MaskWork(
-            model=SentModel.of(masked.model),
-            ports=masked.ports,
-            low=masked.low.name,
-            metric=masked.metric,
-            samples=tuple(sent_samples(masked.samples, subset, workers)),
-            budget=masked.budget,
-            threads=masked.threads,
-            arithmetic=masked.arithmetic,
-            rounded=masked.rounded,
-        )
-        return cls(workers, work)
+    def __init__(self, masked: MaskedModel, subset: Sequence[int], workers: Workers) -> None:
+        samples = tuple(sent_samples(masked.samples, subset, workers))
+        self.work = MaskWork(SentModel.of(masked.model), masked.how, samples)
+        self.workers, self.runs = workers, 0
 
     def errors(
         self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]
@@ -136,12 +99,9 @@ class SharedMasks:
             RuntimeFailure: the model does not run in float32, or a sample ends the processes that run it.
         """
         positions = {item.number: position for position, item in enumerate(self.work.samples)}
-        keys = list(self.work.ports)
+        chosen = (np.packbits([key in low for key in self.work.how.ports]) for low in choices)
         items = (
-            MaskItem(positions[number], bits)
-            for low in choices
-            for bits in (np.packbits([key in low for key in keys]).tobytes(),)
-            for number in samples
+            MaskItem(positions[number], bits.tobytes()) for bits in chosen for number in samples
         )
         self.runs += not self.runs  # that of the float32 model
         with closing(run_in_order(self.workers, self.work, items)) as results:
@@ -187,54 +147,56 @@ TIME: Final = attrgetter("time")
 """What a candidate costs."""
 
 
-@dataclass(slots=True)
 class CandidateSearch:
-    """Finds candidates and measures them.
+    """Finds candidates and measures them. Errors are amplitudes here, see :mod:`onnxamp._tuning.metric`.
 
-    ``locals`` are the local errors of the tunable nodes, ``subset`` the samples of mask runs, ``known`` the errors of
-    choices that need no run. Errors are amplitudes here, see :mod:`onnxamp._tuning.metric`.
+    Args:
+        job: the model, whose local errors are measured.
+        search: how it is tuned.
+        masked: what mask runs are made with.
+        subset: the samples of these.
+
+    Attributes:
+        known: errors of choices that need no run.
+        tried: what the search looked at.
+        converted: choice -> error of the converted model on all samples.
+        choices: the list that is searched; None until its prices are measured.
+        frontier: what made it, and what lies between its choices.
+        choices_between: position -> choices between the one there and the next better one.
+        latest: the error prices of all tunable nodes.
+        stopped: whether the search ended because the time was over.
+        ratio: what errors of mask runs are multiplied by, after what converted models showed.
     """
 
-    solver: CandidateSolver
-    masked: MaskedModel | SharedMasks
-    state: TuningState
-    metric: Metric
-    locals: Sequence[LocalError]
-    subset: Sequence[int]
-    runs: int
-    progress: Progress
-    aim: Aim
-    known: Mapping[Choice, float] = field(default_factory=dict)
-    seconds: float = inf
-    """After so many, no further run is begun."""
-    tried: dict[Choice, Candidate] = field(default_factory=dict)
-    """What the search looked at."""
-    converted: dict[Choice, float] = field(default_factory=dict)
-    """Choice -> error of the converted model on all samples."""
-    choices: list[Candidate] | None = None
-    """The list that is searched; None until its prices are measured."""
-    frontier: Frontier | None = None
-    """What made it, and what lies between its choices."""
-    choices_between: dict[int, list[Candidate]] = field(default_factory=dict)
-    """Position -> choices between the one there and the next better one."""
-    measured: set[Choice] = field(default_factory=set)
-    started: float = field(default_factory=monotonic)
-    latest: list[float] = field(default_factory=list)
-    """The error prices of all tunable nodes."""
-    stopped: bool = False
-    """Whether the search ended because the time was over."""
-    ratio: float = 1.0
-    """What errors of mask runs are multiplied by, after what converted models showed."""
+    def __init__(
+        self, job: Job, search: Search, masked: MaskedModel | SharedMasks, subset: Sequence[int]
+    ) -> None:
+        self.job, self.asked, self.masked, self.subset = job, search, masked, subset
+        self.solver = job.solver()
+        self.latest = [0.0] * len(self.solver.space.tunable)
+        nothing = self.solver.candidate(frozenset(), self.latest, 0.0)
+        self.aim = Aim(nothing, search.allow_slower)
+        self.known: Mapping[Choice, float] = job.everything_error()
+        self.tried = dict[Choice, Candidate]()
+        self.converted = dict[Choice, float]()
+        self.choices: list[Candidate] | None = None
+        self.frontier: Frontier | None = None
+        self.choices_between = dict[int, list[Candidate]]()
+        self.measured = set[Choice]()
+        self.started = monotonic()
+        self.stopped = False
+        self.ratio = 1.0
 
     @property
     def left(self) -> int:
         """Mask runs that are left."""
-        return 0 if self.is_over else self.runs + CANDIDATE_RUNS - len(self.measured)
+        return 0 if self.is_over else self.asked.runs + CANDIDATE_RUNS - len(self.measured)
 
     @property
     def spent(self) -> float:
         """The share of the time that is over."""
-        return (monotonic() - self.started) / self.seconds if self.seconds else inf
+        seconds = self.asked.seconds
+        return (monotonic() - self.started) / seconds if seconds else inf
 
     @property
     def is_over(self) -> bool:
@@ -244,7 +206,7 @@ class CandidateSearch:
     @property
     def limit(self) -> float:
         """The error that is allowed."""
-        return self.metric.amplitude(self.metric.tolerance)
+        return self.job.metric.amplitude(self.job.metric.tolerance)
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -258,21 +220,21 @@ class CandidateSearch:
     def measure_all(self, choices: Sequence[Choice]) -> list[float]:
         """:meth:`measure` of choices that do not depend on each other."""
         new = [low for low in dict.fromkeys(choices) if low not in self.known]
-        found = self.state.errors_of(
-            new, self.subset, partial(self.masked.errors, samples=self.subset)
-        )
-        errors, most = dict(self.known), self.runs + CANDIDATE_RUNS
+        measure = partial(self.masked.errors, samples=self.subset)
+        found = self.job.state.errors_of(new, self.subset, measure)
+        errors, most = dict(self.known), self.asked.runs + CANDIDATE_RUNS
         for low in new:
             self.measured.add(low)
             done = len(self.measured)
-            self.progress(f"trying blocks and candidates: run {done} of at most {most}", done, most)
+            self.job.run.report(
+                f"trying blocks and candidates: run {done} of at most {most}", done, most
+            )
             errors[low] = next(found)
-        return [self.metric.amplitude(errors[low]) for low in choices]
+        return [self.job.metric.amplitude(errors[low]) for low in choices]
 
     def search(self) -> Candidate | None:
         """The best choice that is expected to hold the tolerance once it is converted, after all that is known."""
         units = self.solver.space.tunable
-        self.latest = self.latest or [0.0] * len(units)
         free = [unit for unit in units if unit.seen and unit.key not in self.solver.pinned]
         everything = self.solver.choose([0.0] * len(units), 0.0)
         if not free or not everything:
@@ -328,16 +290,8 @@ class CandidateSearch:
 
     def _is_unpredictable(self) -> bool:
         """Whether errors are far beyond what was predicted, as where the order of results flips."""
-        tried = (
-            one
-            for low, one in self.tried.items()
-            if low not in self.known and one.error is not None
-        )
-        return any(
-            one.error > _FAR * one.predicted
-            for one in tried
-            if one.error is not None and one.predicted
-        )
+        tried = (one for low, one in self.tried.items() if low not in self.known and one.predicted)
+        return any(one.error is not None and one.error > _FAR * one.predicted for one in tried)
 
     def _extend(self) -> None:
         """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on.
@@ -366,16 +320,12 @@ class CandidateSearch:
 
     def _between(self, choices: Sequence[Candidate], end: int) -> list[Candidate]:
         """Choices between the one that holds and the next better one."""
-        pair = self.choices_between
-        if end not in pair:
+        if end not in self.choices_between:
+            assert self.frontier is not None
             before = choices[end - 1] if end else None
             after = choices[end] if end < len(choices) else self.aim.nothing
-            pair[end] = (
-                self.frontier.refined(before, after, self.latest)
-                if self.frontier is not None
-                else []
-            )
-        return pair[end]
+            self.choices_between[end] = self.frontier.refined(before, after, self.latest)
+        return self.choices_between[end]
 
     def _holds(self, one: Candidate) -> bool:
         """Whether a choice is expected to hold the tolerance; it is measured, as long as runs are left."""
@@ -438,10 +388,13 @@ class CandidateSearch:
     def prices(self, free: Sequence[TunableNode], everything: float) -> list[float]:
         """The error prices of all tunable nodes, zero for pinned ones; ``everything`` is the error with all lowered."""
         blocks = measure_blocks(
-            len(free), partial(self.block_errors, free), self.runs, lambda: self.spent > _FOR_BLOCKS
+            len(free),
+            partial(self.block_errors, free),
+            self.asked.runs,
+            lambda: self.spent > _FOR_BLOCKS,
         )
         units = self.solver.space.tunable
-        local = dict(zip((unit.key for unit in units), self.locals, strict=True))
+        local = dict(zip((unit.key for unit in units), self.job.locals, strict=True))
         mine = [local[unit.key].error for unit in free]
         prior = _PRIOR * _scale(blocks, everything) / (sum(error**2 for error in mine) or 1)
         costs = [

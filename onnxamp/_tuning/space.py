@@ -21,13 +21,65 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
-from onnxamp._runtime.advice import input_failure
+from onnxamp._patterns.patterns import patterns_of
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.inputs import check_inputs
+from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import Ports, node_key
 from onnxamp._target.roofline import LAUNCH, Work
-from onnxamp._tuning.fusions import Fusion
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Two nodes, by key and by index, that are one kernel in one precision.
+
+    ``time`` is what the second one takes by itself, in microseconds.
+    """
+
+    keys: tuple[str, str]
+    nodes: tuple[int, int]
+    time: float
+
+
+def find_fusions(
+    graph: Graph, estimate: Estimate, high: Mapping[str, float], low: Mapping[str, float]
+) -> tuple[Fusion, ...]:
+    """The nodes that the kernel of a product computes, each with the last one before it, and their estimated times.
+
+    Those of decomposed normalisations are not among them: they have kernels of their own, under whatever name.
+
+    Args:
+        graph: of the float32 model.
+        estimate: of the same graph.
+        high, low: seconds by node in float32 and with everything lowered.
+
+    Complexity: linear in nodes.
+    """
+    normalising = frozenset[int]().union(
+        *(match.nodes for match in patterns_of(graph, "normalisation", "softmax"))
+    )
+    place: dict[int, int] = {}
+    """Products and what is fused into them, in execution order."""
+    found: list[Fusion] = []
+    for at, index in enumerate(graph.order):
+        node = graph.nodes[index]
+        key = node_key(node)
+        times = high.get(key, 1.0), low.get(key, 1.0)
+        if node.key in op_facts().contractions:
+            if all(times):  # else no profile shows it, as in the body of a loop
+                place[index] = at
+            continue
+        if any(times) or index in normalising or not estimate.launches(node):
+            continue
+        before = (graph.producer(value) for value in node.inputs if value != ABSENT)
+        inside = [one.index for one in before if one is not None and one.index in place]
+        if inside:
+            last, place[index] = max(inside, key=place.__getitem__), at
+            time = LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
+            found.append(Fusion((node_key(graph.nodes[last]), key), (last, index), time))
+    return tuple(found)
+
 
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
@@ -252,9 +304,8 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
 
 def _counts(node: Node) -> bool:
     """Whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
-    facts = op_facts()
-    moves = is_exact(node.proto) or node.key in facts.following or node.key in facts.control_flow
-    return not moves and node.key not in ("Cast", "Constant") and node.signature is not None
+    moves = is_exact(node.proto) or node.key in op_facts().following
+    return not moves and node.signature is not None
 
 
 def _results(view: View, node: Node) -> list[str]:
@@ -311,7 +362,7 @@ def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) 
         for unit in space.tunable
         if unit.key in low and unit.node not in pins
     }
-    return replace(found, gains={**found.gains, **wanted})
+    return found._replace(gains={**found.gains, **wanted})
 
 
 def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int]]:

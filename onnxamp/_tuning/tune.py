@@ -8,7 +8,7 @@
 4. The best candidate is converted and compared on all samples, on CUDA if there is a device
    (:mod:`onnxamp._tuning.race`). If it misses, the bisection is repeated with larger errors expected.
 5. A state file keeps the candidates with their plans, so that any of them can be written later
-   (:mod:`onnxamp._tuning.table`).
+   (:mod:`onnxamp._tuning.race`).
 """
 
 import logging
@@ -18,15 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from onnxamp._convert.analysis import analyse
+from onnxamp._convert.analysis import MADE_UP, analyse
 from onnxamp._convert.convert import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.misspelt import reference_of
-from onnxamp._convert.rounding import MADE_UP
-from onnxamp._errors import InternalError, RuntimeFailure
+from onnxamp._convert.plan import Plan
+from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.proof import UpgradeProof
+from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._numerics.rows import listed_outputs
@@ -36,23 +35,21 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.run import Report, Run
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._state.state import Facts
-from onnxamp._target.roofline import Device, device_called
+from onnxamp._target.roofline import device_called
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.engine_times import measure_times, whole_times
-from onnxamp._tuning.frontier import Aim
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
-from onnxamp._tuning.race import Outcome, Race, verified
+from onnxamp._tuning.race import TABLES, Outcome, Race, table_of, verified
 from onnxamp._tuning.results import Tuned, given_prints, options_print
 from onnxamp._tuning.rounded import tune_both, tune_rounded
-from onnxamp._tuning.runs import MaskedModel, tuning_engine
+from onnxamp._tuning.runs import MaskedModel, Masking, tuning_engine
 from onnxamp._tuning.search import CandidateSearch, SharedMasks
 from onnxamp._tuning.space import choose_samples, find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
-from onnxamp._tuning.table import TABLES, table_of
 from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -175,63 +172,44 @@ def _tune_once(
         rounder=rounder,
     )
     told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
-    tuned, prices = _tuned(job, search, run.report, live, device)
+    tuned, prices = _tuned(job, search, live, device.name)
     plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
     return Outcome(replace(tuned, plan=plan), job, prices, told)
 
 
 def _tuned(
-    job: Job, search: Search, progress: Report, live: Sequence[frozenset[int]], device: Device
+    job: Job, search: Search, live: Sequence[frozenset[int]], device: str
 ) -> tuple[Tuned, list[float]]:
     """Measure, search, and verify; returns the error prices, too."""
     space, judge = job.space, job.metric
     work = sum(unit.work.flops for unit in space.tunable)
     threads = 1 if work < _SINGLE_THREAD_BELOW else 0
     subset, workers = choose_samples(live, _SUBSET), job.run.sample_workers
-    alone = MaskedModel(
-        model=job.prepared,
+    how = Masking(
         ports=space.ports(),
         low=job.low,
-        samples=job.samples,
         metric=judge,
         budget=job.run.budget,
         threads=threads,
         arithmetic=job.engine.arithmetic,
         rounded=job.rounded_weights(),
     )
-    masked = alone if workers is None else SharedMasks.of(alone, subset, workers)
+    alone = MaskedModel(job.prepared, job.samples, how)
+    masked = alone if workers is None else SharedMasks(alone, subset, workers)
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
     noise = _noise(job, masked, subset) if random else None  # before anything takes time
     job.measure_locally()
     if noise is None and not judge.holds(job.state.local.worst):
         noise = _noise(job, masked, subset)
-    timing = (
-        f"estimates for {device.name} and the shapes of the first sample, with launches and Casts"
-    )
+    timing = f"estimates for {device} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
-        timing = measure_times(job, device.name)
-    solver = job.solver()
-    aim = Aim(
-        solver.candidate(frozenset(), [0.0] * len(job.space.tunable), 0.0), search.allow_slower
-    )
-    candidates = CandidateSearch(
-        solver=solver,
-        masked=masked,
-        state=job.state,
-        metric=judge,
-        locals=job.locals,
-        subset=subset,
-        runs=search.runs,
-        progress=progress,
-        aim=aim,
-        known=job.everything_error(),
-        seconds=search.seconds,
-    )
-    tuned = verified(job, candidates, noise, search, timing)
+        timing = measure_times(job, device)
+    candidates = CandidateSearch(job, search, masked, subset)
+    tuned = verified(candidates, noise, timing)
     is_timed = search.times == "measured" and not job.engine.emulates and bool(space.tunable)
     if is_timed and (times := whole_times(job)) is not None:
-        progress("timing converted models", 0, 1)
-        tuned = Race(job, candidates, times).confirmed(tuned, allow_slower=search.allow_slower)
+        job.run.report("timing converted models", 0, 1)
+        tuned = Race(candidates, times).confirmed(tuned)
     return tuned, candidates.latest
 
 
@@ -253,3 +231,25 @@ def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -
             f" tolerance of {job.metric.tolerance:g}. No choice of precision can fix that."
         )
     return noise
+
+
+def measured_plan(
+    model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None
+) -> Plan | None:
+    """Return what level auto finds; None where it lowers nothing, or the model cannot be tuned.
+
+    It lowers as much as it may, as the other levels do, however long the result is estimated to take.
+
+    Args:
+        model: the original.
+        options: those of the conversion, at level auto.
+        search: the tolerance, and the time in which candidates are searched for.
+        run: on what models run.
+        rounder: rounds weights, if the options ask for it.
+    """
+    try:
+        tuned = tune(model, options, replace(search, allow_slower=True), run, rounder)
+    except OnnxAmpError as error:
+        _LOG.info("level auto cannot be measured: %s", error)
+        return None
+    return tuned.plan if tuned.held and any(row.low for row in tuned.plan.rows) else None

@@ -15,7 +15,7 @@ from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.protos import copy_without
 from onnxamp._ops.facts import attribute
-from onnxamp._rewrite.prepare import inline
+from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp.train._gradients.forward_pass import find_path
 from onnxamp.train._gradients.normalisations import RUNNING
@@ -65,7 +65,8 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
     """
     notes: list[str] = []
     if model.functions:
-        model = inline(model, notes)
+        model, note = inline(model)
+        notes.append(note)
     graph = upgraded(Graph.of(model), opset)
     model = graph.model
     result = copy_without(model, "node")

@@ -21,6 +21,7 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._graph.wiring import wire
 from onnxamp._model.lowering import convert
 from onnxamp._model.protos import copy_without
+from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.session import Provider, make_session, run_values
@@ -120,7 +121,7 @@ def _lowered(graph: Graph) -> dict[str, bool]:
     floats = {FLOAT: False, **{low.tensor: True for low in FORMATS.values()}}
     for node in graph.nodes:
         kinds = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
-        if node.scope == 0 and node.key not in ("Cast", "Constant"):
+        if node.scope == 0 and node.key not in op_facts().idle:
             found.setdefault(node.label, set()).update(
                 floats[kind] for kind in kinds if kind in floats
             )

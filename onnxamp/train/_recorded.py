@@ -19,8 +19,15 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp._model.protos import copy_without
-from onnxamp._runtime.bound import bind_values, empty_value
-from onnxamp._runtime.session import EXACT, Provider, make_session, run, run_values
+from onnxamp._runtime.session import (
+    EXACT,
+    Provider,
+    bind_values,
+    empty_value,
+    make_session,
+    run,
+    run_values,
+)
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._feeds import Feeds
 from onnxamp.train._optimizers import NORM, OVERFLOW

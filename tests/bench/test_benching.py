@@ -33,9 +33,8 @@ from onnxamp._bench.timing import (
 )
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.terminal import as_text
-from onnxamp._runtime.bound import bind
 from onnxamp._runtime.device import bytes_on_device, device_memory_used, device_present
-from onnxamp._runtime.session import cuda_available, make_session
+from onnxamp._runtime.session import bind, cuda_available, make_session
 from onnxamp._target.kernels import kernel_table
 
 RELU = "(float[N,4] x) => (float[N,4] y) { [only] y = Relu (x) }"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from every import every
 
+from onnxamp._decide import mincut
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._errors import InternalError
 
@@ -100,3 +101,20 @@ def test_both_solvers_agree(seed):
     here, there = network.solve(small=10**6), network.solve(small=0)
     assert here.cost == there.cost
     assert list(here.low) == list(there.low)
+
+
+def test_large_networks_take_no_scipy(monkeypatch):
+    """Deciding is part of the smallest installation; the cut is the same."""
+    rng = random.Random(7)
+    cuts = []
+    network = Network()
+    network.add(8_000)
+    for question in range(8_000):
+        network.charge_low(question, rng.randrange(1, 50))
+        network.charge_high(question, rng.randrange(1, 50))
+        network.arc(question, rng.randrange(8_000 - 1), rng.randrange(1, 30))
+    for hidden in (set(), {"scipy"}):
+        monkeypatch.setattr(mincut, "find_spec", lambda name, hidden=hidden: None if name in hidden else object())
+        cuts.append(network.solve(small=0))
+    assert cuts[0].cost == cuts[1].cost
+    assert np.array_equal(cuts[0].low, cuts[1].low)

@@ -13,8 +13,7 @@ from strategies import random_model
 import onnxamp
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.bodies import with_body_ranges
-from onnxamp._numerics.ranges import measured_ranges
+from onnxamp._numerics.ranges import measured_ranges, with_body_ranges
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run

@@ -9,6 +9,7 @@ from every import every
 from graphs.case import parse
 from judge_numbers import run_original
 from onnx import ModelProto
+from passes import passed
 from strategies import all_ops, random_model
 
 import onnxamp
@@ -19,7 +20,8 @@ from onnxamp._decide.rescaling import rows_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.weights import EXPONENTS, store_exponents, stored_exponents
 from onnxamp._options.levels import Rescaling
-from onnxamp._rewrite.rescale import rescale_graph
+from onnxamp._options.options import Options
+from onnxamp._rewrite import rescale
 
 LARGEST = 6
 """Exponents are drawn from -6 to 6."""
@@ -49,7 +51,7 @@ def check(model: ModelProto, feeds: dict[str, Any], rng: Random) -> int:
         return 0
     graph = Graph.of(model)
     rescaling = random_rescaling(graph, rng)
-    rescaled = rescale_graph(graph, rescaling)
+    rescaled = passed(rescale, graph, Options(rescaling=rescaling))
     found = run_original(rescaled.graph.model, feeds)
     assert found is not None
     if any("logarithms" in note for note in rescaled.notes):
@@ -83,7 +85,7 @@ def test_the_model_says_how_it_stores_values() -> None:
         rng = Random(number)
         generated = random_model(rng, size=8)
         graph = Graph.of(generated.model)
-        rescaled = rescale_graph(graph, random_rescaling(graph, rng))
+        rescaled = passed(rescale, graph, Options(rescaling=random_rescaling(graph, rng)))
         if any("logarithms" in note or "float32's range" in note for note in rescaled.notes):
             continue
         report = onnxamp.diff_models(

@@ -8,10 +8,12 @@ import pytest
 from judge_numbers import run_original
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from passes import passed
 
 from onnxamp._graph.graph import Graph
 from onnxamp._ops.exponents import exponent_rules
-from onnxamp._rewrite.rescale import rescale_graph
+from onnxamp._options.options import Options
+from onnxamp._rewrite import rescale
 
 from .test_rescale import random_rescaling, same_bits
 
@@ -137,7 +139,7 @@ def scaled_around(op: str, seed: int) -> int:
     assert expected is not None, op
     graph = Graph.of(model)
     rescaling = random_rescaling(graph, Random(seed))
-    rescaled = rescale_graph(graph, rescaling)
+    rescaled = passed(rescale, graph, Options(rescaling=rescaling))
     found = run_original(rescaled.graph.model, feeds)
     assert found is not None, op
     left = any("float32's range" in note for note in rescaled.notes)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_numbers import run_original
 from onnx import ModelProto, numpy_helper
+from passes import passed
 
 import onnxamp
 from onnxamp._decide.splits import find_splits
@@ -19,7 +20,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.external_data import has_data_file
 from onnxamp._options.levels import Rescaling, Unfit
 from onnxamp._options.options import Options
-from onnxamp._rewrite.split_k import split_graph
+from onnxamp._rewrite import split_k
 
 WEBGPU = Options("O3", target="webgpu")
 OPSETS = (9, 11, 12, 13, 17, 21)
@@ -74,7 +75,7 @@ def random_product(rng: Random) -> tuple[ModelProto, dict[str, np.ndarray]]:
 @given(st.integers(0, 10**6))
 def test_a_split_product_computes_what_it_did(seed: int) -> None:
     model, feeds = random_product(Random(seed))
-    split = split_graph(Graph.of(model), WEBGPU)
+    split = passed(split_k, Graph.of(model), WEBGPU)
     assert len(split.notes) == 1
     result = split.graph.model
     onnx.checker.check_model(result, full_check=True)
@@ -179,7 +180,7 @@ def test_a_weight_that_is_listed_as_an_input_keeps_its_dimensions() -> None:
 def test_what_is_declared_of_a_weight_goes_with_its_dimensions() -> None:
     model = product()
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("w", 1, (2048, 4)))
-    result = split_graph(Graph.of(model), WEBGPU).graph.model
+    result = passed(split_k, Graph.of(model), WEBGPU).graph.model
     assert not result.graph.value_info
     onnx.checker.check_model(result, full_check=True)
 
@@ -188,7 +189,7 @@ def test_weights_in_files_are_not_read(tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(product(), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
     kept = onnx.load(source, load_external_data=False)
-    split = split_graph(Graph.of(kept, tmp_path), WEBGPU).graph.model
+    split = passed(split_k, Graph.of(kept, tmp_path), WEBGPU).graph.model
     tensor = next(tensor for tensor in split.graph.initializer if tensor.name == "w")
     assert has_data_file(tensor)
     assert list(tensor.dims) == [8, 256, 4]

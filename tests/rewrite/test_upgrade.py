@@ -77,7 +77,7 @@ def test_deferred_weights_stay_deferred() -> None:
     model = parse("(float[2,3] x) => (float[2,4] y) { h = MatMul (x, w) y = Clip <min = 0.0> (h) }", opset=9, ir=4)
     weight = model.graph.initializer.add(name="w", data_type=1, dims=[3, 4], data_location=1)
     weight.external_data.add(key="location", value="nowhere.bin")
-    result = plan_upgrade(Graph.of(model), 13).apply().model
+    result = plan_upgrade(Graph.of(model), 13).result.model
     assert result.graph.initializer[0] == weight
 
 
@@ -136,6 +136,6 @@ def test_models_of_opset_6_compute_what_pytorch_computed(folder: Path) -> None:
     assert plan.obstacle is None
     weights = {tensor.name for tensor in model.graph.initializer}
     names = [entry.name for entry in model.graph.input if entry.name not in weights]
-    found = outputs(plan.apply().model, **dict(zip(names, stored(folder, "input"), strict=True)))
+    found = outputs(plan.result.model, **dict(zip(names, stored(folder, "input"), strict=True)))
     for one, other in zip(stored(folder, "output"), found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-5)

@@ -50,7 +50,7 @@ def agree(expected: list[Any], found: list[Any]) -> None:
 def upgraded(case: Case, opset: int) -> ModelProto:
     upgrade = plan_upgrade(Graph.of(case.model()), opset)
     assert upgrade.obstacle is None
-    newer = upgrade.apply().model
+    newer = upgrade.result.model
     onnx.shape_inference.infer_shapes(newer, check_type=True)
     assert newer.opset_import[0].version == opset
     return newer
@@ -86,7 +86,7 @@ def test_what_changes_in_meaning_is_not_upgraded(case: Case) -> None:
     assert upgrade.obstacle is not None
     assert (upgrade.obstacle.node, upgrade.obstacle.op, upgrade.obstacle.opset) == ("node", case.op, case.stops)
     assert upgrade.opset == case.stops - 1
-    assert upgrade.apply().book.opsets[""] == max(upgrade.opset, case.opset)
+    assert upgrade.result.book.opsets[""] == max(upgrade.opset, case.opset)
 
 
 def test_every_step_of_the_table_has_a_case() -> None:

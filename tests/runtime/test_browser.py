@@ -28,7 +28,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp import ArgumentError, BenchOptions, RuntimeFailure
 from onnxamp._runtime.browser.server import BUNDLE, TYPES, WEB, Server, find_web, pack, unpack
-from onnxamp._runtime.browser.session import CHROMIUM, Browser, Chromium, _start_page, open_browser, open_web
+from onnxamp._runtime.browser.session import CHROMIUM, Browser, Chromium, _start_page, open_browser
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import choose_provider, make_session
 
@@ -292,7 +292,7 @@ class TestRuns:
         kind = {"float32": "float"}.get(dtype, dtype)
         text = f"({kind}[N, 3] x, float z) => ({kind}[N, 3] y, float n) {{ y = Identity (x) n = Neg (z) }}"
         x = np.array([[0, 1, 2], [3, 4, 0]]).astype(dtype)
-        found = open_web(parse(text)).run({"x": x, "z": np.float32(2) * np.ones(())})
+        found = open_browser().open(parse(text)).run({"x": x, "z": np.float32(2) * np.ones(())})
         np.testing.assert_array_equal(found["y"], x, strict=True)
         assert found["n"] == -2
 
@@ -303,19 +303,19 @@ class TestRuns:
         path = tmp_path / "model.onnx"
         onnx.save(model, path, save_as_external_data=True, location="my weights.bin", size_threshold=0)
         x = np.eye(2, 64, dtype=np.float32)
-        np.testing.assert_array_equal(open_web(path).run({"x": x})["y"], weight[:2])
+        np.testing.assert_array_equal(open_browser().open(path).run({"x": x})["y"], weight[:2])
 
     def test_nothing_runs_on_the_cpu_as_a_whole(self) -> None:
         with pytest.raises(RuntimeFailure, match=r"onnxruntime-web 1\.\S+ runs nothing of the model on WebGPU"):
-            open_web(parse("(float[2, 2] x) => (float y) { y = Det (x) }"))
+            open_browser().open(parse("(float[2, 2] x) => (float y) { y = Det (x) }"))
 
     def test_failures_are_one_sentence(self) -> None:
         with pytest.raises(RuntimeFailure, match=r"^onnxruntime-web could not load the model: .*Strange.*\.$") as found:
-            open_web(parse("(float[2] x) => (float[2] y) { y = Strange (x) }"))
+            open_browser().open(parse("(float[2] x) => (float[2] y) { y = Strange (x) }"))
         assert "\n" not in str(found.value)
         with pytest.raises(RuntimeFailure, match="computes no bfloat16"):
-            open_web(parse("(bfloat16[2] x) => (bfloat16[2] y) { y = Neg (x) }"))
-        session = open_web(parse("(float[N, 2] x, float[M, 2] z) => (float[N, 2] y) { y = Add (x, z) }"))
+            open_browser().open(parse("(bfloat16[2] x) => (bfloat16[2] y) { y = Neg (x) }"))
+        session = open_browser().open(parse("(float[N, 2] x, float[M, 2] z) => (float[N, 2] y) { y = Add (x, z) }"))
         with pytest.raises(RuntimeFailure, match="needs the input 'z'"):
             session.run({"x": np.zeros((2, 2), np.float32)})
         with pytest.raises(RuntimeFailure, match=r"^onnxruntime-web could not run the model: [A-Z]"):
@@ -403,10 +403,10 @@ def test_an_adapter_without_float16_is_refused_for_float16_alone(tmp_path: Path)
     code = f"""
 import json
 from onnxamp import RuntimeFailure
-from onnxamp._runtime.browser.session import open_browser, open_web
-facts = [open_browser().name, open_browser().has_float16, str(open_web({str(tmp_path / "a.onnx")!r}).assigned)]
+from onnxamp._runtime.browser.session import open_browser
+facts = [open_browser().name, open_browser().has_float16, str(open_browser().open({str(tmp_path / "a.onnx")!r}).assigned)]
 try:
-    open_web({str(tmp_path / "b.onnx")!r})
+    open_browser().open({str(tmp_path / "b.onnx")!r})
 except RuntimeFailure as error:
     facts.append(str(error))
 print(json.dumps(facts))

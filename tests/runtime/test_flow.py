@@ -1,7 +1,6 @@
 """Running a model in pieces of any size gives, bit for bit, what one session gives."""
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -18,12 +17,10 @@ from onnxamp import convert_model
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.flow import fitted, flow_of, make_flow
+from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights
 from onnxamp._runtime.inputs import check_inputs
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Runner, ancestors, parts_of, start
 from onnxamp._runtime.session import make_session, run
-from onnxamp._runtime.shell import take_weights
-from onnxamp._runtime.side import ancestors, parts_of, start
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 BUDGETS = (0, 64, 2**40)
@@ -38,7 +35,7 @@ def in_pieces(model, feeds, budget, *, keep=2**40, base_dir=None, emulated=False
 def weights_fed(model, feeds, budget, *, emulated):
     """The outputs of the model in pieces that are fed all float weights, however small."""
     shell = take_weights(model, None, keep=0, large=1)
-    flow = flow_of(replace(shell, model=inline_functions(shell.model)), emulated=emulated)
+    flow = flow_of(shell._replace(model=inline_functions(shell.model)), emulated=emulated)
     return outputs_of(flow, model, feeds, budget)
 
 

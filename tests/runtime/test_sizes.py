@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import draws, footprint, random_inputs
+from onnxamp._runtime import draws, random_inputs
 from onnxamp._runtime.draws import free_bytes, peak_bytes
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
@@ -282,7 +282,7 @@ def test_free_memory_is_what_the_least_says(monkeypatch: pytest.MonkeyPatch, tmp
     limit, used = tmp_path / "limit", tmp_path / "used"
     limit.write_text("5000\n")
     used.write_text("2000\n")
-    monkeypatch.setattr(footprint, "_GROUPS", ((str(limit), str(used)),))
+    monkeypatch.setattr(draws, "_GROUPS", ((str(limit), str(used)),))
     assert free_bytes() == 3000
     limit.write_text("max\n")
     assert free_bytes() > 3000

@@ -12,7 +12,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._ops.signature import lookup
-from onnxamp._target.kernels import kernel_table, runs_on
+from onnxamp._target.kernels import Typed, kernel_table, runs_on
 
 FORMS = tomllib.loads((ROOT / "tests" / "exports.toml").read_text(encoding="utf-8"))["forms"]
 PLUGINS = {"CausalConvWithState", "LinearAttention", "NonMaxSuppression", "NonZero", "RoiAlign"}
@@ -39,7 +39,7 @@ def test_targets_take_what_exporters_write_of_floats(target: str) -> None:
         if port is None or form["op"] in FREE or "tensor(float16)" not in signature.params.get(port.type, ()):
             continue
         bound = {port.type: "tensor(float16)"}
-        if not runs_on(target, form["op"], signature, bound, node_of(form)):
+        if not runs_on(target, Typed(signature, bound, node_of(form))):
             refused.append((form["op"], form["opset"], form["inputs"], form["outputs"]))
     assert refused == []
 

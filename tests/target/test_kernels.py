@@ -10,8 +10,7 @@ from onnx import helper, parser
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, Format
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, lookup
-from onnxamp._target.freedom import Freedom, freedom
-from onnxamp._target.kernels import carries, kernel_table, runs_on
+from onnxamp._target.kernels import Freedom, Typed, carries, freedom, kernel_table, runs_on
 
 LOWS = pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 
@@ -58,7 +57,7 @@ def test_pins_and_implications_describe_what_is_legal(low: Format, provider: str
             for bound, node in itertools.product(bindings(provider, op, signature), nodes(op, signature)):
                 params = [param for param in able if bound[param] == FLOAT]
                 choices = list(itertools.product((False, True), repeat=len(params)))
-                legal = {c for c in choices if runs_on(provider, op, signature, mixed(bound, params, c, low), node)}
+                legal = {c for c in choices if runs_on(provider, Typed(signature, mixed(bound, params, c, low), node))}
                 if len(params) < 2 or not legal:
                     continue
                 tried += 1
@@ -66,7 +65,7 @@ def test_pins_and_implications_describe_what_is_legal(low: Format, provider: str
                 for one, other in itertools.combinations(legal, 2):
                     assert tuple(map(min, one, other)) in legal, (op, signature.since, bound)
                     assert tuple(map(max, one, other)) in legal, (op, signature.since, bound)
-                found = freedom(provider, op, signature, bound, params, low, node)
+                found = freedom(provider, Typed(signature, bound, node), params, low)
                 assert {c for c in choices if allows(found, params, c)} == legal, (op, signature.since, bound)
     assert tried > 20
 
@@ -91,7 +90,7 @@ def found(text: str, opset: int, low: Format, target: str = "cuda", **types: str
     used = {signature.param(port, i) for i, port in enumerate(signature.inputs[: len(node.input)])}
     bound = dict.fromkeys(used & signature.params.keys(), FLOAT) | types
     params = [param for param in sorted(bound) if bound[param] == FLOAT and low.tensor in signature.params[param]]
-    return freedom(target, node.op_type, signature, bound, params, low, node)
+    return freedom(target, Typed(signature, bound, node), params, low)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from onnxamp._model.model import Model
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import MaskedModel, converted_error, tuning_engine
+from onnxamp._tuning.runs import MaskedModel, Masking, converted_error, tuning_engine
 from onnxamp._tuning.space import exactly
 
 tune_model = partial(onnxamp.tune_model, allow_slower=True)
@@ -73,9 +73,8 @@ def test_a_mask_run_is_the_conversion(name: str, budget: int) -> None:
     engine, metric = tuning_engine("cpu", "webgpu"), make_metric("rel-l2", 1)
     space = space_of(model, target="webgpu", hazards=False, split_k=False)
     samples = as_samples([feeds], Model(model))
-    masked = MaskedModel(
-        Model(model), space.ports(), FLOAT16, samples, metric, budget, arithmetic=engine.arithmetic
-    )  # fmt: skip
+    how = Masking(space.ports(), FLOAT16, metric, budget, threads=0, arithmetic=engine.arithmetic, rounded={})
+    masked = MaskedModel(Model(model), samples, how)
     keys = {unit.key for unit in (*space.tunable, *space.followers)}
     assert masked.error(frozenset(), [0]) == 0
     for low in (frozenset(keys), frozenset(keys & {"pooled", "h", "b"})):

@@ -19,8 +19,7 @@ from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp._runtime.switch import node_key
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.engine_times import apportioned
-from onnxamp._tuning.fusions import find_fusions
-from onnxamp._tuning.space import SearchSpace, exactly
+from onnxamp._tuning.space import SearchSpace, exactly, find_fusions
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {
     [p] a = MatMul (x, w)  [q] c = Add (a, b)  [r] d = Relu (c)  [s] e = MatMul (d, w)  [t] y = Tanh (e)

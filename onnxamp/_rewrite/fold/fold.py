@@ -1,25 +1,30 @@
 """Folding a whole model: which folds there are, the opset that they need, and the model with them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, helper
 
+from onnxamp._decide.overrides import find_overrides
 from onnxamp._errors import OpsetError
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import WEIGHTS_ALONE, GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
+from onnxamp._graph.view import ABSENT, Origin, View
 from onnxamp._model.protos import copied
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.profiles import folded_first
 from onnxamp._ops.signature import lookup
+from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
-from onnxamp._rewrite.edits import WEIGHTS_ALONE
-from onnxamp._rewrite.fold.folds import Fold, NewWeight
+from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import KIND as BATCH_NORM
 from onnxamp._rewrite.fold.search import find_folds
+from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.upgrade import upgraded
-from onnxamp._target.kernels import float_types
+from onnxamp._target.kernels import float_types, takes_anywhere
 from onnxamp._target.targets import release, target_of, version_meant
 
 
@@ -31,20 +36,14 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
     going = _Going(view, folds)
     going.find_orphans()
     taken = view.all_names() - {view.values[value].name for value in going.weights}
-    names, graphs = NewNames(taken), scope_graphs(view, model)
-    made: dict[int, list[NodeProto]] = {}
+    editor = GraphEditor(view, model, NewNames(taken))
+    editor.remove(*going.nodes)
+    for value in going.weights:
+        editor.drop_weight(value)
     for fold in folds:
-        made[_place(fold)] = _new_nodes(
-            view, fold, names, graphs, listed=model.ir_version < WEIGHTS_ALONE
-        )
-    scopes = {view.nodes[index].scope for index in going.nodes} | {
-        view.values[value].scope for value in going.weights
-    }
-    scopes |= {view.nodes[place].scope for place in made}
-    for index in sorted(
-        scopes, reverse=True
-    ):  # bodies first: rebuilding a node list copies its nodes
-        _rebuild(view, index, graphs[index], going, made)
+        place = _place(fold)
+        editor.insert(view.nodes[place].scope, place, *_new_nodes(view, fold, editor))
+    editor.finish()
 
 
 def _place(fold: Fold) -> int:
@@ -100,9 +99,7 @@ class _Going:
         )
 
 
-def _new_nodes(
-    view: View, fold: Fold, names: NewNames, graphs: Sequence[GraphProto], *, listed: bool
-) -> list[NodeProto]:
+def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
     """The new node, with Constants before it where weights must not come without a graph input."""
     last, place, nodes = view.nodes[fold.last], view.nodes[_place(fold)], []
     inputs = []
@@ -110,12 +107,13 @@ def _new_nodes(
         if isinstance(item, int):
             inputs.append(view.values[item].name)
             continue
-        tensor = _named(item, names)
+        tensor = item.make()
+        tensor.name = editor.names.fresh(item.base)
         inputs.append(tensor.name)
-        if listed:
+        if editor.model.ir_version < WEIGHTS_ALONE:
             nodes.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
         else:
-            graphs[place.scope].initializer.append(tensor)
+            editor.add_weight(place.scope, tensor)
     made = NodeProto()
     if fold.first != ABSENT:
         made.CopyFrom(view.nodes[fold.first].proto)
@@ -129,58 +127,6 @@ def _new_nodes(
     made.input.extend(inputs)
     made.output.append(last.proto.output[0])
     return [*nodes, made]
-
-
-def _named(weight: NewWeight, names: NewNames) -> TensorProto:
-    tensor = weight.make()
-    tensor.name = names.fresh(weight.base)
-    return tensor
-
-
-def _rebuild(
-    view: View, scope: int, graph: GraphProto, going: _Going, made: dict[int, list[NodeProto]]
-) -> None:
-    """One graph without what goes, and with what comes in its place."""
-    first = view.scopes[scope].nodes.start
-    rebuilt = GraphProto()
-    rebuilt.node.extend(_in_order(list(graph.node), first, going, made))
-    kept_outputs = {name for node in rebuilt.node for name in node.output}
-    gone = {
-        name
-        for index in view.scopes[scope].nodes
-        if index in going.nodes
-        for name in view.nodes[index].proto.output
-        if name not in kept_outputs
-    }
-    rebuilt.value_info.extend(entry for entry in graph.value_info if entry.name not in gone)
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(rebuilt.node)
-    graph.value_info.extend(rebuilt.value_info)
-    count = len(view.scopes[scope].proto.initializer)
-    for position in reversed(range(count)):
-        if (
-            view.scopes[scope].names[view.scopes[scope].proto.initializer[position].name]
-            in going.weights
-        ):
-            del graph.initializer[position]
-
-
-def _in_order(
-    protos: list[NodeProto], first: int, going: _Going, made: dict[int, list[NodeProto]]
-) -> Iterator[NodeProto]:
-    for index, proto in enumerate(protos, first):
-        yield from made.get(index, ())
-        if index not in going.nodes:
-            yield proto
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A folded graph, and a sentence for each thing that was done (``notes``) or could not be done (``refused``)."""
-
-    graph: Graph
-    notes: tuple[str, ...]
-    refused: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +164,41 @@ def output_of(graph: Graph, fold: Fold) -> str:
     return graph.nodes[fold.last].proto.output[0]
 
 
-def fold_graph(graph: Graph, options: Options, selection: Selection) -> Folded:
-    """Fold decomposed patterns into the standard ops that they are; the same graph where there is nothing to fold.
+def selected(graph: Graph, options: Options) -> Selection:
+    """The folds that are made before anything is decided."""
+    if options.folds:
+        return Selection(every=True)
+    kinds = _folded_first(options)
+    spared = frozenset(find_overrides(graph, options).of_node) if kinds else frozenset[int]()
+    outputs = frozenset(options.folded) if options.may_fold else frozenset[str]()
+    return Selection(kinds=kinds, spared=spared, outputs=outputs)
+
+
+def _folded_first(options: Options) -> frozenset[str]:
+    """Kinds of folds to make where nobody asks for all or for none: those that the target asks for, and those of ops
+    that would part from what they follow, since the target has no low-precision kernel for them alone.
+    """
+    if options.level == Level.O0 or options.fold is False or not options.folds_batch_norm:
+        return frozenset()
+    facts, able = op_facts(), partial(takes_anywhere, options.target, type_name=options.low.tensor)
+    parts = any(map(able, facts.folds_into)) and not any(map(able, facts.folded))
+    return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
+
+
+def applies(draft: Draft, options: Options) -> bool:
+    """Whether there may be something to fold."""
+    return bool(selected(draft.graph, options))
+
+
+def apply(draft: Draft, options: Options) -> Passed:
+    """Fold decomposed patterns into the standard ops that they are; the same draft where there is nothing to fold.
 
     The model is upgraded where an op needs it, as far as ``options.opset`` allows and the target loads it.
-
-    Args:
-        graph, options: of the conversion.
-        selection: which folds to make.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
+    graph, selection = draft.graph, selected(draft.graph, options)
     current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
     possible = [
@@ -250,12 +219,14 @@ def fold_graph(graph: Graph, options: Options, selection: Selection) -> Folded:
     late = [fold for fold in folds if fold.opset > reached]
     if late:
         refused.append(_why_late(graph, late, target, ceiling))
-    if not ready:
-        return Folded(graph, tuple(notes), tuple(refused))
-    result = copied(graph.model)
-    apply_folds(graph, ready, result)
-    folded = Graph.of(result, graph.folder)
-    return Folded(folded, (*notes, f"Folded {told(ready)}."), tuple(refused))
+    result = draft if graph is draft.graph else Draft.of(graph)
+    if ready:
+        model = copied(graph.model)
+        apply_folds(graph, ready, model)
+        result = Draft(model, graph.folder)
+        notes.append(f"Folded {told(ready)}.")
+    requested = options.folds and result is not draft
+    return Passed(result, tuple(notes), requested, tuple(refused))
 
 
 def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:

@@ -14,9 +14,10 @@ import onnx.defs
 from onnx import NodeProto, TensorProto, helper
 from onnx.defs import OpSchema
 
+from onnxamp._graph.editor import set_attribute
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.targets import read_table
-from onnxamp._rewrite.upgrade.writer import Site, StuckError, set_attribute, take_attribute
+from onnxamp._rewrite.upgrade.writer import Site, StuckError, take_attribute
 
 Rule = Callable[[NodeProto, Site], list[NodeProto]]
 
@@ -112,7 +113,7 @@ def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
             )
         if min(scales) < 1:
             set_attribute(proto, "nearest_mode", "ceil")
-    empty = site.writer.constant(np.zeros(0, np.float32), site.named("roi"))
+    empty = site.editor.constant(np.zeros(0, np.float32), site.named("roi"))
     proto.input[:] = [proto.input[0], empty, proto.input[1]]
     return [proto]
 
@@ -192,7 +193,7 @@ def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
         column, table, every = (
             site.fresh(f"{name}/{part}") for part in ("column", "table", "channels")
         )
-        read, to = proto.input[position], site.writer.ints
+        read, to = proto.input[position], site.editor.ints
         nodes += [
             helper.make_node(
                 "Reshape",

@@ -1,26 +1,21 @@
 """Upgrades of whole models to newer opsets."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._errors import OpsetError
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._ops.facts import attribute
-from onnxamp._rewrite.edits import add_constants, place_nodes
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.rules import RULES, MovedAttribute, Step, is_silent, steps_of
-from onnxamp._rewrite.upgrade.writer import (
-    Site,
-    StuckError,
-    Writer,
-    drop_attributes,
-    set_attribute,
-    take_attribute,
-)
+from onnxamp._rewrite.upgrade.writer import Site, StuckError, take_attribute
 
 
 class StuckAtError(Exception):
@@ -126,11 +121,11 @@ def _move(moved: MovedAttribute, step: Step, proto: NodeProto, site: Site) -> No
 def _constant(moved: MovedAttribute, value: Any, proto: NodeProto, site: Site) -> str:
     base = site.named(moved.attribute)
     if moved.form == "ints":
-        return site.writer.ints(value if isinstance(value, (list, tuple)) else [value], base)
+        return site.editor.ints(value if isinstance(value, (list, tuple)) else [value], base)
     if moved.form == "int":
-        return site.writer.ints(value, base)
+        return site.editor.ints(value, base)
     elem = site.elem_of(proto.input[0]) if moved.form == "like" else TensorProto.FLOAT
-    return site.writer.constant(np.asarray(value, np.float32), base, elem)
+    return site.editor.constant(np.asarray(value, np.float32), base, elem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +141,7 @@ class Obstacle:
         return f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Upgrade:
     """How far a graph can be upgraded, and what that takes.
 
@@ -154,29 +149,25 @@ class Upgrade:
         graph: the graph as it is.
         opset: what its nodes can reach, up to what was asked for.
         obstacle: what keeps them from more.
-        nodes: node -> the nodes that stand in its place.
+        editor: has noted the nodes that change; None if none does.
     """
 
     graph: Graph
     opset: int
     obstacle: Obstacle | None
-    nodes: dict[int, list[NodeProto]]
-    writer: Writer
+    editor: GraphEditor | None = None
 
-    def apply(self) -> Graph:
+    @cached_property
+    def result(self) -> Graph:
         """The graph of a copy of the model at the newer opset; the same graph if that is the one it has."""
-        if self.opset == self.graph.book.opsets[""]:
+        if self.editor is None:
             return self.graph
-        model = copied(self.graph.model)
-        place_nodes(self.graph, model, self.nodes)
+        model = self.editor.finish()
         self._declare(model)
         return Graph.of(model, self.graph.folder)
 
     def _declare(self, model: ModelProto) -> None:
-        """Add the constants that are read, and write the opset."""
-        read = {name for nodes in self.nodes.values() for node in nodes for name in node.input}
-        tensors = [tensor for tensor in self.writer.constants.values() if tensor.name in read]
-        add_constants(model, tensors)
+        """Write the opset."""
         sets = [model.opset_import, *(function.opset_import for function in model.functions)]
         for entry in (
             entry for entries in sets for entry in entries if default_domain(entry.domain) == ""
@@ -193,24 +184,16 @@ def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
     """
     current, obstacle = graph.book.opsets[""], None
     while opset > current:
-        found, upgrade = _attempt(graph, current, opset)
+        editor = GraphEditor(graph)
+        found = _attempt(graph, current, opset, editor)
         if found is None:
-            return Upgrade(graph, opset, obstacle, upgrade.nodes, upgrade.writer)
+            return Upgrade(graph, opset, obstacle, editor)
         obstacle, opset = found, found.opset - 1
-    return Upgrade(graph, current, obstacle, {}, Writer(NewNames(set())))
+    return Upgrade(graph, current, obstacle)
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """The nodes that an upgrade replaces, by index, and what writes the new ones."""
-
-    writer: Writer
-    nodes: dict[int, list[NodeProto]] = field(default_factory=dict)
-
-
-def _attempt(graph: Graph, current: int, opset: int) -> tuple[Obstacle | None, _Attempt]:
-    """What an upgrade takes, or the obstacle that is met first on the way."""
-    attempt = _Attempt(Writer(NewNames(graph.all_names())))
+def _attempt(graph: Graph, current: int, opset: int, editor: GraphEditor) -> Obstacle | None:
+    """Note what an upgrade changes, and return the obstacle that is met first on the way."""
     found = _function_obstacles(graph.model, opset)
     for key, indices in graph.by_key.items():
         if "::" in key or is_silent(key, current, opset):
@@ -219,12 +202,12 @@ def _attempt(graph: Graph, current: int, opset: int) -> tuple[Obstacle | None, _
             if node.signature is None:
                 continue
             try:
-                attempt.nodes[node.index] = upgraded_nodes(
-                    Site(graph, node, attempt.writer), current, opset
-                )
+                nodes = upgraded_nodes(Site(graph, node, editor), current, opset)
             except StuckAtError as stuck:
                 found.append(Obstacle(stuck.version, node.label, key, str(stuck)))
-    return min(found, key=lambda obstacle: obstacle.opset, default=None), attempt
+            else:
+                editor.replace(node.index, nodes)
+    return min(found, key=lambda obstacle: obstacle.opset, default=None)
 
 
 def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
@@ -257,4 +240,24 @@ def upgraded(graph: Graph, opset: int) -> Graph:
             else " Leave the opset out, or pass keep."
         )
         raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.{advice}")
-    return plan.apply()
+    return plan.result
+
+
+def applies(_: Draft, options: Options) -> bool:
+    """Whether the user asks for an opset."""
+    return isinstance(options.opset, int)
+
+
+def apply(draft: Draft, options: Options) -> Passed:
+    """Upgrade a model to the opset that the user asks for, if its own is older.
+
+    Raises:
+        OpsetError: a node cannot follow.
+    """
+    assert isinstance(options.opset, int)
+    graph, opset = draft.graph, options.opset
+    result, current = upgraded(graph, opset), graph.book.opsets[""]
+    if result is graph:
+        note = f"The model already has opset {current}; --opset {opset} changes nothing."
+        return Passed(draft, (note,))
+    return Passed(Draft.of(result), (f"Upgraded from opset {current} to {opset}.",), requested=True)

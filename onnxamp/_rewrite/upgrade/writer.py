@@ -1,16 +1,14 @@
-"""What rewrites of nodes share: names, small constants, and what is known of the node in the old model."""
+"""What rewrites of single nodes share: what is known of the node in the old model, and names for what is new."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto
 
 from onnxamp._dtypes import ELEM_NUMBERS, element_name
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor, drop_attributes
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
@@ -25,36 +23,13 @@ class StuckError(Exception):
     """A node cannot take a step; the text ends a sentence."""
 
 
-@dataclass(slots=True)
-class Writer:
-    """Constants and names for new nodes. Equal constants are written once, in the main graph, which bodies see."""
-
-    names: NewNames
-    constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = field(default_factory=dict)
-
-    def constant(self, array: NDArray[Any], base: str, elem: int | None = None) -> str:
-        """The name of a constant, ``base`` if it is new; ``elem`` is its element type if it is not the array's."""
-        tensor = numpy_helper.from_array(np.asarray(array))
-        if elem is not None and elem != tensor.data_type:
-            tensor = helper.make_tensor("", elem, array.shape, array.reshape(-1).tolist())
-        key = tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes()
-        if key not in self.constants:
-            tensor.name = self.names.fresh(base)
-            self.constants[key] = tensor
-        return self.constants[key].name
-
-    def ints(self, numbers: Any, base: str) -> str:
-        """The name of an int64 constant of the shape of ``numbers``."""
-        return self.constant(np.asarray(numbers, np.int64), base)
-
-
 @dataclass(frozen=True, slots=True)
 class Site:
     """A node of the old model that is rewritten, for which new constants and values are named."""
 
     graph: Graph
     node: Node
-    writer: Writer
+    editor: GraphEditor
     values: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +46,7 @@ class Site:
 
     def fresh(self, what: str) -> str:
         """A new name for a node or value that belongs to the node."""
-        return self.writer.names.fresh(self.named(what))
+        return self.editor.names.fresh(self.named(what))
 
     def type_of(self, name: str) -> str | None:
         """The type of a value that the node reads or makes; None if it is not known."""
@@ -111,22 +86,6 @@ class Site:
         if kind is None:
             raise StuckError(f"the type of {name!r} is unknown")
         return ELEM_NUMBERS[element_name(kind)]
-
-
-def set_attribute(proto: NodeProto, name: str, value: Any) -> None:
-    """Give a node an attribute, in place of one of that name."""
-    drop_attributes(proto, (name,))
-    proto.attribute.append(helper.make_attribute(name, value))
-
-
-def drop_attributes(proto: NodeProto, names: Any) -> None:
-    """Remove attributes of a node."""
-    kept = [item for item in proto.attribute if item.name not in names]
-    if len(kept) < len(proto.attribute):
-        rebuilt = NodeProto()
-        rebuilt.attribute.extend(kept)
-        del proto.attribute[:]
-        proto.attribute.extend(rebuilt.attribute)
 
 
 def take_attribute(proto: NodeProto, name: str, default: Any = None) -> Any:

@@ -291,12 +291,14 @@ class Browser:
                 raise RuntimeFailure(f"Chromium did not answer within {seconds:.0f} s ({what}).")
         return answer
 
-    def open(self, model: ModelProto | str | PathLike[str], lowest: str) -> "WebSession":
-        """A session; ``lowest`` is the lowest float type of the model.
+    def open(self, model: ModelProto | str | PathLike[str]) -> "WebSession":
+        """A session.
 
         Raises:
             RuntimeFailure: the model does not load, or not on WebGPU.
         """
+        proto = model if isinstance(model, ModelProto) else load_model(as_path(model))
+        lowest = lowest_precision(Graph.of(proto).types)
         if lowest == "bfloat16":
             raise RuntimeFailure(
                 "onnxruntime-web computes no bfloat16: --dtype float16 converts for browsers."
@@ -323,16 +325,6 @@ def open_browser() -> Browser:
     browser = Browser()
     at_end(browser.end)
     return browser
-
-
-def open_web(model: ModelProto | str | PathLike[str]) -> "WebSession":
-    """A session in the browser of this process.
-
-    Raises:
-        As :meth:`Browser.open`, and if the browser cannot be used.
-    """
-    proto = model if isinstance(model, ModelProto) else load_model(as_path(model))
-    return open_browser().open(model, lowest_precision(Graph.of(proto).types))
 
 
 class WebSession:

@@ -1,0 +1,54 @@
+"""The pass that makes plain weights of initializers that are graph inputs as well."""
+
+from math import prod
+from typing import Final
+
+from onnx import ModelProto, TensorProto
+
+from onnxamp._dtypes import LOW_ELEMS
+from onnxamp._graph.editor import WEIGHTS_ALONE
+from onnxamp._model.protos import copy_without
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
+
+_FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
+
+
+def applies(draft: Draft, options: Options) -> bool:
+    """Whether defaults are to be frozen: if nobody asks, only where every float initializer is a graph input.
+
+    That is an exporter's habit, not a caller's wish. Scalars alone may well be settings.
+    """
+    asked, model = options.freeze_defaults, draft.proto
+    if asked is False or (not asked and options.level == Level.O0):
+        return False
+    if model.ir_version < WEIGHTS_ALONE:  # all are listed there, and none can be overridden
+        return False
+    listed = _listed(model)
+    if asked or not listed:
+        return bool(listed)
+    floats = [tensor for tensor in model.graph.initializer if tensor.data_type in _FLOATS]
+    is_habit = all(tensor.name in listed for tensor in floats)
+    return is_habit and any(prod(tensor.dims) > 1 for tensor in floats)
+
+
+def _listed(model: ModelProto) -> frozenset[str]:
+    """Initializers that are graph inputs as well."""
+    inputs = {entry.name for entry in model.graph.input}
+    return frozenset(tensor.name for tensor in model.graph.initializer if tensor.name in inputs)
+
+
+def apply(draft: Draft, options: Options) -> Passed:
+    """Take the weights out of the graph's inputs."""
+    model, frozen = draft.proto, _listed(draft.proto)
+    result = copy_without(model, "input")
+    result.graph.input.extend(entry for entry in model.graph.input if entry.name not in frozen)
+    if len(frozen) == 1:
+        note = "1 initializer was a graph input as well, and is only a weight now."
+    else:
+        count = f"{len(frozen):,} initializers"
+        note = f"{count} were graph inputs as well, and are only weights now."
+    if not options.freeze_defaults:
+        note += " To let callers override them as before, pass --keep-overridable."
+    return Passed(Draft(result, draft.folder), (note,))

@@ -1,0 +1,14 @@
+"""One pass alone, on a graph."""
+
+from types import ModuleType
+
+from onnxamp._graph.graph import Graph
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
+
+
+def passed(step: ModuleType, graph: Graph, options: Options) -> Passed:
+    """What a pass makes of a graph, which may be nothing new."""
+    draft = Draft.of(graph)
+    result: Passed = step.apply(draft, options) if step.applies(draft, options) else Passed(draft)
+    return result
