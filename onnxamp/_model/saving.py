@@ -51,50 +51,6 @@ _PIECE: Final = 1 << 26
 """Bytes that are copied at a time."""
 
 
-def rename_data(path: Path, identity: str, names: Mapping[str, str], main: bytes) -> bool:
-    """Give the data files of a result other names, and put a model in its place that refers to these.
-
-    The data are copied, which costs neither time nor room where the file system can share them. Nothing is done where a
-    name is taken, or the result was replaced meanwhile.
-
-    Args:
-        path: the result.
-        identity: of the result; see :meth:`Stage.identity`.
-        names: name of a data file beside the result -> its new name.
-        main: the model that refers to the new names.
-
-    Returns:
-        Whether the names are as wished.
-
-    Raises:
-        OSError: something cannot be written. The result stays as it was.
-    """
-    beside, wanted = path.parent, list(names.values())
-
-    def published() -> list[Path]:
-        if identity_of(path) != identity or stage.publish(wanted) != wanted:
-            raise _SupersededError
-        return [beside / name for name in names]
-
-    if any((beside / name).exists() for name in wanted):
-        return False
-    try:
-        with staging(path) as stage:
-            if not stage.has_links():  # there every data file has the token in its name
-                return False
-            for old, new in names.items():
-                _copy(beside / old, stage.data / new)
-            stage.main.write_bytes(main)
-            stage.commit(published)
-    except (_SupersededError, FileNotFoundError):
-        return False
-    return True
-
-
-class _SupersededError(Exception):
-    """Another process replaced the result, or took a name."""
-
-
 def _copy(source: Path, target: Path) -> None:
     """Copy a file, within the file system if that can."""
     with source.open("rb") as read, target.open("wb") as written:
@@ -218,17 +174,45 @@ def _renamed(
     places: Sequence[StringStringEntryProto],
     names: Mapping[str, str],
 ) -> bool:
-    """Whether the data files of a result have new names now; ``places`` are where the model refers to them."""
+    """Give the data files of a result other names, and put a model in its place that refers to these.
+
+    The data are copied, which costs neither time nor room where the file system can share them.
+
+    Args:
+        model: what was written; it refers to the new names afterwards, if it is renamed.
+        path: the result.
+        identity: of the result; see :meth:`Stage.identity`.
+        places: where the model refers to its data files.
+        names: name of a data file beside the result -> its new name.
+
+    Returns:
+        Whether the names are as wished. The result is whole as it was where a name is taken, the result was replaced
+        meanwhile, or something cannot be written.
+    """
+    beside, wanted = path.parent, list(names.values())
+
+    def published() -> list[Path]:
+        if identity_of(path) != identity or stage.publish(wanted) != wanted:
+            raise FileExistsError
+        return [beside / name for name in names]
+
+    _refer(places, names)
+    with suppress(OSError), staging(path) as stage:
+        # Without links every data file has the token in its name.
+        if stage.has_links() and not any((beside / name).exists() for name in wanted):
+            for old, new in names.items():
+                _copy(beside / old, stage.data / new)
+            stage.main.write_bytes(model.SerializeToString())
+            stage.commit(published)
+            return True
+    _refer(places, {new: old for old, new in names.items()})
+    return False
+
+
+def _refer(places: Sequence[StringStringEntryProto], names: Mapping[str, str]) -> None:
+    """Let a model refer to data files by other names."""
     for item in places:
         item.value = names[item.value]
-    renamed = False
-    with suppress(OSError):  # the disk is full, say: the result is whole as it is
-        renamed = rename_data(path, identity, names, model.SerializeToString())
-    if not renamed:
-        before = {new: old for old, new in names.items()}
-        for item in places:
-            item.value = before[item.value]
-    return renamed
 
 
 def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
