@@ -26,7 +26,6 @@ from onnxamp._cli.options import (
     check_dims,
     conversion_options,
     cure_options,
-    in_place_option,
     level_option,
     metric_option,
     model_argument,
@@ -34,13 +33,12 @@ from onnxamp._cli.options import (
     output_options,
     place_of,
     place_options,
-    preset_options,
+    result_options,
     run_options,
     run_options_of,
     sampling_arguments,
     sink_of,
     state_option,
-    target_option,
     unlike_target,
 )
 from onnxamp._convert.misspelt import refuse
@@ -66,8 +64,7 @@ if TYPE_CHECKING:
 
 @new_command("convert")
 @model_argument
-@target_option
-@in_place_option
+@result_options
 @level_option("How much to convert to low precision.", get_args(LevelName))
 @click.option(
     "--tolerance",
@@ -95,7 +92,6 @@ if TYPE_CHECKING:
     more=", or measured",
 )
 @output_options
-@preset_options
 def command(given: Given) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 

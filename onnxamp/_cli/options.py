@@ -44,18 +44,6 @@ FORMATS: Final = ("line", "table", "json")
 model_argument: Final = click.argument("model", type=FILE)
 
 
-target_option: Final = click.option(
-    "-o",
-    "--output",
-    type=OutputPath(path_type=Path, readable=False),
-    help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
-)
-
-in_place_option: Final = click.option(
-    "--in-place", is_flag=True, help="Let the result replace MODEL itself."
-)
-
-
 def option_group(*options: Decorator) -> Decorator:
     """One decorator that adds several options, listed by ``--help`` in this order."""
 
@@ -65,6 +53,18 @@ def option_group(*options: Decorator) -> Decorator:
         return function
 
     return decorate
+
+
+result_options: Final = option_group(
+    click.option(
+        "-o",
+        "--output",
+        type=OutputPath(path_type=Path, readable=False),
+        help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
+    ),
+    click.option("--in-place", is_flag=True, help="Let the result replace MODEL itself."),
+)
+"""The options that say where a converted model goes."""
 
 
 def _bytes(value: str) -> int:
@@ -153,9 +153,9 @@ def budget_option(default: int, text: str) -> Decorator:
     )
 
 
-def level_option(text: str, levels: Iterable[str], default: str | None = "O2") -> Decorator:
+def level_option(text: str, levels: Iterable[str]) -> Decorator:
     """The option that names a level."""
-    return click.option("--level", type=LevelChoice(levels), default=default, help=text)
+    return click.option("--level", type=LevelChoice(levels), default="O2", help=text)
 
 
 def _provider(text: str) -> "Provider | None":
@@ -358,6 +358,15 @@ def report_options(
     )
 
 
+_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = read_table("presets")
+
+
+def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> None:
+    """Make the options of a preset the defaults; it is read before the others."""
+    if preset is not None:
+        context.default_map = {**(context.default_map or {}), **_PRESETS[preset]["options"]}
+
+
 output_options: Final = option_group(
     click.option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
     click.option(
@@ -373,6 +382,21 @@ output_options: Final = option_group(
         help="Split the data file into files of about this size (2GB, 500MB).",
     ),
     report_options("report", "verdict", html=True),
+    click.option(
+        "--preset",
+        type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
+        is_eager=True,
+        expose_value=False,
+        callback=_apply,
+        help="Options for other software; those that are given replace them. transformers.js: "
+        + _PRESETS["transformers.js"]["summary"]
+        + ".",
+    ),
+    click.option(
+        "--data-names",
+        type=click.Choice(list(_PRESETS)),
+        help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js.",
+    ),
 )
 """The options of commands that write a converted model."""
 
@@ -468,31 +492,3 @@ def run_options_of(given: Given, report: Report = silent) -> RunOptions:
         report=report,
         budget=getattr(given, "budget", BUDGET),
     )
-
-
-_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = read_table("presets")
-
-
-def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> None:
-    """Make the options of a preset the defaults; it is read before the others."""
-    if preset is not None:
-        context.default_map = {**(context.default_map or {}), **_PRESETS[preset]["options"]}
-
-
-preset_options: Final = option_group(
-    click.option(
-        "--preset",
-        type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
-        is_eager=True,
-        expose_value=False,
-        callback=_apply,
-        help="Options for other software; those that are given replace them. transformers.js: "
-        + _PRESETS["transformers.js"]["summary"]
-        + ".",
-    ),
-    click.option(
-        "--data-names",
-        type=click.Choice(list(_PRESETS)),
-        help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js.",
-    ),
-)

@@ -23,17 +23,15 @@ from onnxamp._cli.options import (
     accept_option,
     budget_option,
     conversion_options,
-    in_place_option,
     model_argument,
     options_of,
     output_options,
     place_options,
-    preset_options,
+    result_options,
     run_options,
     run_options_of,
     sink_of,
     state_option,
-    target_option,
     unlike_target,
 )
 from onnxamp._errors import ArgumentError
@@ -63,8 +61,7 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 
 @new_command("tune")
 @model_argument
-@target_option
-@in_place_option
+@result_options
 @click.option(
     "--tolerance",
     type=float,
@@ -123,7 +120,6 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     help="Choose as much low precision as possible, even if it is slower than float32.",
 )
 @output_options
-@preset_options
 def command(given: Given) -> None:
     """Convert as much of MODEL to low precision as its measured accuracy allows.
 
