@@ -36,7 +36,7 @@ from onnxamp._model.data_files import (
     referring_models,
 )
 from onnxamp._model.external_data import data_location, external_tensor, forget_location
-from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.protos import DATA_FIELDS, stored_bytes, tensors_of
 from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._model.staging import Stage, identity_of, remote_staging, staging
@@ -65,15 +65,6 @@ def _copy(source: Path, target: Path) -> None:
 
 _TOKEN: Final = 16
 """Length of the random bytes that, with a number, stand for the data of a weight until they are written."""
-_DATA_FIELDS: Final = (
-    "raw_data",
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-    "external_data",
-)
 
 
 class Saved(NamedTuple):
@@ -291,7 +282,7 @@ def _write_data(
     )
     for tensor, blob in blobs:
         number, offset = places[blob]
-        for name in _DATA_FIELDS:
+        for name in (*DATA_FIELDS, "raw_data", "external_data"):
             tensor.ClearField(name)
         tensor.MergeFrom(external_tensor(names[number], offset, blob.size))
     return names

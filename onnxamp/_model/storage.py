@@ -7,7 +7,7 @@ their bytes are read when somebody needs them.
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -104,15 +104,14 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
         )
     if status.st_size >= MESSAGE_LIMIT:
         raise ValueError(f"it has {status.st_size} bytes, and protobuf ends at 2 GiB")
-    if is_remote(path):
-        stamp = FileStamp.of(status)
-        return _without_weights(
-            path, None, stamp
-        ) if stamp.size >= _READ_WHOLE else path.read_bytes(), stamp
-    with path.open("rb") as file:
-        stamp = FileStamp.of(os.fstat(file.fileno()))
-        data = _without_weights(path, file, stamp) if stamp.size >= _READ_WHOLE else file.read()
-        check_opened(file, path, stamp)
+    with nullcontext() if is_remote(path) else path.open("rb") as file:
+        stamp = FileStamp.of(status if file is None else os.fstat(file.fileno()))
+        if stamp.size >= _READ_WHOLE:
+            data = _without_weights(path, file, stamp)
+        else:
+            data = path.read_bytes() if file is None else file.read()
+        if file is not None:
+            check_opened(file, path, stamp)
     return data, stamp
 
 

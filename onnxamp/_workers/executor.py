@@ -16,7 +16,7 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -282,18 +282,15 @@ class Once(Generic[P, T]):
     def __init__(self, function: Callable[P, T]) -> None:
         self.__doc__: str | None = function.__doc__
         self._turn: Final = RLock()
-        self._function: Final = function
-        self._results: Final = dict[Any, T]()
+        self._cached: Final[Any] = cache(function)
 
     def __call__(self, *args: P.args, **keywords: P.kwargs) -> T:
         """What the function returned for these arguments."""
-        key = args, tuple(sorted(keywords.items()))
         with self._turn:
-            if key not in self._results:
-                self._results[key] = self._function(*args, **keywords)
-            return self._results[key]
+            result: T = self._cached(*args, **keywords)
+        return result
 
     def cache_clear(self) -> None:
         """Forget all results."""
         with self._turn:
-            self._results.clear()
+            self._cached.cache_clear()
