@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._job.folder import Row
+from onnxamp._model.sources import stamp_now
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._state import state
 from onnxamp._state.state import Part, from_data
@@ -124,8 +125,5 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+    now = stamp_now(path)
+    return None if now is None else (now.size, now.modified)

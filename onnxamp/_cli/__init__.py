@@ -75,7 +75,11 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(package_name="onnxamp")
 def group() -> None:

@@ -1,17 +1,14 @@
 """``onnxamp bench``."""
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._cli.common import FILE, new_command, show
+from onnxamp._cli.common import FILE, Given, new_command, show
 from onnxamp._cli.options import (
     custom_ops_option,
     given_samples,
-    provider_of,
     report_options,
     run_options,
 )
@@ -19,11 +16,11 @@ from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 
 
-def _batches(_: click.Context, parameter: click.Parameter, text: str) -> list[int]:
+def _batches(text: str) -> list[int]:
     """``1,8,32`` as numbers."""
-    parts = [part.strip() for part in text.split(",")] if text else []
+    parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{text!r} is not of the form N,N,...", param=parameter)
+        raise click.BadParameter(f"{text!r} is not of the form N,N,...")
     return [int(part) for part in parts]
 
 
@@ -33,8 +30,7 @@ def _batches(_: click.Context, parameter: click.Parameter, text: str) -> list[in
     "--batch",
     "batches",
     metavar="N[,N...]",
-    default="",
-    callback=_batches,
+    type=_batches,
     help="Batch sizes [the model's own].",
 )
 @custom_ops_option
@@ -43,13 +39,11 @@ def _batches(_: click.Context, parameter: click.Parameter, text: str) -> list[in
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=2.0,
-    show_default=True,
     help="How long to time each model at each batch size.",
 )
 @click.option(
     "--tf32/--no-tf32",
     default=True,
-    show_default=True,
     help="CUDA: allow TF32 in float32 matrix products and convolutions.",
 )
 @click.option("--nhwc", is_flag=True, help="CUDA: run convolutions in NHWC layout (prefer_nhwc).")
@@ -58,37 +52,37 @@ def _batches(_: click.Context, parameter: click.Parameter, text: str) -> list[in
     "--threads",
     type=click.IntRange(0),
     default=0,
+    show_default=False,
     help="CPU: threads per op [ONNX Runtime's default].",
 )
 @click.option(
     "--no-profile", is_flag=True, help="Measure latency only: no op times, memory use or causes."
 )
 @report_options("benchmark", "op type", silent="Print nothing; use the exit code.")
-def command(models: tuple[Path, ...], **options: Any) -> None:
+def command(given: Given) -> None:
     """Time MODELS in turns on the same inputs, compare them with the first, and explain slowdowns.
 
     Of several --inputs the first sample is used.
 
     Exit codes: 0 all models ran; 1 a model does not run, or not on the provider; 2 wrong usage.
     """
-    settings = BenchOptions(
-        tf32=options["tf32"],
-        nhwc=options["nhwc"],
-        cuda_graph=options["cuda_graph"],
-        threads=options["threads"],
-        seconds=options["seconds"],
-        profile=not options["no_profile"],
-    )
-    samples = given_samples(options)
-    with progress_bar(quiet=options["quiet"]) as progress:
+    samples = given_samples(given)
+    with progress_bar(quiet=given.quiet) as progress:
         report = bench_models(
-            *models,
-            provider=provider_of(options),
-            batches=options["batches"],
-            dims=options["dims"],
+            *given.models,
+            provider=given.provider,
+            batches=given.batches or (),
+            dims=given.dims,
             feeds=None if samples is None else samples[0],
-            seed=options["seed"],
-            options=settings,
+            seed=given.seed,
+            options=BenchOptions(
+                tf32=given.tf32,
+                nhwc=given.nhwc,
+                cuda_graph=given.cuda_graph,
+                threads=given.threads,
+                seconds=given.seconds,
+                profile=not given.no_profile,
+            ),
             told=partial(progress, "timing"),
         )
-    show(options, partial(bench_report, report), partial(bench_json, report))
+    show(given, partial(bench_report, report), partial(bench_json, report))

@@ -4,10 +4,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 import numpy as np
@@ -75,30 +77,32 @@ def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
 _FEW: Final = 15
 """Options that need no headings."""
 _HEADINGS: Final = {
-    **dict.fromkeys(COMMAND_LINE, "What becomes low precision"),
-    **dict.fromkeys(
-        ("inputs", "samples", "dims", "seed", "provider", "libraries", "jobs", "cluster", "budget"),
-        "Inputs and runs",
+    "What becomes low precision": tuple(COMMAND_LINE),
+    "Inputs and runs": (
+        "inputs",
+        "samples",
+        "dims",
+        "seed",
+        "provider",
+        "libraries",
+        "jobs",
+        "cluster",
+        "budget",
     ),
-    **dict.fromkeys(
-        ("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"), "Validation"
-    ),
-    **dict.fromkeys(
-        (
-            "save_plan",
-            "external_data",
-            "shard_size",
-            "data_names",
-            "html",
-            "format",
-            "quiet",
-            "verbose",
-            "help",
-        ),
-        "Files and report",
+    "Validation": ("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"),
+    "Files and report": (
+        "save_plan",
+        "external_data",
+        "shard_size",
+        "data_names",
+        "html",
+        "format",
+        "quiet",
+        "verbose",
+        "help",
     ),
 }
-"""Parameter -> its heading; others are the command's own, and come first."""
+"""Heading -> the parameters below it; others are the command's own, and come first."""
 
 
 class GroupedCommand(click.Command):
@@ -122,38 +126,37 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where there are many."""
-        found: dict[str, list[tuple[str, str]]] = {
-            heading: [] for heading in ("Options", *_HEADINGS.values())
-        }
-        for option in (
-            parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
-        ):
-            record = option.get_help_record(ctx)
-            if record is not None:
-                name = "help" if "--help" in option.opts else option.name or ""
-                found[_HEADINGS.get(name, "Options")].append(record)
-        if sum(map(len, found.values())) <= _FEW:
+        records = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
+                records["help" if "--help" in option.opts else option.name] = record
+        if len(records) <= _FEW:
             super().format_options(ctx, formatter)
             return
-        for heading, records in found.items():
-            if records:
+        below = set(chain.from_iterable(_HEADINGS.values()))
+        own = [name for name in records if name not in below]
+        for heading, names in {"Options": own, **_HEADINGS}.items():
+            if rows := [record for name, record in records.items() if name in names]:
                 with formatter.section(heading):
-                    formatter.write_dl(records)
+                    formatter.write_dl(rows)
 
+
+Given: TypeAlias = SimpleNamespace
+"""What a command was given: its arguments and options by name."""
 
 IN_FOLDER: Final = "*"
 """Stands for the name of a result that goes into a folder, under a name of its own."""
 
 
-def new_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
+def new_command(name: str) -> Callable[[Callable[[Given], None]], click.Command]:
     """A command with the custom ops that its options name. Errors leave by :func:`onnxamp._cli.door.door`."""
 
-    def decorate(function: Callable[..., None]) -> click.Command:
+    def decorate(function: Callable[[Given], None]) -> click.Command:
         @wraps(function)
-        def guarded(*arguments: Any, **options: Any) -> None:
-            custom = custom_ops(options.get("custom_ops"), library=options.get("libraries", ()))
+        def guarded(**words: Any) -> None:
+            custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
             with door(), watched_sources(), custom:
-                function(*arguments, **options)
+                function(SimpleNamespace(**words))
 
         return click.command(name, cls=GroupedCommand)(guarded)
 
@@ -168,26 +171,24 @@ def tell(warnings: Iterable[str]) -> None:
         click.echo(f"Warning: {fitted(printable(text), 'Warning: ')}", err=True)
 
 
-def show(
-    options: dict[str, Any], report: Callable[[], "Report"], as_json: Callable[[], str]
-) -> None:
+def show(given: Given, report: Callable[[], "Report"], as_json: Callable[[], str]) -> None:
     """Print what the options ask for: nothing, JSON, or the report.
 
     Raises:
         OutputError: standard output takes no more. BrokenPipeError: nobody reads it.
     """
-    if options.get("quiet"):
+    if getattr(given, "quiet", None):
         return
     from onnxamp._report.terminal import print_report  # noqa: PLC0415 - quiet commands print nothing
 
     try:
-        if options["format"] == "json":
+        if given.format == "json":
             text = as_json()
             note_report()
             click.echo(text)
         else:
             print_report(
-                report(), verbose=options.get("verbose", False), brief=options["format"] == "line"
+                report(), verbose=getattr(given, "verbose", False), brief=given.format == "line"
             )
     except BrokenPipeError:
         raise
@@ -232,9 +233,7 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
     return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
-def target_of(
-    model: "Model", options: dict[str, Any], dtype: str, *, may_fail: bool = False
-) -> Path:
+def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = False) -> Path:
     """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
 
     With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
@@ -246,38 +245,30 @@ def target_of(
     """
     path = model.path or Path("model.onnx")
     name = f"{path.stem}_{low_type(dtype).suffix}.onnx"
-    output: Path | None = options["output"]
+    output: Path | None = given.output
     if output is None:
-        target = path if options["in_place"] else path.parent / name
+        target = path if given.in_place else path.parent / name
     elif output.name == IN_FOLDER:
         target = output.parent / name
     else:
         target = output / name if output.is_dir() else output
     if not target.suffix:
-        tell(
-            [
-                f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."
-            ]
-        )
-    if is_same_file(path, target) and not options["in_place"]:
+        note = "becomes a file without a suffix"
+        tell([f"{str(target)!r} {note}: '{target}.onnx' names a model, '{target}/' a folder."])
+    is_same = target.exists() and path.exists() and target.samefile(path)
+    if is_same and not given.in_place:
         raise ArgumentError(
             f"{str(target)!r} is the model itself: name another output, or replace it with --in-place."
         )
-    if options["in_place"] and not is_same_file(path, target):
+    if given.in_place and not is_same:
         raise ArgumentError(
             f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
         )
-    files = [file for file in files_of(model) if not (file == path and is_same_file(path, target))]
-    outputs = [target, options["save_plan"], options["html"], options["state"]]
-    check_outputs(
-        [*files, *given_files(options)], [*outputs, *([failed_name(target)] if may_fail else [])]
-    )
+    files = [file for file in files_of(model) if not (file == path and is_same)]
+    failed = failed_name(target) if may_fail else None
+    outputs = [target, given.save_plan, given.html, given.state, failed]
+    check_outputs(given, outputs, *files)
     return target
-
-
-def is_same_file(model: Path, target: Path) -> bool:
-    """Whether the result replaces the model."""
-    return target.exists() and model.exists() and target.samefile(model)
 
 
 def files_of(model: "Model") -> list[Path]:
@@ -285,49 +276,43 @@ def files_of(model: "Model") -> list[Path]:
     return [] if model.path is None else [model.path, *model.stock.files]
 
 
-def given_files(options: dict[str, Any]) -> list[Path]:
+def _given_files(given: Given) -> list[Path]:
     """The files besides models that the options of a command name to be read."""
-    names = [options.get(name) for name in ("inputs", "plan_file", "data", "custom_ops")]
-    files = [Path(name) for name in (*names, *options.get("libraries", ())) if name is not None]
+    names = [getattr(given, name, None) for name in ("inputs", "plan_file", "data", "custom_ops")]
+    files = [Path(name) for name in (*names, *getattr(given, "libraries", ())) if name is not None]
     folders = [file for file in files if not is_remote(file) and file.is_dir()]
-    code = getattr(options.get("accept"), "name", "").rpartition(":")[0]
-    return [
-        *files,
-        *(file for folder in folders for file in folder.iterdir()),
-        *([Path(code)] if code else []),
-    ]
+    code = getattr(getattr(given, "accept", None), "name", "").rpartition(":")[0]
+    files += [Path(code)] if code else []
+    return [*files, *(file for folder in folders for file in folder.iterdir())]
 
 
-def check_outputs(inputs: Iterable[Path | None], outputs: Iterable[Path | None]) -> None:
+def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -> None:
     """Before anything runs, check that outputs can be written, and replace neither an input nor each other, and make
-    their folders.
+    their folders. Files that options name are inputs, too.
 
     Raises:
         ArgumentError: an output is an input, another output or its data file, the data file of a model, a standard
             stream or no regular file.
         OutputError: its folder is read-only, or cannot be made.
     """
-    taken = {path.resolve() for path in inputs if path is not None}
+    taken = {path.resolve() for path in (*inputs, *_given_files(given))}
     wanted = [path for path in outputs if path is not None]
+    here = [path for path in wanted if not is_remote(path)]
     for path in wanted:
-        target = path.resolve()
+        target, name, fault = path.resolve(), repr(str(path)), ""
         if target in taken:
-            raise ArgumentError(
-                f"{str(path)!r} is read or written already: choose another name for the output."
-            )
-        if target.is_dir():
-            raise ArgumentError(f"The output {str(path)!r} is a folder: name a file.")
-        if not is_remote(path) and _is_printed_to(path):
-            raise ArgumentError(
-                f"{str(path)!r} is where reports and warnings go: name another file."
-            )
-        if path.exists() and not path.is_file():
-            raise ArgumentError(
-                f"The output {str(path)!r} is not a regular file: choose another name."
-            )
+            fault = f"{name} is read or written already: choose another name for the output."
+        elif target.is_dir():
+            fault = f"The output {name} is a folder: name a file."
+        elif path in here and _is_printed_to(path):
+            fault = f"{name} is where reports and warnings go: name another file."
+        elif path.exists() and not path.is_file():
+            fault = f"The output {name} is not a regular file: choose another name."
+        if fault:
+            raise ArgumentError(fault)
         taken.add(target)
-    _check_data_files([path.resolve() for path in wanted if not is_remote(path)])
-    for path in (path for path in wanted if not is_remote(path)):
+    _check_data_files([path.resolve() for path in here])
+    for path in here:
         folder = made_folder(path.parent)
         if not os.access(folder, os.W_OK):
             raise OutputError(
@@ -357,10 +342,9 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
 
 def _is_printed_to(path: Path) -> bool:
     """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
+    no_such = (OSError, ValueError, AttributeError)  # a file, or a stream
     for stream in (sys.stdout, sys.stderr):
-        with suppress(
-            OSError, ValueError, AttributeError
-        ):  # there is no such file, or no such stream
+        with suppress(*no_such):
             if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
                 return True
     return False
@@ -433,31 +417,25 @@ class LevelChoice(click.Choice[str]):
         )
 
 
-class OpsetType(click.types.StringParamType):
+@contextmanager
+def refused() -> Iterator[None]:
+    """Say of what is wrong with a value that it is wrong usage of an option."""
+    try:
+        yield
+    except OnnxAmpError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def to_opset(text: str) -> int | str:
     """A number, or one of the words that an opset can be."""
-
-    name = "opset"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number or the word."""
-        try:
-            return check_opset(int(value) if str(value).isdecimal() else str(value).lower())
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
+    with refused():
+        return check_opset(int(text) if text.isdecimal() else text.lower())
 
 
-class Target(click.types.StringParamType):
+def to_target(text: str) -> str:
     """A target, perhaps with a version of ONNX Runtime."""
-
-    name = "target"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The target that is meant."""
-        try:
-            with warnings.catch_warnings(record=True, action="always") as caught:
-                target = check_target(str(value).lower())
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
-        for warning in caught:
-            click.echo(f"Warning: {printable(str(warning.message))}", err=True)
-        return target
+    with refused(), warnings.catch_warnings(record=True, action="always") as caught:
+        found = check_target(text.lower())
+    for warning in caught:
+        click.echo(f"Warning: {printable(str(warning.message))}", err=True)
+    return found

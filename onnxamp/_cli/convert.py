@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import (
     FILE,
     IN_FOLDER,
-    LevelChoice,
+    Given,
     new_command,
     show,
     target_of,
@@ -25,20 +25,20 @@ from onnxamp._cli.options import (
     accept_option,
     check_dims,
     conversion_options,
-    in_place_option,
+    cure_options,
+    level_option,
     metric_option,
     model_argument,
     options_of,
     output_options,
     place_of,
     place_options,
-    preset_options,
-    provider_of,
+    result_options,
     run_options,
     run_options_of,
     sampling_arguments,
+    sink_of,
     state_option,
-    target_option,
     unlike_target,
 )
 from onnxamp._convert.misspelt import refuse
@@ -47,7 +47,6 @@ from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
-from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._optional import has_runtime
 from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
@@ -57,7 +56,6 @@ from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._runtime.custom_ops import active_libraries
-from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._tuning.arguments import Search
 
 if TYPE_CHECKING:
@@ -66,15 +64,8 @@ if TYPE_CHECKING:
 
 @new_command("convert")
 @model_argument
-@target_option
-@in_place_option
-@click.option(
-    "--level",
-    type=LevelChoice(get_args(LevelName)),
-    default="O2",
-    show_default=True,
-    help="How much to convert to low precision.",
-)
+@result_options
+@level_option("How much to convert to low precision.", get_args(LevelName))
 @click.option(
     "--tolerance",
     type=float,
@@ -96,23 +87,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="A folder of models: try again what failed before for the same reason.",
 )
-@click.option(
-    "--no-cure",
-    is_flag=True,
-    help="If the result fails its validation, write it as NAME.failed.onnx"
-    " instead of keeping more nodes in float32.",
-)
-@click.option(
-    "--cure-time",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
-    default=CURE_SECONDS,
-    show_default=True,
-    help="Time in which nodes are looked for that must stay float32 to pass, or measured.",
+@cure_options(
+    "If the result fails its validation, write it as NAME.failed.onnx instead of keeping more nodes in float32.",
+    more=", or measured",
 )
 @output_options
-@preset_options
-def command(model: Path, **options: Any) -> None:
+def command(given: Given) -> None:
     """Convert MODEL to mixed precision, validate the result, and report.
 
     If the result fails its validation, nodes are looked for that must stay float32 or, if errors add up and none is at
@@ -125,42 +105,36 @@ def command(model: Path, **options: Any) -> None:
     Exit codes: 0 the result was written and, if the original runs here, agrees with it; 1 it could not be made, or
     failed its validation under --no-cure or --plan; 2 wrong usage.
     """
-    if model.is_dir():
-        if options["state"] is not None:
-            raise ArgumentError(
-                "A folder of models keeps its own state, in the folder of the results: drop --state."
-            )
-
-        convert_all(model, options)
+    if given.model.is_dir():
+        convert_all(given)
     else:
-        _convert(model, options)
+        _convert(given)
 
 
-def _convert(path: Path, given: dict[str, Any]) -> None:
-    if given["retry"]:
+def _convert(given: Given) -> None:
+    if given.retry:
         raise ArgumentError("--retry is for a folder of models.")
-    validates = not given["no_validate"]
-    if given["accept"] is not None and not validates and given["level"] != Level.AUTO:
+    validates = not given.no_validate
+    if given.accept is not None and not validates and given.level != Level.AUTO:
         raise ArgumentError(
             "--accept judges the validation, which --no-validate leaves out: drop one of the two."
         )
-    plan = strict(load_plan(given["plan_file"])) if given["plan_file"] else None
+    plan = strict(load_plan(given.plan_file)) if given.plan_file else None
     if plan is None:
-        is_auto(given["level"], given["tolerance"], None, "auto", validates=validates)
+        is_auto(given.level, given.tolerance, None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
     if validates and has_runtime():
         from onnxamp._runtime.session import choose_provider  # noqa: PLC0415 - loads ONNX Runtime
 
-        choose_provider(provider_of(given))  # fails before anything is read
-    model = Model.of(path)
+        choose_provider(given.provider)  # fails before anything is read
+    model = Model.of(given.model)
     check_dims(model, given)
     if plan is not None:
         tell(_overridden())
     elif validates:
         tell(unlike_target(given, options.target))
     target = target_of(model, given, options.dtype, may_fail=validates)
-    sink = Sink(target, given["external_data"], given["shard_size"], given["data_names"] or "onnx")
-    with progress_bar(quiet=given["quiet"]) as progress:
+    with progress_bar(quiet=given.quiet) as progress:
         request = Request(
             model=model,
             asked=options,
@@ -170,41 +144,41 @@ def _convert(path: Path, given: dict[str, Any]) -> None:
             validation=_validation(given) if validates else None,
             warn=tell if plan is None else _ignore,
         )
-        outcome = convert_to_file(request, sink)
+        outcome = convert_to_file(request, sink_of(given, target))
     conversion, validation = outcome.conversion, outcome.conversion.validation
-    if given["save_plan"]:
-        conversion.plan.save(given["save_plan"])
-    if given["html"]:
+    if given.save_plan:
+        conversion.plan.save(given.save_plan)
+    if given.html:
         result = Model.read(conversion.target, model)
         write_conversion_page(
-            conversion, result, outcome.tuned, given["html"], samples=outcome.samples
+            conversion, result, outcome.tuned, given.html, samples=outcome.samples
         )
-    if not given["quiet"]:
+    if not given.quiet:
         from onnxamp._report.conversion import conversion_json, conversion_report  # noqa: PLC0415
 
         show(given, partial(conversion_report, conversion), partial(conversion_json, conversion))
-    _finish(validation, conversion.target, quiet=given["quiet"])
+    _finish(validation, conversion.target, quiet=given.quiet)
 
 
-def _validation(given: dict[str, Any]) -> Validation:
+def _validation(given: Given) -> Validation:
     """Return how the result is validated."""
     return Validation(
-        tolerance=given["tolerance"],
-        accept=given["accept"],
-        metric=given["metric"],
-        layers=bool(given["html"]) or None,
-        heals=not given["no_cure"],
-        seconds=given["cure_time"],
+        tolerance=given.tolerance,
+        accept=given.accept,
+        metric=given.metric,
+        layers=bool(given.html) or None,
+        heals=not given.no_cure,
+        seconds=given.cure_time,
         sampling=sampling_arguments(given),
     )
 
 
-def _search(given: dict[str, Any]) -> Search:
+def _search(given: Given) -> Search:
     """Return how level auto searches."""
     return Search(
-        tolerance=TOLERANCE if given["tolerance"] is None else given["tolerance"],
-        metric="rel-l2" if given["metric"] == "elements" else given["metric"],
-        accept=given["accept"],
+        tolerance=TOLERANCE if given.tolerance is None else given.tolerance,
+        metric="rel-l2" if given.metric == "elements" else given.metric,
+        accept=given.accept,
     )
 
 
@@ -244,57 +218,63 @@ _SINGLE_MODEL: Final = {
 """Options that apply to one model."""
 
 
-def convert_all(source: Path, options: dict[str, Any]) -> None:
+def convert_all(given: Given) -> None:
     """Convert a folder as the options of ``onnxamp convert`` say, and report.
 
     Raises:
         ArgumentError: an option does not apply to a folder, or is wrong. click.ClickException: a model failed.
     """
-    if given := [flag for name, flag in _SINGLE_MODEL.items() if options[name]]:
-        raise ArgumentError(f"{given[0]} is for a single model, and {str(source)!r} is a folder.")
-    if options["metric"] != "auto":
-        raise ArgumentError(f"--metric is for a single model, and {str(source)!r} is a folder.")
-    if options["output"] is not None and options["output"].name == IN_FOLDER:
-        options["output"] = options["output"].parent
-    if options["output"] is None:
+    source = given.model
+    if given.state is not None:
+        raise ArgumentError(
+            "A folder of models keeps its own state, in the folder of the results: drop --state."
+        )
+    single = [flag for name, flag in _SINGLE_MODEL.items() if getattr(given, name)]
+    if given.metric != "auto":
+        single.append("--metric")
+    if single:
+        raise ArgumentError(f"{single[0]} is for a single model, and {str(source)!r} is a folder.")
+    if given.output is not None and given.output.name == IN_FOLDER:
+        given.output = given.output.parent
+    if given.output is None:
         raise ArgumentError(
             f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR."
         )
-    accept = options["accept"].name if options["accept"] else None
+    accept = given.accept.name if given.accept else None
     folder_options = FolderOptions(
-        conversion=options_of(options),
-        external_data=options["external_data"],
-        shard_bytes=options["shard_size"],
-        tolerance=options["tolerance"],
-        metric=options["metric"],
-        validate=not options["no_validate"],
-        samples=options["samples"],
-        seed=options["seed"],
-        dims=options["dims"],
-        provider=provider_of(options),
-        cures=not options["no_cure"],
-        cure_seconds=options["cure_time"],
+        conversion=options_of(given),
+        external_data=given.external_data,
+        shard_bytes=given.shard_size,
+        tolerance=given.tolerance,
+        metric=given.metric,
+        validate=not given.no_validate,
+        samples=given.samples,
+        seed=given.seed,
+        dims=given.dims,
+        provider=given.provider,
+        cures=not given.no_cure,
+        cure_seconds=given.cure_time,
         libraries=active_libraries(),
         accept=accept,
     )
-    with _progress(quiet=options["quiet"]) as progress:
+    with _progress(quiet=given.quiet) as progress:
         report = run_folder(
             options=folder_options,
             source=source,
-            target=options["output"],
-            place=place_of(options),
-            inputs=options["inputs"],
+            target=given.output,
+            place=place_of(given),
+            inputs=given.inputs,
             told=progress,
-            retry=options["retry"],
-            html=options["html"],
+            retry=given.retry,
+            html=given.html,
         )
     show(
-        options,
+        given,
         partial(batch_report, report),
         lambda: document("convert folder", {"report": report}),
     )
     if failed := [row for row in report.rows if row.has_failed]:
-        for row in failed if options["quiet"] else ():
+        for row in failed if given.quiet else ():
             click.echo(printable(f"{row.name}: {row.message}"), err=True)
         raise click.ClickException(f"{len(failed)} of {len(report.rows)} models failed.")
     refuse(report.unmatched)

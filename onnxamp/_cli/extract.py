@@ -1,17 +1,14 @@
 """``onnxamp extract``."""
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
 
-from onnxamp._cli.common import FILE, check_outputs, files_of, given_files, new_command, show
+from onnxamp._cli.common import FILE, Given, check_outputs, files_of, new_command, show
 from onnxamp._cli.options import (
     custom_arguments,
     custom_ops_option,
     model_argument,
-    provider_of,
     report_options,
     run_options,
 )
@@ -39,20 +36,18 @@ from onnxamp._runtime.samples import load_samples
     "--before",
     type=click.IntRange(0),
     default=2,
-    show_default=True,
     help="Number of nodes to include before it, not counting Casts and constants.",
 )
 @click.option(
     "--after",
     type=click.IntRange(0),
     default=1,
-    show_default=True,
     help="Number of nodes to include after it.",
 )
 @custom_ops_option
 @run_options()
 @report_options("region", "node and value")
-def command(model: Path, **options: Any) -> None:
+def command(given: Given) -> None:
     """Cut the region around a node out of MODEL, with inputs that reproduce what happens there.
 
     Runs MODEL as far as the region and writes OUTPUT.onnx (the region), OUTPUT.npz (its inputs) and OUTPUT.expected
@@ -61,23 +56,24 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the region was written; 1 it could not be extracted; 2 wrong usage.
     """
-    opened = Model.of(model)
-    files = region_files(options["output"] or model.with_name(f"{model.stem}_region.onnx"))
-    check_outputs([*files_of(opened), *given_files(options)], files)
-    with progress_bar(quiet=options["quiet"]) as progress:
+    opened = Model.of(given.model)
+    output = given.output or given.model.with_name(f"{given.model.stem}_region.onnx")
+    files = region_files(output)
+    check_outputs(given, files, *files_of(opened))
+    with progress_bar(quiet=given.quiet) as progress:
         region = extract_region(
             opened,
-            options["around"],
-            before=options["before"],
-            after=options["after"],
-            samples=load_samples(options["inputs"]) if options["inputs"] else None,
-            seed=options["seed"],
-            count=options["samples"],
-            dims=options["dims"],
-            provider=provider_of(options),
+            given.around,
+            before=given.before,
+            after=given.after,
+            samples=load_samples(given.inputs) if given.inputs else None,
+            seed=given.seed,
+            count=given.samples,
+            dims=given.dims,
+            provider=given.provider,
             progress=partial(progress, "recording"),
         )
     confirm_sources()
     save_region(region, files[0])
-    report = partial(region_report, region, files, custom_arguments(options))
-    show(options, report, partial(region_json, region, files))
+    report = partial(region_report, region, files, custom_arguments(given))
+    show(given, report, partial(region_json, region, files))

@@ -2,12 +2,10 @@
 
 from collections import Counter
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
 
-from onnxamp._cli.common import LevelChoice, new_command, show, tell
+from onnxamp._cli.common import Given, LevelChoice, new_command, show, tell
 from onnxamp._cli.options import (
     conversion_options,
     format_option,
@@ -44,20 +42,20 @@ _LEVELS = ("O1", "O2", "O3")
 @library_option
 @format_option("inspection")
 @click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
-def command(model: Path, **options: Any) -> None:
+def command(given: Given) -> None:
     """Show what is in MODEL, what each level would do, and why. Writes nothing.
 
     Exit codes: 0 the model was analysed; 1 it cannot be read; 2 wrong usage.
     """
-    opened = Model.of(model)
+    opened = Model.of(given.model)
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
-    levels = ("O0", *(options["levels"] or _LEVELS))
+    levels = ("O0", *(given.levels or _LEVELS))
     with progress_bar() as progress:
         for number, level in enumerate(levels):
             progress("analysing", number, len(levels))
-            asked = options_of(options, level)
+            asked = options_of(given, level)
             try:
                 refuse_misspelt(opened, asked)
                 ready, analysis = analyse_safely(opened, asked)
@@ -82,15 +80,15 @@ def command(model: Path, **options: Any) -> None:
     confirm_sources()
     tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
     show(
-        options,
+        given,
         partial(
             inspection_report,
-            model,
+            given.model,
             opened.proto,
             counts,
             plans,
             hints,
-            with_decisions=bool(options["levels"]),
+            with_decisions=bool(given.levels),
         ),
         lambda: document(
             "inspect",

@@ -1,11 +1,10 @@
 """``onnxamp lists``."""
 
 from functools import partial
-from typing import Any
 
 import click
 
-from onnxamp._cli.common import new_command, show
+from onnxamp._cli.common import Given, new_command, show
 from onnxamp._cli.options import format_option
 from onnxamp._options.lists import PRESETS, preset
 from onnxamp._report.inspect import lists_report
@@ -15,13 +14,13 @@ from onnxamp._report.machine import document
 @new_command("lists")
 @click.argument("presets", metavar="[PRESETS]...", nargs=-1, type=click.Choice(PRESETS))
 @format_option("lists")
-def command(presets: tuple[str, ...], **options: Any) -> None:
+def command(given: Given) -> None:
     """Show the white and black lists of PRESETS [all], with the source of each entry.
 
     Below them are the names of MindSpore and Paddle that your own lists may hold, with the op types that they mean.
 
     Exit codes: 0 the lists were printed; 2 wrong usage.
     """
-    chosen = [preset(name) for name in presets or PRESETS]
+    chosen = [preset(name) for name in given.presets or PRESETS]
     facts = {p.name: {"white": p.white, "black": p.black, "names": p.names} for p in chosen}
-    show(options, partial(lists_report, chosen), lambda: document("lists", {"presets": facts}))
+    show(given, partial(lists_report, chosen), lambda: document("lists", {"presets": facts}))

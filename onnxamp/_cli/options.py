@@ -1,28 +1,37 @@
 """The groups of options that commands share, and what they mean to the library."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import FILE, OpsetType, OutputPath, Target, Words
+from onnxamp._cli.common import (
+    FILE,
+    Given,
+    LevelChoice,
+    OutputPath,
+    Words,
+    refused,
+    to_opset,
+    to_target,
+)
 from onnxamp._errors import ArgumentError
+from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._ops.targets import device_of, read_table
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Options, default_of
 from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS, LEAST, MOST
-from onnxamp._runtime.run import Report, RunOptions
+from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._target.targets import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
-    from onnxamp._runtime.engines import Executable
     from onnxamp._runtime.samples import Samples
     from onnxamp._runtime.session import Provider
 
@@ -33,18 +42,6 @@ FORMATS: Final = ("line", "table", "json")
 
 
 model_argument: Final = click.argument("model", type=FILE)
-
-
-target_option: Final = click.option(
-    "-o",
-    "--output",
-    type=OutputPath(path_type=Path, readable=False),
-    help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
-)
-
-in_place_option: Final = click.option(
-    "--in-place", is_flag=True, help="Let the result replace MODEL itself."
-)
 
 
 def option_group(*options: Decorator) -> Decorator:
@@ -58,34 +55,38 @@ def option_group(*options: Decorator) -> Decorator:
     return decorate
 
 
-def _bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+result_options: Final = option_group(
+    click.option(
+        "-o",
+        "--output",
+        type=OutputPath(path_type=Path, readable=False),
+        help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
+    ),
+    click.option("--in-place", is_flag=True, help="Let the result replace MODEL itself."),
+)
+"""The options that say where a converted model goes."""
+
+
+def _bytes(value: str) -> int:
     """A size in bytes, given with or without a unit: 500MB, 2GB, 1.5GiB."""
-    if value is None:
-        return None
     size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
     if size is None:
-        raise click.BadParameter(
-            f"{value!r} is not a size: write it like 500MB or 2GB.", param=parameter
-        )
+        raise click.BadParameter(f"{value!r} is not a size: write it like 500MB or 2GB.")
     if not float(size[1]):
-        raise click.BadParameter(
-            f"{value!r} holds nothing: give a size like 500MB or 2GB.", param=parameter
-        )
+        raise click.BadParameter(f"{value!r} holds nothing: give a size like 500MB or 2GB.")
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 
 
-def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, int]:
+def _dims(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, int]:
     """``NAME=N`` options as a mapping."""
     dims = {}
     for pair in pairs:
         name, _equals, number = pair.rpartition("=")
         if not name or not number.isdecimal():
-            raise click.BadParameter(f"{pair!r} is not of the form NAME=N.", param=parameter)
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=N.")
         if int(number) == 0:
-            raise click.BadParameter(
-                f"{pair!r} would make empty inputs, which show nothing.", param=parameter
-            )
+            raise click.BadParameter(f"{pair!r} would make empty inputs, which show nothing.")
         dims[name] = int(number)
     return dims
 
@@ -93,17 +94,11 @@ def _dims(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) 
 # --- where and on what models run ---------------------------------------------------------------------------------
 
 
-def provider_of(options: dict[str, Any]) -> "Provider | None":
-    """The provider that was asked for, None for "auto"."""
-    provider: Provider = options["provider"].lower()
-    return None if provider == "auto" else provider
-
-
-def target_of_engine(options: dict[str, Any], target: str) -> str:
+def target_of_engine(given: Given, target: str) -> str:
     """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
     from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
 
-    engine = (provider_of(options) or "cpu").partition(":")[0]
+    engine = (given.provider or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
     asked = (
         click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
@@ -116,9 +111,9 @@ _OF_BROWSER: Final = "webgpu"
 """What runs models in a browser."""
 
 
-def unlike_target(options: dict[str, Any], target: str) -> list[str]:
+def unlike_target(given: Given, target: str) -> list[str]:
     """A warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
-    engine = target_of_engine(options, target)
+    engine = target_of_engine(given, target)
     if engine == target:
         return []
     return [
@@ -126,21 +121,52 @@ def unlike_target(options: dict[str, Any], target: str) -> list[str]:
     ]
 
 
-cure_time_option: Final = click.option(
-    "--cure-time",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
-    default=CURE_SECONDS,
-    show_default=True,
-    help="Time in which nodes are looked for that must stay float32 to pass.",
-)
-"""The option that limits the search for options that fix a failure."""
+def cure_options(no_cure: str, more: str = "") -> Decorator:
+    """The options that leave out the search for options that fix a failure, and that limit it."""
+    return option_group(
+        click.option("--no-cure", is_flag=True, help=no_cure),
+        click.option(
+            "--cure-time",
+            metavar="SECONDS",
+            type=click.FloatRange(0),
+            default=CURE_SECONDS,
+            help=f"Time in which nodes are looked for that must stay float32 to pass{more}.",
+        ),
+    )
+
+
+def judged_target_option(text: str) -> Decorator:
+    """The option that says whose arithmetic counts."""
+    metavar = COMMAND_LINE["target"].metavar
+    return click.option("--target", type=to_target, default="cuda", metavar=metavar, help=text)
+
+
+def budget_option(default: int, text: str) -> Decorator:
+    """The option that bounds memory, given in MB; ``default`` is in bytes."""
+    return click.option(
+        "--budget",
+        metavar="MB",
+        type=click.IntRange(1),
+        default=default >> 20,
+        callback=lambda _, __, megabytes: megabytes << 20,
+        help=text,
+    )
+
+
+def level_option(text: str, levels: Iterable[str]) -> Decorator:
+    """The option that names a level."""
+    return click.option("--level", type=LevelChoice(levels), default="O2", help=text)
+
+
+def _provider(text: str) -> "Provider | None":
+    """The provider that is asked for; None for "auto"."""
+    return None if text.lower() == "auto" else text.lower()
 
 
 provider_option: Final = click.option(
     "--provider",
     default="auto",
-    show_default=True,
+    type=_provider,
     metavar="auto|cuda|cpu|webgpu|browser|PACKAGE",
     help="Where to run models; auto uses CUDA if it is available, PACKAGE is a plugin provider of ONNX Runtime, such as"
     " onnxruntime-ep-openvino; browser, for bench and diff, is a headless Chromium with onnxruntime-web.",
@@ -194,7 +220,6 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
             "--seed",
             type=click.IntRange(0),
             default=0,
-            show_default=True,
             help="Seed of random inputs.",
         ),
         provider_option,
@@ -208,105 +233,58 @@ custom_ops_option: Final = click.option(
 """The declaration of custom ops, for commands that do not convert."""
 
 
-def _changed(options: dict[str, Any]) -> dict[str, Any]:
+def _changed(given: Given) -> dict[str, Any]:
     """The options for random inputs that differ from their defaults."""
-    defaults = {
-        parameter.name: parameter.default
-        for parameter in click.get_current_context().command.params
-    }
-    given = {name: options[name] for name in ("samples", "seed") if name in options}
-    return {name: value for name, value in given.items() if value != defaults[name]}
+    every = click.get_current_context().command.params
+    random = [(item.name, item.default) for item in every if item.name in ("samples", "seed")]
+    return {name: now for name, default in random if (now := getattr(given, name)) != default}
 
 
-def sampling_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+def sampling_arguments(given: Given) -> tuple[str, ...]:
     """The arguments that make another command run on the same inputs, and judge alike."""
-    judge = (
-        *(("--accept", options["accept"].name) if options.get("accept") else ()),
-        *custom_arguments(options),
-    )
-    if options["inputs"]:
-        return "--inputs", str(options["inputs"]), *judge
-    dims = [text for name, size in options["dims"].items() for text in ("--dim", f"{name}={size}")]
-    random = (
-        text for name, value in _changed(options).items() for text in (f"--{name}", str(value))
-    )
+    accept = getattr(given, "accept", None)
+    judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
+    if given.inputs:
+        return "--inputs", str(given.inputs), *judge
+    dims = [text for name, size in given.dims.items() for text in ("--dim", f"{name}={size}")]
+    random = (text for name, value in _changed(given).items() for text in (f"--{name}", str(value)))
     return *dims, *random, *judge
 
 
-def custom_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+def custom_arguments(given: Given) -> tuple[str, ...]:
     """The arguments that let another command know and run the same custom ops."""
-    declared = ("--custom-ops", str(options["custom_ops"])) if options.get("custom_ops") else ()
-    return *declared, *(
-        text
-        for path in options.get("libraries", ())
-        for text in ("--custom-ops-library", str(path))
-    )
+    declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
+    libraries = (text for path in given.libraries for text in ("--custom-ops-library", str(path)))
+    return *declared, *libraries
 
 
-def given_samples(options: dict[str, Any]) -> "Samples | None":
+def given_samples(given: Given) -> "Samples | None":
     """The samples in the file or folder that ``--inputs`` names; None without it.
 
     Raises:
         ArgumentError: they cannot be read, or options for random inputs are given, too.
     """
-    if not options["inputs"]:
+    if not given.inputs:
         return None
-    if options["dims"] or _changed(options):
+    if given.dims or _changed(given):
         raise ArgumentError(
             "--inputs replaces random inputs: --samples, --dim and --seed have no effect with it."
         )
     from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
-    return load_samples(options["inputs"])
+    return load_samples(given.inputs)
 
 
-def samples_of(
-    model: Model,
-    options: dict[str, Any],
-    target: str | None = None,
-    reference: "Executable | None" = None,
-) -> "Samples":
-    """The samples that :func:`run_options` ask for, checked before anything runs.
-
-    Args:
-        model: the model that they are for.
-        options: those of the command line.
-        target: what is judged.
-        reference: what results are compared with, if any are.
-
-    Raises:
-        ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
-    """
-    from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs it
-    from onnxamp._runtime.samples import as_samples  # noqa: PLC0415
-
-    given = given_samples(options)
-    samples = as_samples(
-        given,
-        model,
-        count=options["samples"],
-        seed=options["seed"],
-        dims=options["dims"],
-        reference=reference,
-        engines=(target, provider_of(options)),
-    )
-    if given is not None:
-        check_inputs(model.proto, samples[0])
-    elif options["dims"]:
-        samples[0]
-    return samples
-
-
-def check_dims(model: Model, options: dict[str, Any]) -> None:
+def check_dims(model: Model, given: Given) -> None:
     """Check the names of ``--dim`` where no sample does.
 
     Raises:
         ArgumentError: the model has no such dimension.
     """
-    if options["dims"]:
+    if given.dims:
         from onnxamp._runtime.sizes import Sizes  # noqa: PLC0415 - few commands are given sizes
 
-        Sizes.of(model.proto.graph.input).resolve(options["dims"])
+        Sizes.of(model.proto.graph.input).resolve(given.dims)
 
 
 # --- what is written and printed ----------------------------------------------------------------------------------
@@ -316,31 +294,26 @@ metric_option: Final = click.option(
     "--metric",
     type=click.Choice(get_args(DiffMetric)),
     default="auto",
-    show_default=True,
     help="Whether to match detections before they are compared, or to compare all elements in place; auto matches rows"
     " that an op selected.",
 )
 """The option that says how outputs are compared."""
 
 
-def _accept(_: click.Context, parameter: click.Parameter, name: str | None) -> "Accept | None":
+def _accept(name: str) -> "Accept":
     """The function of a name, imported before anything runs."""
-    if name is None:
-        return None
     if ":" not in name:
-        raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.", param=parameter)
+        raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.")
     from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - few commands are given a judge
 
-    try:
+    with refused():
         return Accept.of(name)
-    except ArgumentError as error:
-        raise click.BadParameter(str(error), param=parameter) from None
 
 
 accept_option: Final = click.option(
     "--accept",
     metavar="PACKAGE:FUNCTION",
-    callback=_accept,
+    type=_accept,
     help="Let this function judge: it takes the outputs of the original and of the result as dicts of arrays, and"
     " returns True or False. FILE.py:FUNCTION works, too. Its module runs as you: name only code that you trust.",
 )
@@ -362,7 +335,6 @@ def format_option(what: str) -> Decorator:
         "--format",
         type=click.Choice(FORMATS),
         default="table",
-        show_default=True,
         help=f"How to print the {what}: in one line if all is well, as tables, or as JSON.",
     )
 
@@ -386,24 +358,53 @@ def report_options(
     )
 
 
+_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = read_table("presets")
+
+
+def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> None:
+    """Make the options of a preset the defaults; it is read before the others."""
+    if preset is not None:
+        context.default_map = {**(context.default_map or {}), **_PRESETS[preset]["options"]}
+
+
 output_options: Final = option_group(
     click.option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
     click.option(
         "--external-data",
         type=click.Choice(["auto", "always", "never"]),
         default="auto",
-        show_default=True,
         help="Whether to store weights in a data file beside the model.",
     ),
     click.option(
         "--shard-size",
         metavar="SIZE",
-        callback=_bytes,
+        type=_bytes,
         help="Split the data file into files of about this size (2GB, 500MB).",
     ),
     report_options("report", "verdict", html=True),
+    click.option(
+        "--preset",
+        type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
+        is_eager=True,
+        expose_value=False,
+        callback=_apply,
+        help="Options for other software; those that are given replace them. transformers.js: "
+        + _PRESETS["transformers.js"]["summary"]
+        + ".",
+    ),
+    click.option(
+        "--data-names",
+        type=click.Choice(list(_PRESETS)),
+        help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js.",
+    ),
 )
 """The options of commands that write a converted model."""
+
+
+def sink_of(given: Given, target: Path, approve: Callable[[Path], None] | None = None) -> Sink:
+    """Return where a converted model goes, and how."""
+    names = given.data_names or "onnx"
+    return Sink(target, given.external_data, given.shard_size, names, approve)
 
 
 # --- conversion ---------------------------------------------------------------------------------------------------
@@ -411,33 +412,21 @@ output_options: Final = option_group(
 
 def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     default = default_of(name)
+    form: dict[str, Any]
     if spelled.words is not None:
         word = next(word for word, value in spelled.words.items() if value == default)
-        return click.option(
-            spelled.flag,
-            name,
-            type=Words(spelled.words, spelled.named),
-            default=word,
-            show_default=True,
-            metavar=spelled.metavar,
-            help=spelled.help,
-        )
-    if "/" in spelled.flag:
-        return click.option(spelled.flag, name, default=default, help=spelled.help)
-    if isinstance(default, bool):
-        return click.option(
-            spelled.flag, name, flag_value=not default, default=default, help=spelled.help
-        )
-    if spelled.many:
-        return click.option(
-            spelled.flag, name, multiple=True, metavar=spelled.metavar, help=spelled.help
-        )
-    own: dict[str, Any] = {"opset": OpsetType(), "target": Target()}
-    kind = own.get(name, click.IntRange(1) if spelled.kind is int else spelled.kind)
-    shown = {} if default in (None, ()) else {"default": default, "show_default": True}
-    return click.option(
-        spelled.flag, name, type=kind, metavar=spelled.metavar, help=spelled.help, **shown
-    )
+        form = {"type": Words(spelled.words, spelled.named), "default": word}
+    elif "/" in spelled.flag or isinstance(default, bool):
+        form = {"default": default, "show_default": False}
+        if "/" not in spelled.flag:
+            form["flag_value"] = not default
+    elif spelled.many:
+        form = {"multiple": True}
+    else:
+        own = {"opset": to_opset, "target": to_target}
+        kind = click.IntRange(1) if spelled.kind is int else spelled.kind
+        form = {"type": own.get(name, kind), "default": None if default == () else default}
+    return click.option(spelled.flag, name, metavar=spelled.metavar, help=spelled.help, **form)
 
 
 conversion_options: Final = option_group(
@@ -446,7 +435,7 @@ conversion_options: Final = option_group(
 """An option for each field of :class:`Options` that the command line can spell."""
 
 
-def options_of(given: dict[str, Any], level: str | None = None) -> Options:
+def options_of(given: Given, level: str | None = None) -> Options:
     """The :class:`Options` that the command line spells, at ``level`` or the one that is given.
 
     They are strict about names that match nothing.
@@ -454,8 +443,10 @@ def options_of(given: dict[str, Any], level: str | None = None) -> Options:
     Raises:
         ArgumentError, ContradictionError: a value is wrong.
     """
-    keywords = {name: spelled.meaning(given[name]) for name, spelled in COMMAND_LINE.items()}
-    return Options.of(level or given.get("level", Level.O2), keywords | {"strict_options": True})
+    keywords: dict[str, Any] = {"strict_options": True}
+    for name, spelled in COMMAND_LINE.items():
+        keywords[name] = spelled.meaning(getattr(given, name))
+    return Options.of(level or str(getattr(given, "level", Level.O2)), keywords)
 
 
 place_options: Final = option_group(
@@ -475,57 +466,29 @@ place_options: Final = option_group(
 """The options that say which worker processes to use."""
 
 
-def place_of(options: dict[str, Any]) -> Place:
+def place_of(given: Given) -> Place:
     """The worker processes that are asked for.
 
     Raises:
         ArgumentError: a value is wrong.
     """
-    return Place(options["jobs"], options["cluster"])
+    return Place(given.jobs, given.cluster)
 
 
-def run_options_of(options: dict[str, Any], report: Report) -> RunOptions:
+def run_options_of(given: Given, report: Report = silent) -> RunOptions:
     """Return how models run, as the options of a command ask for it.
 
     Raises:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
     return RunOptions(
-        samples=given_samples(options),
-        count=options["samples"],
-        seed=options["seed"],
-        dims=options["dims"],
-        provider=provider_of(options),
-        place=place_of(options),
-        state=options["state"],
+        samples=given_samples(given),
+        count=given.samples,
+        seed=given.seed,
+        dims=given.dims,
+        provider=given.provider,
+        place=place_of(given),
+        state=given.state,
         report=report,
-        budget=options["budget"] << 20 if "budget" in options else BUDGET,
+        budget=getattr(given, "budget", BUDGET),
     )
-
-
-_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = read_table("presets")
-
-
-def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> None:
-    """Make the options of a preset the defaults; it is read before the others."""
-    if preset is not None:
-        context.default_map = {**(context.default_map or {}), **_PRESETS[preset]["options"]}
-
-
-preset_options: Final = option_group(
-    click.option(
-        "--preset",
-        type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
-        is_eager=True,
-        expose_value=False,
-        callback=_apply,
-        help="Options for other software; those that are given replace them. transformers.js: "
-        + _PRESETS["transformers.js"]["summary"]
-        + ".",
-    ),
-    click.option(
-        "--data-names",
-        type=click.Choice(list(_PRESETS)),
-        help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js.",
-    ),
-)

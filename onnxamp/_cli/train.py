@@ -4,25 +4,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from onnxamp._cli.common import (
     FILE,
+    Given,
     LevelChoice,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
 )
 from onnxamp._cli.options import (
     custom_ops_option,
+    level_option,
     library_option,
     model_argument,
-    provider_of,
     provider_option,
     report_options,
 )
@@ -62,20 +61,17 @@ _MANAGERS: Final[Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScal
 }
 
 
-def _manager(
-    _: click.Context, parameter: click.Parameter, text: str | None
-) -> LossScaleManager | FromLevel | None:
+def _manager(text: str) -> LossScaleManager | FromLevel | None:
     """The manager that ``--loss-scale`` spells."""
-    if text in (None, "none"):
-        return FROM_LEVEL if text is None else None
-    kind, *number = str(text).split(":", 1)
+    if text in ("", "none"):
+        return None if text else FROM_LEVEL
+    kind, *number = text.split(":", 1)
     try:
         return _MANAGERS[kind](float(number[0])) if number else _MANAGERS[kind]()
     except (KeyError, ValueError) as error:
         why = f": {error}" if isinstance(error, ArgumentError) else ""
         raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none.",
-            param=parameter,
+            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
         ) from None
 
 
@@ -92,13 +88,11 @@ def _manager(
     "--loss",
     type=click.Choice([*LOSSES, _OWN_LOSS]),
     default="cross-entropy",
-    show_default=True,
     help="The loss to minimize; 'model' if the first output of MODEL is the loss.",
 )
 @click.option(
     "--label",
     default="label",
-    show_default=True,
     metavar="NAME",
     help="Name of the labels in the data.",
 )
@@ -109,31 +103,23 @@ def _manager(
     "--optimizer",
     type=click.Choice(list(OPTIMIZERS)),
     default="adamw",
-    show_default=True,
     help="What updates the weights.",
 )
-@click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
+@click.option("--lr", type=float, default=1e-3, help="Learning rate.")
 @click.option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
 @click.option("--clip-norm", type=float, help="Scale gradients down to this norm.")
-@click.option("--accumulate", type=int, default=1, show_default=True, help="Batches per update.")
+@click.option("--accumulate", type=int, default=1, help="Batches per update.")
 @click.option(
     "--weights",
     metavar="REGEX",
     multiple=True,
     help="Train only weights whose whole name matches. Repeatable.",
 )
-@click.option(
-    "--level",
-    type=LevelChoice(LEVELS),
-    default="O2",
-    show_default=True,
-    help="Precision of the step.",
-)
+@level_option("Precision of the step.", LEVELS)
 @click.option(
     "--dtype",
     type=click.Choice([*FORMATS]),
     default="float16",
-    show_default=True,
     help="Low-precision type.",
 )
 @click.option(
@@ -150,30 +136,26 @@ def _manager(
     "--boost-level",
     type=LevelChoice(BOOSTS),
     default="O0",
-    show_default=True,
     help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).",
 )
 @click.option(
     "--loss-scale",
     "scale",
-    callback=_manager,
+    type=_manager,
+    default="",
+    show_default=False,
     metavar="fixed:N|dynamic:N|none",
     help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].",
 )
 @provider_option
 @custom_ops_option
 @library_option
-@click.option(
-    "--epochs", type=click.IntRange(1), default=5, show_default=True, help="Passes over the data."
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Samples per step."
-)
+@click.option("--epochs", type=click.IntRange(1), default=5, help="Passes over the data.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, help="Samples per step.")
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Seed of shuffling and dropout.",
 )
 @click.option(
@@ -182,7 +164,7 @@ def _manager(
     help="Save the state to this file after each epoch; resume from it if it exists.",
 )
 @report_options("result", "epoch")
-def command(model: Path, **options: Any) -> None:
+def command(given: Given) -> None:
     """Train MODEL in mixed precision, and write the trained model.
 
     The level sets the precision of the training step; master weights, loss and update stay float32. Without a CUDA
@@ -192,24 +174,22 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
-    opened = Model.of(model)
-    check_outputs(
-        [*files_of(opened), *given_files(options)], [options["output"], options["checkpoint"]]
-    )
-    batches = Batches(read_npz(options["data"]), options["batch_size"], options["seed"])
-    net = _network(opened, batches, options)
+    opened = Model.of(given.model)
+    check_outputs(given, [given.output, given.checkpoint], *files_of(opened))
+    batches = Batches(read_npz(given.data), given.batch_size, given.seed)
+    net = _network(opened, batches, given)
     confirm_sources()
     release_sources()  # everything that training needs of the model is in memory
-    if options["checkpoint"] and options["checkpoint"].exists():
-        net.load(options["checkpoint"])
-    rows = _fit(net, batches, options)
+    if given.checkpoint and given.checkpoint.exists():
+        net.load(given.checkpoint)
+    rows = _fit(net, batches, given)
     trained = net.export()
-    converter = WeightConverter(low_type(options["dtype"]), None)  # converts nothing
-    save_model(trained, options["output"], converter, external=weight_bytes(trained) > INLINE_LIMIT)
-    files = str(model), str(options["output"])
-    sentence = f"Trained {model.name} at {_summary(net, options)}."
+    converter = WeightConverter(low_type(given.dtype), None)  # converts nothing
+    save_model(trained, given.output, converter, external=weight_bytes(trained) > INLINE_LIMIT)
+    files = str(given.model), str(given.output)
+    sentence = f"Trained {given.model.name} at {_summary(net, given)}."
     show(
-        options,
+        given,
         partial(_report, files, sentence, rows),
         lambda: document(
             "train",
@@ -246,7 +226,7 @@ def _report(
     )
 
 
-def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[tuple[float, ...]]:
+def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float, ...]]:
     """Train for the epochs that are left; returns one row per epoch.
 
     Raises:
@@ -254,18 +234,18 @@ def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[t
     """
     updates = skips = 0
     rows: list[tuple[float, ...]] = []
-    for epoch in range(net.steps // len(batches), options["epochs"]):
+    for epoch in range(net.steps // len(batches), given.epochs):
         results: list[StepResult] = []
         (mean,) = net.fit(
             batches.after(epoch),
-            progress=not options["quiet"],
+            progress=not given.quiet,
             report=lambda _, result: results.append(result),  # noqa: B023
         )
         last, skipped = results[-1], sum(result.overflow for result in results)
         rows.append((epoch + 1, mean, last.grad_norm, last.scale, skipped))
         updates, skips = updates + len(results), skips + skipped
-        if options["checkpoint"]:
-            net.save(options["checkpoint"])
+        if given.checkpoint:
+            net.save(given.checkpoint)
     if updates and updates == skips:
         raise RuntimeFailure(
             f"All {updates} updates were skipped because gradients overflowed: train for longer, so that the loss scale"
@@ -274,39 +254,39 @@ def _fit(net: TrainNetwork, batches: Batches, options: dict[str, Any]) -> list[t
     return rows
 
 
-def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNetwork:
+def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
     """The network that the options describe.
 
     Raises:
         ArgumentError: the data lack an input of the model, or hold an unknown one, or a pattern matches no weight.
     """
-    decay = {} if options["weight_decay"] is None else {"weight_decay": options["weight_decay"]}
-    optimizer = OPTIMIZERS[options["optimizer"]](
-        learning_rate=options["lr"],
-        clip_norm=options["clip_norm"],
-        accumulate=options["accumulate"],
-        weights=options["weights"],
+    decay = {} if given.weight_decay is None else {"weight_decay": given.weight_decay}
+    optimizer = OPTIMIZERS[given.optimizer](
+        learning_rate=given.lr,
+        clip_norm=given.clip_norm,
+        accumulate=given.accumulate,
+        weights=given.weights,
         **decay,
     )
     loss = (
         None
-        if options["loss"] == _OWN_LOSS
-        else replace(LOSSES[options["loss"]], label=options["label"], output=options["of"])
+        if given.loss == _OWN_LOSS
+        else replace(LOSSES[given.loss], label=given.label, output=given.of)
     )
     net = build_train_network(
         model.embedded(),
         optimizer,
         loss,
-        options["level"],
-        options["boost_level"],
-        cast_model_type=options["cast_model_type"],
-        keep_batchnorm_fp32=options["keep_batchnorm_fp32"],
-        loss_scale_manager=options["scale"],
-        dtype=options["dtype"],
-        provider=provider_of(options),
-        seed=options["seed"],
+        given.level,
+        given.boost_level,
+        cast_model_type=given.cast_model_type,
+        keep_batchnorm_fp32=given.keep_batchnorm_fp32,
+        loss_scale_manager=given.scale,
+        dtype=given.dtype,
+        provider=given.provider,
+        seed=given.seed,
     )
-    for pattern in options["weights"]:
+    for pattern in given.weights:
         if not any(re.fullmatch(pattern, name) for name in net.plan.weights):
             near = suggestion((tensor.name for tensor in model.proto.graph.initializer), pattern)
             raise ArgumentError(
@@ -320,6 +300,6 @@ def _network(model: Model, batches: Batches, options: dict[str, Any]) -> TrainNe
     return net
 
 
-def _summary(net: TrainNetwork, options: dict[str, Any]) -> str:
-    low = "" if options["level"] == "O0" else f" {options['dtype']}"
-    return f"{options['level']}{low} with {options['optimizer']} on {net.runs_on}, {len(net.plan.weights)} weights"
+def _summary(net: TrainNetwork, given: Given) -> str:
+    low = "" if given.level == "O0" else f" {given.dtype}"
+    return f"{given.level}{low} with {given.optimizer} on {net.runs_on}, {len(net.plan.weights)} weights"

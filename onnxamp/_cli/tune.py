@@ -1,18 +1,17 @@
 """``onnxamp tune``."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from click.core import ParameterSource
 
 from onnxamp._cli.common import (
     IN_FOLDER,
+    Given,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
     target_of,
@@ -22,24 +21,22 @@ from onnxamp._cli.common import (
 )
 from onnxamp._cli.options import (
     accept_option,
+    budget_option,
     conversion_options,
-    in_place_option,
     model_argument,
     options_of,
     output_options,
     place_options,
-    preset_options,
-    provider_of,
+    result_options,
     run_options,
     run_options_of,
+    sink_of,
     state_option,
-    target_option,
     unlike_target,
 )
 from onnxamp._errors import ArgumentError
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request
-from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import LayerDiff
@@ -64,19 +61,16 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 
 @new_command("tune")
 @model_argument
-@target_option
-@in_place_option
+@result_options
 @click.option(
     "--tolerance",
     type=float,
     default=1e-2,
-    show_default=True,
     help="Largest error to accept; for snr, the smallest ratio in dB.",
 )
 @click.option(
     "--metric",
     default="auto",
-    show_default=True,
     metavar="NAME",
     help=f"How to measure the error: {', '.join(METRICS)}, package:function, or auto: detections where an op"
     " selected them, and else rel-l2.",
@@ -89,14 +83,12 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     "--device",
     type=click.Choice([AUTO, *devices()]),
     default=AUTO,
-    show_default=True,
     help="The device to estimate times for: auto is the target's, the GPU here, or an A100.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(1),
     default=SENSITIVITY_RUNS,
-    show_default=True,
     help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
     f" {CANDIDATE_RUNS + 2} more.",
 )
@@ -111,7 +103,6 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     "--times",
     type=click.Choice(TIMES),
     default=TIMES[0],
-    show_default=True,
     help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
     " providers whole models are then timed, and decide what is written.",
 )
@@ -120,25 +111,16 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     metavar="SECONDS",
     type=click.FloatRange(0),
     default=SECONDS,
-    show_default=True,
     help="Begin no further run after so long, and choose among what was found.",
 )
-@click.option(
-    "--budget",
-    metavar="MB",
-    type=click.IntRange(1),
-    default=BUDGET >> 20,
-    show_default=True,
-    help="Memory for values and weights at a time.",
-)
+@budget_option(BUDGET, "Memory for values and weights at a time.")
 @click.option(
     "--allow-slower",
     is_flag=True,
     help="Choose as much low precision as possible, even if it is slower than float32.",
 )
 @output_options
-@preset_options
-def command(model: Path, **options: Any) -> None:
+def command(given: Given) -> None:
     """Convert as much of MODEL to low precision as its measured accuracy allows.
 
     If MODEL is a manifest (NAME.toml) of models that work together, and of a function that runs them, all are converted
@@ -148,59 +130,54 @@ def command(model: Path, **options: Any) -> None:
     Exit codes: 0 the result was written and meets the tolerance; 1 it could not be made or exceeds the tolerance;
     2 wrong usage.
     """
-    if model.suffix.lower() == ".toml":
-        tune_manifest(model, options)
+    if given.model.suffix.lower() == ".toml":
+        tune_manifest(given)
     else:
-        _tune(model, options)
+        _tune(given)
 
 
-def _tune(path: Path, given: dict[str, Any]) -> None:
-    asked, model = options_of(given, Level.AUTO), Model.of(path)
+def _tune(given: Given) -> None:
+    asked, model = options_of(given, Level.AUTO), Model.of(given.model)
     target = target_of(model, given, asked.dtype)
     tell(unlike_target(given, asked.target))
     search = Search(
-        tolerance=given["tolerance"],
-        metric=given["metric"],
-        device=given["device"],
-        times=given["times"],
-        runs=given["runs"],
-        pick=given["pick"],
-        seconds=given["search_time"],
-        allow_slower=given["allow_slower"],
-        accept=given["accept"],
+        tolerance=given.tolerance,
+        metric=given.metric,
+        device=given.device,
+        times=given.times,
+        runs=given.runs,
+        pick=given.pick,
+        seconds=given.search_time,
+        allow_slower=given.allow_slower,
+        accept=given.accept,
     )
-    with progress_bar(quiet=given["quiet"]) as progress:
+    with progress_bar(quiet=given.quiet) as progress:
         run = run_options_of(given, report=progress)
         layers: list[LayerDiff] = []
 
         def compare(written: Path) -> None:
             layers.extend(_layers(model, written, run))
 
-        sink = Sink(
-            target,
-            given["external_data"],
-            given["shard_size"],
-            given["data_names"] or "onnx",
-            approve=compare if given["html"] else None,  # the result may replace the original
-        )
+        # The result may replace the original.
+        sink = sink_of(given, target, compare if given.html else None)
         outcome = convert_to_file(
             Request(model=model, asked=asked, run=run, search=search, warn=tell), sink
         )
     conversion, tuned = outcome.conversion, outcome.tuned
     assert tuned is not None
-    if given["save_plan"]:
-        tuned.plan.save(given["save_plan"])
-    if given["html"]:
+    if given.save_plan:
+        tuned.plan.save(given.save_plan)
+    if given.html:
         result = Model.read(target)
         write_conversion_page(
             made=conversion,
             result=result,
             tuned=tuned,
-            path=given["html"],
+            path=given.html,
             layers=layers,
             samples=outcome.samples,
         )
-    report = partial(tuning_report, conversion, tuned, state=given["state"])
+    report = partial(tuning_report, conversion, tuned, state=given.state)
     show(given, report, partial(tuning_json, conversion, tuned))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
@@ -235,55 +212,49 @@ _OF_MODELS: Final = {
 """Options for a single model, and why a pipeline does not take them."""
 
 
-def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
+def tune_manifest(given: Given) -> None:
     """Tune a pipeline as the options of ``onnxamp tune`` say, write all models, and report.
 
     Raises:
         ArgumentError: an option does not apply to a pipeline, or is wrong. Others as
             :func:`onnxamp._pipeline.tune.tune_pipeline`.
     """
-    given = _given()
-    for name in _OF_MODELS.keys() & given:
+    typed, manifest = _typed(), given.model
+    for name in _OF_MODELS.keys() & typed:
         flag = f"--{'dim' if name == 'dims' else name.replace('_', '-')}"
         raise ArgumentError(
             f"{flag} is for a single model, and {str(manifest)!r} is a pipeline: {_OF_MODELS[name]}."
         )
-    if options["times"] != TIMES[0]:
+    if given.times != TIMES[0]:
         raise ArgumentError(
             f"--times is for a single model: those of a pipeline are {TIMES[0]} estimates."
         )
-    pipeline = make_pipeline(manifest, _settings(options, given))
-    folder = _folder(manifest, options["output"])
-    _check(pipeline, manifest, folder, options)
-    seconds = options["search_time"] if "search_time" in given else PIPELINE_SECONDS
-    with progress_bar(quiet=options["quiet"]) as progress:
+    pipeline = make_pipeline(manifest, _settings(given, typed))
+    folder = _folder(manifest, given.output)
+    _check(pipeline, folder, given)
+    seconds = given.search_time if "search_time" in typed else PIPELINE_SECONDS
+    with progress_bar(quiet=given.quiet) as progress:
         asked = PipelineArguments(
-            device=options["device"],
-            provider=provider_of(options),
-            runs=options["runs"],
+            device=given.device,
+            provider=given.provider,
+            runs=given.runs,
             seconds=seconds,
-            state=options["state"],
+            state=given.state,
             progress=progress,
-            budget=options["budget"] << 20,
-            allow_slower=options["allow_slower"],
+            budget=given.budget,
+            allow_slower=given.allow_slower,
         )
-        base = Sink(
-            folder / "model.onnx",
-            options["external_data"],
-            options["shard_size"],
-            data_names=options["data_names"] or "onnx",
-        )
-        tuned = run_tuning(pipeline, asked, folder, lambda target: replace(base, target=target))
-    if options["save_plan"]:
-        _save_plans(tuned, options["save_plan"])
-    if options["html"]:
+        tuned = run_tuning(pipeline, asked, folder, partial(sink_of, given))
+    if given.save_plan:
+        _save_plans(tuned, given.save_plan)
+    if given.html:
         from onnxamp._report.html.page import Page  # noqa: PLC0415 - only pages need jinja2
 
-        write_page(Page(pipeline_report(tuned, state=options["state"])), options["html"])
+        write_page(Page(pipeline_report(tuned, state=given.state)), given.html)
     tell(tuned.warnings)
     show(
-        options,
-        partial(pipeline_report, tuned, state=options["state"]),
+        given,
+        partial(pipeline_report, tuned, state=given.state),
         partial(pipeline_json, tuned),
     )
     if not tuned.held:
@@ -292,7 +263,7 @@ def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
         )
 
 
-def _given() -> frozenset[str]:
+def _typed() -> frozenset[str]:
     """Names of the options that the command line spells."""
     context = click.get_current_context()
     return frozenset(
@@ -302,17 +273,17 @@ def _given() -> frozenset[str]:
     )
 
 
-def _settings(options: dict[str, Any], given: frozenset[str]) -> Settings:
+def _settings(given: Given, typed: frozenset[str]) -> Settings:
     """What the command line says in place of the manifest."""
     keywords = {
-        name: spelled.meaning(options[name])
+        name: spelled.meaning(getattr(given, name))
         for name, spelled in COMMAND_LINE.items()
-        if name in given and name != "dtype"
+        if name in typed and name != "dtype"
     }
     return Settings(
-        tolerance=options["tolerance"] if "tolerance" in given else None,
-        metric=options["metric"] if "metric" in given else None,
-        dtypes=(options["dtype"],) if "dtype" in given else None,
+        tolerance=given.tolerance if "tolerance" in typed else None,
+        metric=given.metric if "metric" in typed else None,
+        dtypes=(given.dtype,) if "dtype" in typed else None,
         options=keywords | {"strict_options": True},
     )
 
@@ -329,20 +300,18 @@ def _folder(manifest: Path, output: Path | None) -> Path:
     return folder
 
 
-def _check(pipeline: Pipeline, manifest: Path, folder: Path, options: dict[str, Any]) -> None:
+def _check(pipeline: Pipeline, folder: Path, given: Given) -> None:
     """Before anything runs, check that all can be written, and that nothing that is read is replaced."""
     targets = [folder / member.file for member in pipeline.members]
-    plans = options["save_plan"]
+    plans = given.save_plan
     if plans is not None and plans.exists() and not plans.is_dir():
         raise ArgumentError(
             f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder."
         )
     saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
     models = [file for member in pipeline.members for file in files_of(member.model)]
-    check_outputs(
-        [manifest, *models, *given_files(options)],
-        [*targets, *saved, options["html"], options["state"]],
-    )
+    outputs = [*targets, *saved, given.html, given.state]
+    check_outputs(given, outputs, given.model, *models)
 
 
 def _save_plans(tuned: TunedPipeline, folder: Path) -> None:

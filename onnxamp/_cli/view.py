@@ -2,18 +2,15 @@
 
 import shlex
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
     FILE,
-    LevelChoice,
+    Given,
     check_outputs,
     files_of,
-    given_files,
     new_command,
     show,
     tell,
@@ -22,6 +19,7 @@ from onnxamp._cli.common import (
 from onnxamp._cli.options import (
     conversion_options,
     custom_arguments,
+    level_option,
     library_option,
     model_argument,
     options_of,
@@ -45,9 +43,7 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 @new_command("view")
 @model_argument
 @click.option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
-@click.option(
-    "--level", type=LevelChoice(_LEVELS), default="O2", show_default=True, help="The level to show."
-)
+@level_option("The level to show.", _LEVELS)
 @conversion_options
 @library_option
 @click.option(
@@ -57,7 +53,7 @@ _LEVELS = ("O0", "O1", "O2", "O3")
     help="Show a saved plan instead, of level auto or --rescale, too.",
 )
 @report_options("report", "verdict")
-def command(model: Path, **options: Any) -> None:
+def command(given: Given) -> None:
     """Write an HTML page of what converting MODEL would do, without running it.
 
     The page draws the precision of each node along the model with all Casts, lists the nodes with their reasons, and
@@ -65,23 +61,24 @@ def command(model: Path, **options: Any) -> None:
 
     Exit codes: 0 the page was written; 1 the model cannot be read or converted; 2 wrong usage.
     """
-    plan = strict(load_plan(options["plan_file"])) if options["plan_file"] else None
-    asked = plan.options if plan else options_of(options)
+    plan = strict(load_plan(given.plan_file)) if given.plan_file else None
+    asked = plan.options if plan else options_of(given)
     if asked.lacks_ranges:
         flag = "--rescale" if asked.data_max is None else "--data-max"
         raise ArgumentError(
             f"{flag} needs measured ranges: view the plan that onnxamp convert --save-plan writes."
         )
+    model = given.model
     opened = Model.of(model)
-    page = options["output"] or model.with_suffix(".html")
+    page = given.output or model.with_suffix(".html")
     if page.is_dir():
         page /= f"{model.stem}.html"
-    check_outputs([*files_of(opened), *given_files(options)], [page])
+    check_outputs(given, [page], *files_of(opened))
     if plan is None:
         refuse_misspelt(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
     made, result = preview(opened, target, asked, plan)
-    custom = custom_arguments(options)
+    custom = custom_arguments(given)
     if plan is not None:
         made = replace(made, plan=plan)  # its reasons are those of the conversion that was planned
         converts = shlex.join(
@@ -92,7 +89,7 @@ def command(model: Path, **options: Any) -> None:
                 "-o",
                 str(target),
                 "--plan",
-                str(options["plan_file"]),
+                str(given.plan_file),
                 *custom,
             ]
         )
@@ -103,7 +100,7 @@ def command(model: Path, **options: Any) -> None:
     write_page(preview_page(made, audit, converts), page)
     tell(made.plan.warnings if plan is None else ())
     show(
-        options,
+        given,
         lambda: replace(preview_report(made, audit, converts), models=(str(model), str(page))),
         lambda: document("view", {"page": page, "plan": made.plan, "summary": made.summary}),
     )

@@ -2,18 +2,19 @@
 
 From the bottom up:
 
-* :mod:`~onnxamp._model.protos` walks a bare ModelProto, and :mod:`~onnxamp._model.protos` copies parts of it;
-  :mod:`~onnxamp._model.external_data` finds the data of its tensors, :mod:`~onnxamp._model.weights` reads them, and
-  :mod:`~onnxamp._model.statistics` measures them; :mod:`~onnxamp._model.wellformed` refuses models that contradict the
-  form of ONNX models, and :mod:`~onnxamp._model.repair` repairs some.
-* :mod:`~onnxamp._model.staging` makes files appear whole or not at all; :mod:`~onnxamp._model.wire` takes large weights
-  out of a serialised model, and puts them in.
-* :mod:`~onnxamp._model.storage` reads model files with these; :mod:`~onnxamp._model.model` holds a model that was read
-  and checked once, and :mod:`~onnxamp._model.model` the answers that analyses gave about it.
-* :mod:`~onnxamp._model.lowering` converts numbers to low precision and :mod:`~onnxamp._model.blobs` weights, at
-  once or while they are saved; :mod:`~onnxamp._model.blobs` streams the data of many tensors, and
-  :mod:`~onnxamp._model.saving` writes models with all of these.
-* :mod:`~onnxamp._model.model` translates graphs of onnx-graphsurgeon from and to protos.
+* :mod:`~onnxamp._model.protos` walks and copies a bare ModelProto. :mod:`~onnxamp._model.external_data` finds the data
+  of its tensors, :mod:`~onnxamp._model.weights` reads them, and :mod:`~onnxamp._model.statistics` measures them.
+* :mod:`~onnxamp._model.wellformed` refuses models that contradict the form of ONNX models;
+  :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.formats` names files that are no models.
+* :mod:`~onnxamp._model.staging` makes files appear whole or not at all, and :mod:`~onnxamp._model.sources` notices when
+  files change that were read. :mod:`~onnxamp._model.wire` takes large weights out of a serialised model, and puts them
+  in.
+* :mod:`~onnxamp._model.storage` reads model files with these. :mod:`~onnxamp._model.model` holds a model that was read
+  and checked once, with the answers that analyses gave about it.
+* :mod:`~onnxamp._model.lowering` converts numbers to low precision, and :mod:`~onnxamp._model.blobs` weights, at once
+  or while they stream to files. :mod:`~onnxamp._model.shards` shares that among workers,
+  :mod:`~onnxamp._model.data_files` knows whose data files are whose, and :mod:`~onnxamp._model.saving` writes models
+  with all of these.
 
 The room knows op schemas (:mod:`onnxamp._ops`), but no graph analysis: :mod:`onnxamp._graph` builds on it.
 """

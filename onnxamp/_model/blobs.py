@@ -15,7 +15,7 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,23 +55,12 @@ _STEP: Final = PIECE // FLOAT32_BYTES * min(low.bytes for low in FORMATS.values(
 """Bytes that are made of a piece of float32, at least."""
 
 
-class Blob(Protocol):
-    """The data of one tensor as they will be written. Equal blobs have the same bytes."""
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-
-    def read(self, start: int, stop: int, desk: "Desk") -> Any:
-        """A buffer with the bytes from ``start`` to ``stop``, both of which are even."""
-
-
 @dataclass(slots=True)
 class Desk:
     """What one thread works with: memory for one piece, and the files it reads from, each opened once."""
 
     numbers: NDArray[np.float32] = field(default_factory=lambda: np.empty(PIECE // 4, np.float32))
-    scratch: Scratch = field(default_factory=lambda: Scratch.make(PIECE // 4))
+    scratch: Scratch = field(default_factory=lambda: Scratch(PIECE // 4))
     _stack: ExitStack = field(default_factory=ExitStack)
     _files: dict[Path, BinaryIO] = field(default_factory=dict)
 
@@ -87,83 +76,85 @@ class Desk:
         Raises:
             ExternalDataError: the file is too short. SourceChangedError: it is another one than was read before.
         """
-        path, numbers = place.path, self.numbers[: -(-size // 4)]
-        if is_remote(path):
-            data = read_range(path, place.offset + start, size)
-            if len(data) < size:
-                raise ExternalDataError(
-                    f"The file {str(path)!r} became shorter while its weights were read."
-                )
-            numbers.data.cast("B")[:size] = data
-            return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
+        numbers = self.numbers[: -(-size // 4)]
+        view, start = numbers.data.cast("B")[:size], place.offset + start
+        if is_remote(place.path):
+            data = read_range(place.path, start, size)
+            view[: len(data)] = data
+            view = view[len(data) :]
+        else:
+            file = self._opened(place)
+            file.seek(start)
+            while view and (count := file.readinto(view)):  # type: ignore[attr-defined]
+                view = view[count:]
+        if view:
+            raise ExternalDataError(
+                f"The file {str(place.path)!r} became shorter while its weights were read."
+            )
+        return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
+
+    def _opened(self, place: DataLocation) -> BinaryIO:
+        path = place.path
         if path not in self._files:
             self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
             check_opened(self._files[path], path, place.stamp)
-        file, view = self._files[path], numbers.data.cast("B")[:size]
-        file.seek(place.offset + start)
-        while view:
-            count = file.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise ExternalDataError(
-                    f"The file {str(path)!r} became shorter while its weights were read."
-                )
-            view = view[count:]
-        return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """Bytes that are copied from a file, multiplied where the place says so."""
-
-    place: DataLocation
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.place.length
-
-    def read(self, start: int, stop: int, desk: Desk) -> Any:
-        """The bytes from ``start`` to ``stop``."""
-        return desk.fill(self.place, start, stop - start).data.cast("B")[: stop - start]
+        return self._files[path]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Bytes in memory. Compared by identity."""
+    """Bytes that are written as they are. Compared by identity; ``lost`` counts what was lost by them before."""
 
-    data: bytes
+    data: Any
+    """A buffer: bytes, or an array, which may lie in a file."""
+    lost: Sequence[ConversionCounts] = ()
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes."""
+        return memoryview(self.data).cast("B")
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self.data)
+        return self.view.nbytes
 
     def read(self, start: int, stop: int, _: Desk) -> Any:
         """The bytes from ``start`` to ``stop``."""
-        return memoryview(self.data)[start:stop]
+        return self.view[start:stop]
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
-    """float32 numbers that are read from a file and converted; ``lost`` collects the counts of each piece."""
+class Stored:
+    """Bytes of a file, multiplied where the place says so; with ``low``, float32 numbers that are converted.
+
+    ``lost`` collects the counts of each piece. Equal ones have the same bytes.
+    """
 
     place: DataLocation
-    low: Format
-    saturate_at: float
+    low: Format | None = None
+    saturate_at: float = 0.0
     lost: list[ConversionCounts] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.place.length // FLOAT32_BYTES * self.low.bytes
+        length = self.place.length
+        return length if self.low is None else length // FLOAT32_BYTES * self.low.bytes
 
     def read(self, start: int, stop: int, desk: Desk) -> Any:
-        """The bytes of the converted numbers from ``start`` to ``stop``."""
+        """A buffer with the bytes from ``start`` to ``stop``, both of which are even."""
+        if self.low is None:
+            return desk.fill(self.place, start, stop - start).data.cast("B")[: stop - start]
         first, last = (FLOAT32_BYTES * (end // self.low.bytes) for end in (start, stop))
         numbers = desk.fill(self.place, first, last - first)
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
         return bits
+
+
+Blob: TypeAlias = Held | Stored
+"""The data of one tensor as they will be written."""
 
 
 class Chosen(NamedTuple):
@@ -184,28 +175,6 @@ class Weight(NamedTuple):
     saturate_at: float
     name: str
     chosen: Chosen | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Given:
-    """Bits that are written as they are; they may lie in a file. Compared by identity."""
-
-    chosen: Chosen
-
-    @property
-    def lost(self) -> Sequence[ConversionCounts]:
-        """What is lost, as :class:`Lowered` collects it."""
-        return [self.chosen.lost]
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.chosen.bits.nbytes
-
-    def read(self, start: int, stop: int, _: Desk) -> Any:
-        """The bytes from ``start`` to ``stop``."""
-        size = self.chosen.bits.itemsize
-        return np.ascontiguousarray(self.chosen.bits[start // size : stop // size])
 
 
 def stream_blobs(
@@ -331,7 +300,7 @@ class WeightConverter:
     low: Format
     base_dir: Path | None
     deferred: bool = False
-    _pending: list[Lowered | Given] = field(default_factory=list)
+    _pending: list[Blob] = field(default_factory=list)
     _counts: dict[str, ConversionCounts] = field(default_factory=dict)
     _numbers: dict[str, list[int]] = field(default_factory=dict)
 
@@ -370,22 +339,21 @@ class WeightConverter:
             made.data_location = TensorProto.EXTERNAL
             made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")
             self._numbers.setdefault(weight.name, []).append(len(self._pending))
-            chosen = weight.chosen and Given(weight.chosen)
-            self._pending.append(chosen or Lowered(place, self.low, weight.saturate_at))
+            if weight.chosen is None:
+                self._pending.append(Stored(place, self.low, weight.saturate_at))
+            else:
+                self._pending.append(Held(weight.chosen.bits, [weight.chosen.lost]))
         return made
 
-    def pending(self, tensor: TensorProto) -> Lowered | Given | None:
+    def pending(self, tensor: TensorProto) -> Blob | None:
         """What a placeholder stands for; None for any other tensor."""
         location = next((item.value for item in tensor.external_data if item.key == "location"), "")
-        return (
-            self._pending[int(location.removeprefix(_PENDING))]
-            if location.startswith(_PENDING)
-            else None
-        )
+        number = location.removeprefix(_PENDING)
+        return None if number == location else self._pending[int(number)]
 
     def share(self, known: Mapping[Blob, Blob]) -> None:
         """Replace pending blobs by the equal ones in ``known``, so that each is converted and counted once."""
-        self._pending = [known.get(blob, blob) for blob in self._pending]  # type: ignore[misc]
+        self._pending = [known.get(blob, blob) for blob in self._pending]
 
     def counts(self) -> dict[str, ConversionCounts]:
         """What was lost, by name; weights that were pending count once they are written."""

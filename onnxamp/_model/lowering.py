@@ -7,8 +7,8 @@ converts everything to the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial, reduce
+from dataclasses import astuple
+from functools import cache, partial
 from itertools import accumulate, groupby, islice
 from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -38,12 +38,7 @@ class ConversionCounts:
 
     def __add__(self, other: "ConversionCounts") -> "ConversionCounts":
         """The counts of both together."""
-        return ConversionCounts(
-            self.elements + other.elements,
-            self.overflowed + other.overflowed,
-            self.flushed + other.flushed,
-            self.subnormal + other.subnormal,
-        )
+        return ConversionCounts(*map(add, astuple(self), astuple(other)))
 
 
 _WIDEST: Final = max(low.bytes for low in FORMATS.values())
@@ -52,20 +47,15 @@ _CAST_OPSET: Final = max(low.min_opset for low in FORMATS.values())
 """An opset whose Cast knows all formats."""
 
 
-@dataclass(frozen=True, slots=True)
 class Scratch:
     """Reusable memory for :func:`lower`: allocating fresh pages would cost more than the conversion."""
 
-    bits: NDArray[np.uint8]
-    magnitude: NDArray[np.uint8]
-    mask: NDArray[np.bool_]
-
-    @classmethod
-    def make(cls, size: int) -> "Scratch":
-        """Scratch memory for up to ``size`` elements."""
+    def __init__(self, size: int) -> None:
+        """Make room for up to ``size`` elements."""
         block = min(size, _BLOCK)
-        bits, magnitude = (np.empty(_WIDEST * room, np.uint8) for room in (size, block))
-        return cls(bits, magnitude, np.empty(block, np.bool_))
+        self.bits = np.empty(_WIDEST * size, np.uint8)
+        self.magnitude = np.empty(_WIDEST * block, np.uint8)
+        self.mask = np.empty(block, np.bool_)
 
     def bits_of(self, low: Format, size: int) -> NDArray[Any]:
         """Room for the bit patterns of so many numbers."""
@@ -86,7 +76,7 @@ def convert(arrays: Iterable[Saturated], low: Format) -> Iterator[tuple[bytes, C
         while are_small and (joined := list(islice(group, _BLOCK // _FEW))):
             yield from _convert_joined(joined, low)
         for array, saturate_at in group:
-            bits, counts = lower(array, low, saturate_at, Scratch.make(array.size))
+            bits, counts = lower(array, low, saturate_at, Scratch(array.size))
             yield bits.tobytes(), counts
 
 
@@ -94,7 +84,7 @@ def _convert_joined(
     arrays: Sequence[Saturated], low: Format
 ) -> Iterator[tuple[bytes, ConversionCounts]]:
     flat = np.concatenate([array for array, _ in arrays])
-    scratch, stops = Scratch.make(flat.size), accumulate(array.size for array, _ in arrays)
+    scratch, stops = Scratch(flat.size), accumulate(array.size for array, _ in arrays)
     parts = [
         _Part(slice(end - array.size, end), number)
         for end, (array, number) in zip(stops, arrays, strict=True)
@@ -115,31 +105,30 @@ def lower(
         A part of ``scratch.bits``, and the counts.
     """
     bits = scratch.bits_of(low, flat.size)
-    blocks = [slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)]
-    whole = [_Part(slice(None), saturate_at)]
-    counts = [_lower_block(flat[block], bits[block], low, whole, scratch)[0] for block in blocks]
-    return bits, reduce(add, counts) if counts else ConversionCounts()
+    whole, counts = [_Part(slice(None), saturate_at)], ConversionCounts()
+    for block in _blocks(flat.size):
+        counts += _lower_block(flat[block], bits[block], low, whole, scratch)[0]
+    return bits, counts
 
 
 def rounded(array: NDArray[np.float32], low: Format, saturate_at: float) -> NDArray[np.float32]:
     """The numbers of an array once they are low precision, in float32; out of range as :func:`lower` has them."""
-    result, flat = np.empty(array.shape, np.float32), np.ascontiguousarray(array).reshape(-1)
-    raised, scratch = result.reshape(-1), Scratch.make(min(flat.size, _BLOCK))
-    for block in (slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)):
-        _caster(low.elem, TensorProto.FLOAT)(
-            lower(flat[block], low, saturate_at, scratch)[0], raised[block]
-        )
-    return result
+    flat = np.ascontiguousarray(array).reshape(-1)
+    bits, _ = lower(flat, low, saturate_at, Scratch(flat.size))
+    return raised(bits.reshape(array.shape), low.elem)
 
 
 def raised(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
     """Low-precision numbers in float32; ``elem`` is their element type."""
     result, stored = np.empty(array.shape, np.float32), np.ascontiguousarray(array)
-    bits = stored.view(f"u{stored.itemsize}").reshape(-1)
-    flat = result.reshape(-1)
-    for block in (slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)):
+    bits, flat = stored.view(f"u{stored.itemsize}").reshape(-1), result.reshape(-1)
+    for block in _blocks(flat.size):
         _caster(elem, TensorProto.FLOAT)(bits[block], flat[block])
     return result
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
 
 
 class _Part(NamedTuple):
@@ -167,9 +156,8 @@ def _lower_block(
     def counted(mask: NDArray[np.bool_]) -> list[int]:
         return [int(np.count_nonzero(mask[part.place])) for part in parts]
 
-    magnitude = np.add(
-        bits, bits, out=scratch.magnitude.view(low.patterns)[: flat.size]
-    )  # shifts out the sign
+    magnitude = scratch.magnitude.view(low.patterns)[: flat.size]
+    np.add(bits, bits, out=magnitude)  # shifts out the sign
     small = counted(np.less(magnitude, 2 * limits.smallest_normal, out=mask))
     zeros = counted(np.equal(magnitude, 0, out=mask)) if any(small) else small
     zeros_before = counted(np.equal(flat, 0, out=mask)) if any(zeros) else zeros
@@ -191,8 +179,7 @@ def _lower_block(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
+class _Limits(NamedTuple):
     """A low-precision type in NumPy, the bit of its sign, and bit patterns of two of its numbers."""
 
     kind: np.dtype[Any]
@@ -227,9 +214,7 @@ def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], 
         ir_version=8,
     )
     options = ort.SessionOptions()
-    options.intra_op_num_threads = (
-        1  # write_blobs has threads of its own; idle ones of the session would spin
-    )
+    options.intra_op_num_threads = 1  # write_blobs has its own; idle ones would spin
     session = ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar
 
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentTypeError, ModelError
+from onnxamp._errors import ArgumentTypeError, ExternalDataError, ModelError
 from onnxamp._model.external_data import DataFile
 from onnxamp._model.protos import copied, has_external_data
 from onnxamp._model.repair import tidied
@@ -142,7 +142,7 @@ class Model(Asked):
             origin=origin,
             repairs=repairs,
             stamp=stamp,
-            data=find_data_files(proto, folder),
+            data=find_data_files(proto, folder, ExternalDataError),
         )
 
     @property

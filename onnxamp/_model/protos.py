@@ -28,6 +28,11 @@ PLAIN: Final = frozenset(
 )
 """Types of attributes that hold neither tensors nor graphs."""
 
+DATA_FIELDS: Final = tuple(
+    f"{kind}_data" for kind in ("float", "int32", "int64", "string", "double", "uint64")
+)
+"""Fields of a tensor that hold its elements one by one."""
+
 _PACKED: Final = {
     TensorProto.UINT4: 4,
     TensorProto.INT4: 4,

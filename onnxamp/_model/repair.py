@@ -15,7 +15,7 @@ a branch that never runs and cannot be read   a copy of the branch that does
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
@@ -98,32 +98,29 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
 
 def _doubles(graph: GraphProto) -> list[str]:
     """Names of several constants of the main graph; elsewhere ONNX Runtime refuses such models."""
-    constants = [
-        node.output[0] for node in graph.node if node.op_type == "Constant" and node.output
-    ]
-    names = [*(tensor.name for tensor in graph.initializer), *constants]
-    return (
-        [name for name, count in Counter(names).items() if count > 1]
-        if len({*names}) < len(names)
-        else []
-    )
+    names = [tensor.name for tensor in graph.initializer]
+    names += [name for name in map(_constant, graph.node) if name is not None]
+    if len({*names}) == len(names):
+        return []
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _constant(node: NodeProto) -> str | None:
+    """The name that a Constant defines; None of other nodes."""
+    return node.output[0] if node.op_type == "Constant" and node.output else None
 
 
 def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
     """Keep the last Constant of each name, or else the last initializer."""
     seen = set[str]()
-    for position in reversed(range(len(graph.node))):
-        node = graph.node[position]
-        if node.op_type == "Constant" and node.output and node.output[0] in doubles:
-            if node.output[0] in seen:
-                del graph.node[position]
-            seen.add(node.output[0])
-    for position in reversed(range(len(graph.initializer))):
-        name = graph.initializer[position].name
-        if name in doubles:
+    nodes, tensors = graph.node, graph.initializer
+    both: Any = (nodes, map(_constant, nodes)), (tensors, [tensor.name for tensor in tensors])
+    for places, held in both:
+        for position, name in reversed(list(enumerate(held))):
             if name in seen:
-                del graph.initializer[position]
-            seen.add(name)
+                del places[position]
+            elif name in doubles:
+                seen.add(name)
 
 
 # --- order ------------------------------------------------------------------------------------------------------
@@ -222,11 +219,10 @@ def _truths(graph: GraphProto) -> dict[str, bool]:
     listed = {entry.name for entry in graph.input}
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed}
     for node in graph.node:
-        if node.op_type == "Constant" and node.output:
-            held = (
-                item.t for item in node.attribute if item.name == "value" and item.HasField("t")
-            )
-            tensors.update((node.output[0], tensor) for tensor in held)
+        name = _constant(node)
+        if name is not None:
+            held = [item for item in node.attribute if item.name == "value" and item.HasField("t")]
+            tensors.update((name, item.t) for item in held)
     return {
         name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])
         for name, tensor in tensors.items()

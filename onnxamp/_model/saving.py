@@ -6,8 +6,9 @@
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,8 +19,8 @@ from onnxamp._model.blobs import (
     EXTERNAL_MIN,
     PIECE,
     Blob,
-    Copied,
     Held,
+    Stored,
     WeightConverter,
     layout,
     stream_blobs,
@@ -35,10 +36,10 @@ from onnxamp._model.data_files import (
     referring_models,
 )
 from onnxamp._model.external_data import data_location, external_tensor, forget_location
-from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.protos import DATA_FIELDS, stored_bytes, tensors_of
 from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.sources import confirm_sources, release_sources
-from onnxamp._model.staging import RemoteStage, Stage, identity_of, remote_staging, staging
+from onnxamp._model.staging import Stage, identity_of, remote_staging, staging
 from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
@@ -48,50 +49,6 @@ from onnxamp._workers.executor import Workers
 
 _PIECE: Final = 1 << 26
 """Bytes that are copied at a time."""
-
-
-def rename_data(path: Path, identity: str, names: Mapping[str, str], main: bytes) -> bool:
-    """Give the data files of a result other names, and put a model in its place that refers to these.
-
-    The data are copied, which costs neither time nor room where the file system can share them. Nothing is done where a
-    name is taken, or the result was replaced meanwhile.
-
-    Args:
-        path: the result.
-        identity: of the result; see :meth:`Stage.identity`.
-        names: name of a data file beside the result -> its new name.
-        main: the model that refers to the new names.
-
-    Returns:
-        Whether the names are as wished.
-
-    Raises:
-        OSError: something cannot be written. The result stays as it was.
-    """
-    beside, wanted = path.parent, list(names.values())
-
-    def published() -> list[Path]:
-        if identity_of(path) != identity or stage.publish(wanted) != wanted:
-            raise _SupersededError
-        return [beside / name for name in names]
-
-    if any((beside / name).exists() for name in wanted):
-        return False
-    try:
-        with staging(path) as stage:
-            if not stage.has_links():  # there every data file has the token in its name
-                return False
-            for old, new in names.items():
-                _copy(beside / old, stage.data / new)
-            stage.main.write_bytes(main)
-            stage.commit(published)
-    except (_SupersededError, FileNotFoundError):
-        return False
-    return True
-
-
-class _SupersededError(Exception):
-    """Another process replaced the result, or took a name."""
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -108,15 +65,6 @@ def _copy(source: Path, target: Path) -> None:
 
 _TOKEN: Final = 16
 """Length of the random bytes that, with a number, stand for the data of a weight until they are written."""
-_DATA_FIELDS: Final = (
-    "raw_data",
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-    "external_data",
-)
 
 
 class Saved(NamedTuple):
@@ -134,7 +82,7 @@ def save_model(
     external: bool,
     shard_bytes: int | None = None,
     data_names: str = "onnx",
-    keep: frozenset[Path] = frozenset(),
+    keep: AbstractSet[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
     approve: Callable[[Path], None] | None = None,
     workers: Workers | None = None,
@@ -160,32 +108,26 @@ def save_model(
         OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
         ExternalDataError: a weight cannot be read.
     """
-    try:
-        with _staging(path, kept) as stage:
-            blobs, total = _blobs(model, converter, held=external)
-            report = _adding_up(progress, total) if progress else None
-            if external:
-                # Where its data are gone, the model to replace may refer to a file that is new.
-                written = _write_data(
-                    blobs=blobs,
-                    stage=stage,
-                    shard_bytes=shard_bytes,
-                    data_names=data_names,
-                    progress=report,
-                    workers=workers,
-                    kept=kept,
-                )
-                keep |= {(path.parent / name).resolve() for name in written}
-                stage.main.write_bytes(model.SerializeToString())
-            else:
-                _write_inline(model, blobs, stage.main, report)
-            _approved(stage, approve)
-            identity, left = stage.identity(), list[str]()
-            stage.commit(lambda: _outdated(path, keep, left))
-    except (OSError, ValueError) as error:
-        if isinstance(error, (ArgumentError, ModelError)):
-            raise
-        raise unwritable(path, error) from None
+    left, needed = list[str](), set(keep)
+    with _replacing(path, needed, left, approve, kept) as stage:
+        blobs, total = _blobs(model, converter, held=external)
+        report = _adding_up(progress, total) if progress else None
+        if external:
+            # Where its data are gone, the model to replace may refer to a file that is new.
+            written = _write_data(
+                blobs=blobs,
+                stage=stage,
+                shard_bytes=shard_bytes,
+                data_names=data_names,
+                progress=report,
+                workers=workers,
+                kept=kept,
+            )
+            needed.update((path.parent / name).resolve() for name in written)
+            stage.main.write_bytes(model.SerializeToString())
+        else:
+            _write_inline(model, blobs, stage.main, report)
+        identity = stage.identity()
     if external and blobs:
         left += _named_as_usual(model, path, identity, [tensor for tensor, _ in blobs], data_names)
     return Saved(total, tuple(left))
@@ -223,17 +165,45 @@ def _renamed(
     places: Sequence[StringStringEntryProto],
     names: Mapping[str, str],
 ) -> bool:
-    """Whether the data files of a result have new names now; ``places`` are where the model refers to them."""
+    """Give the data files of a result other names, and put a model in its place that refers to these.
+
+    The data are copied, which costs neither time nor room where the file system can share them.
+
+    Args:
+        model: what was written; it refers to the new names afterwards, if it is renamed.
+        path: the result.
+        identity: of the result; see :meth:`Stage.identity`.
+        places: where the model refers to its data files.
+        names: name of a data file beside the result -> its new name.
+
+    Returns:
+        Whether the names are as wished. The result is whole as it was where a name is taken, the result was replaced
+        meanwhile, or something cannot be written.
+    """
+    beside, wanted = path.parent, list(names.values())
+
+    def published() -> list[Path]:
+        if identity_of(path) != identity or stage.publish(wanted) != wanted:
+            raise FileExistsError
+        return [beside / name for name in names]
+
+    _refer(places, names)
+    with suppress(OSError), staging(path) as stage:
+        # Without links every data file has the token in its name.
+        if stage.has_links() and not any((beside / name).exists() for name in wanted):
+            for old, new in names.items():
+                _copy(beside / old, stage.data / new)
+            stage.main.write_bytes(model.SerializeToString())
+            stage.commit(published)
+            return True
+    _refer(places, {new: old for old, new in names.items()})
+    return False
+
+
+def _refer(places: Sequence[StringStringEntryProto], names: Mapping[str, str]) -> None:
+    """Let a model refer to data files by other names."""
     for item in places:
         item.value = names[item.value]
-    renamed = False
-    with suppress(OSError):  # the disk is full, say: the result is whole as it is
-        renamed = rename_data(path, identity, names, model.SerializeToString())
-    if not renamed:
-        before = {new: old for old, new in names.items()}
-        for item in places:
-            item.value = before[item.value]
-    return renamed
 
 
 def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
@@ -279,20 +249,17 @@ def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blo
         return None
     place = data_location(tensor, converter.base_dir)
     if place is not None:
-        return Copied(place)
+        return Stored(place)
     if not held:
         return None
-    is_raw = tensor.HasField("raw_data")
-    return Held(
-        tensor.raw_data
-        if is_raw
-        else numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-    )
+    if not tensor.HasField("raw_data"):
+        tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
+    return Held(tensor.raw_data)
 
 
 def _write_data(
     blobs: list[tuple[TensorProto, Blob]],
-    stage: Stage | RemoteStage,
+    stage: Stage,
     shard_bytes: int | None,
     data_names: str,
     progress: Callable[[int], None] | None,
@@ -315,7 +282,7 @@ def _write_data(
     )
     for tensor, blob in blobs:
         number, offset = places[blob]
-        for name in _DATA_FIELDS:
+        for name in (*DATA_FIELDS, "raw_data", "external_data"):
             tensor.ClearField(name)
         tensor.MergeFrom(external_tensor(names[number], offset, blob.size))
     return names
@@ -336,47 +303,48 @@ def _write_inline(
     spans = find_data(data, lambda start, stop: data.find(token, start, stop) >= 0)
     order = [int.from_bytes(data[span.end - 8 : span.end], "big") for span in spans]
     sizes = [blobs[number][1].size for number in order]
-    pieces, holes, _ = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
-    filled = [(hole.position, blobs[order[hole.index]][1]) for hole in holes]
-    if is_remote(path):
-        stream_blobs(
-            path,
-            [*((position, Held(bytes(piece))) for position, piece in pieces), *filled],
-            progress,
-        )
-        return
-    with path.open("r+b") as file:
-        for position, piece in pieces:
-            file.seek(position)
-            file.write(piece)
-    write_blobs(path, filled, progress)
+    found = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
+    filled = [
+        (position, blobs[order[piece]][1] if isinstance(piece, int) else Held(piece))
+        for position, piece in found
+    ]
+    (stream_blobs if is_remote(path) else write_blobs)(path, filled, progress)
 
 
-def _approved(stage: Stage | RemoteStage, approve: Callable[[Path], None] | None) -> None:
-    if approve is not None:
-        try:
-            with stage.shown() as shown:
-                approve(shown)
-        except Exception:
-            stage.discard()
+@contextmanager
+def _replacing(
+    path: Path,
+    keep: AbstractSet[Path],
+    left: list[str],
+    approve: Callable[[Path], None] | None,
+    kept: Part | None = None,
+) -> Iterator[Stage]:
+    """A stage for a result, here or behind a URL, which is put in its place at the end of the block if it is approved.
+
+    ``left`` gets what becomes of data files that are in use, in sentences; the others are as for :func:`save_model`.
+    """
+    try:
+        with (remote_staging if is_remote(path) else staging)(path, kept) as stage:
+            yield stage
+            if approve is not None:
+                try:
+                    with stage.shown() as shown:
+                        approve(shown)
+                except Exception:
+                    stage.discard()
+                    raise
+            stage.commit(lambda: _outdated(path, keep, left))
+    except (OSError, ValueError) as error:
+        if isinstance(error, (ArgumentError, ModelError)):
             raise
-
-
-def _staging(path: Path, kept: Part | None = None) -> AbstractContextManager[Stage | RemoteStage]:
-    """A stage for a result, here or behind a URL."""
-    return remote_staging(path, kept) if is_remote(path) else staging(path, kept)
-
-
-def _copy_bytes(source: Path, target: Path) -> None:
-    if is_remote(source) or is_remote(target):
-        with source.open("rb") as read, writing(target) as written:
-            shutil.copyfileobj(read, written, PIECE)
-    else:
-        shutil.copyfile(source, target)
+        raise unwritable(path, error) from None
 
 
 def copy_file(
-    source: Path, target: Path, keep: frozenset[Path], approve: Callable[[Path], None] | None = None
+    source: Path,
+    target: Path,
+    keep: AbstractSet[Path],
+    approve: Callable[[Path], None] | None = None,
 ) -> list[str]:
     """Copy a model file whole or not at all; ``keep`` and ``approve`` as for :func:`save_model`.
 
@@ -387,19 +355,16 @@ def copy_file(
         OutputError: the target cannot be written.
     """
     left: list[str] = []
-    try:
-        with _staging(target) as stage:
-            _copy_bytes(source, stage.main)
-            _approved(stage, approve)
-            stage.commit(lambda: _outdated(target, keep, left))
-    except OSError as error:
-        if isinstance(error, ModelError):  # a data file is missing
-            raise
-        raise unwritable(target, error) from None
+    with (
+        _replacing(target, keep, left, approve) as stage,
+        source.open("rb") as read,
+        writing(stage.main) as written,
+    ):
+        shutil.copyfileobj(read, written, PIECE)
     return left
 
 
-def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
+def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path]:
     """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
 
     Args:
@@ -428,7 +393,7 @@ def _outdated(path: Path, keep: frozenset[Path], left: list[str]) -> list[Path]:
     return removed
 
 
-def _data_of(path: Path, keep: frozenset[Path]) -> dict[str, Path]:
+def _data_of(path: Path, keep: AbstractSet[Path]) -> dict[str, Path]:
     """The data files of the present model at ``path`` that are not kept, by name."""
     try:
         names = data_files_of(path) if path.exists() else set[str]()

@@ -7,19 +7,19 @@ they lie; then workers write the data files of the result, each whole. No weight
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnx import TensorProto
 
 from onnxamp._errors import OutputError
-from onnxamp._model.blobs import Blob, Held, Lowered, stream_blobs, write_blobs
+from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
 from onnxamp._model.external_data import DataFile as _DataFile
 from onnxamp._model.external_data import DataLocation, data_location, inside_tensor
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.sources import stamp_now
 from onnxamp._model.staging import sync
 from onnxamp._model.statistics import ConstantStats, constant_stats
 from onnxamp._model.weights import read_array
@@ -67,18 +67,9 @@ def measured(model: Model, workers: Workers | None, kept: Part | None = None) ->
 def _all_measured(
     shares: Sequence[list[_Stored]], workers: Workers | None, kept: Part | None
 ) -> dict[_Place, ConstantStats]:
-    known, keys = (
-        dict[_Place, ConstantStats](),
-        [f"weights {fingerprint(repr(share))}" for share in shares],
-    )
-    missing = [number for number, key in enumerate(keys) if kept is None or key not in kept]
-    found: dict[int, list[ConstantStats]] = {}
-    if kept is not None:
-        found = {
-            number: [from_data(ConstantStats, row) for row in kept[key]]
-            for number, key in enumerate(keys)
-            if key in kept
-        }
+    keys = [f"weights {fingerprint(repr(share))}" for share in shares]
+    known = {} if kept is None else {key: kept[key] for key in keys if key in kept}
+    missing = [number for number, key in enumerate(keys) if key not in known]
 
     def done(position: int, rows: Any) -> None:
         if kept is not None and isinstance(rows, list):
@@ -90,23 +81,25 @@ def _all_measured(
         if workers is None
         else run_in_order(workers, _measuring, waiting, done=done)
     )
-    for number, rows in zip(missing, results, strict=True):
+    measured = dict(zip(missing, results, strict=True))
+    stats: dict[_Place, ConstantStats] = {}
+    for number, (key, share) in enumerate(zip(keys, shares, strict=True)):
+        rows = measured.get(number)
         if isinstance(rows, Crash):
-            raise OutputError(
-                f"The weights in {str(shares[number][0].place.path)!r} cannot be measured. {rows}"
-            )
-        found[number] = rows
-    for number, share in enumerate(shares):
-        pairs = zip(share, found[number], strict=True)
-        known |= {(weight.place.path, weight.place.offset): row for weight, row in pairs}
-    return known
+            where = str(share[0].place.path)
+            raise OutputError(f"The weights in {where!r} cannot be measured. {rows}")
+        if rows is None:
+            rows = [from_data(ConstantStats, row) for row in known[key]]
+        for weight, row in zip(share, rows, strict=True):
+            stats[weight.place.path, weight.place.offset] = row
+    return stats
 
 
 def _measured_here(
     shares: Sequence[list[_Stored]], done: Callable[[int, Any], None]
 ) -> Iterator[list[ConstantStats]]:
     for position, share in enumerate(shares):
-        rows = _measuring({})(share)
+        rows = _measured(share)
         done(position, rows)
         yield rows
 
@@ -122,11 +115,9 @@ def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | Non
         return None
     place = data_location(tensor, folder)
     found = None if place is None else known.get((place.path, place.offset))
-    return (
-        found.scaled(place.exponent)
-        if found is not None and place is not None and place.exponent
-        else found
-    )
+    if found is None or place is None or not place.exponent:
+        return found
+    return found.scaled(place.exponent)
 
 
 def _large(model: Model) -> Iterator[_Stored]:
@@ -155,14 +146,17 @@ def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
 
 
 def _measuring(_: Memory) -> Callable[[list[_Stored]], list[ConstantStats]]:
-    return lambda share: [_stats(weight) for weight in share]
+    return _measured
 
 
-def _stats(weight: _Stored) -> ConstantStats:
-    tensor = inside_tensor(weight.place, was_default=False)
-    tensor.data_type = TensorProto.FLOAT
-    tensor.dims[:] = weight.dims
-    return constant_stats(read_array(tensor, None))
+def _measured(share: list[_Stored]) -> list[ConstantStats]:
+    rows = []
+    for weight in share:
+        tensor = inside_tensor(weight.place, was_default=False)
+        tensor.data_type = TensorProto.FLOAT
+        tensor.dims[:] = weight.dims
+        rows.append(constant_stats(read_array(tensor, None)))
+    return rows
 
 
 _Blobs: TypeAlias = list[tuple[int, Blob]]
@@ -212,7 +206,7 @@ def _size(blobs: _Blobs) -> int:
 def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
     """Note what each weight lost elsewhere."""
     for (_, blob), counts in zip(blobs, lost, strict=True):
-        if isinstance(blob, Lowered):
+        if isinstance(blob, Stored):
             blob.lost.append(counts)
 
 
@@ -220,7 +214,7 @@ def _is_kept(file: DataFile, kept: Part, progress: Callable[[int], None] | None)
     """Whether a file is there that an interrupted run wrote."""
     path, blobs = file
     known = kept.get(_contents(file))
-    if known is None or known["stamp"] != _stamp(path):
+    if known is None or known["stamp"] != as_data(stamp_now(path)):
         return False
     _count(blobs, [from_data(ConversionCounts, row) for row in known["lost"]])
     if progress is not None:
@@ -233,36 +227,31 @@ def _keep(file: DataFile, kept: Part | None) -> None:
         path, blobs = file
         if not is_remote(path):
             sync(path)  # before anybody says that it is there
-        kept[_contents(file)] = {"stamp": _stamp(path), "lost": as_data(_lost(blobs), named=False)}
-
-
-def _stamp(path: Path) -> list[int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+        kept[_contents(file)] = {
+            "stamp": as_data(stamp_now(path)),
+            "lost": as_data(_lost(blobs), named=False),
+        }
 
 
 def _contents(file: DataFile) -> str:
     """What stands for a file with these weights at these places."""
     path, blobs = file
     words = (
-        f"{offset} {fingerprint(blob.data) if isinstance(blob, Held) else blob}"
+        f"{offset} {fingerprint(blob.view) if isinstance(blob, Held) else blob}"
         for offset, blob in blobs
     )
     return f"file {fingerprint(path.name, *words)}"
 
 
 def _writing(_: Memory) -> Callable[[DataFile], list[ConversionCounts]]:
-    return partial(_written)
+    return _written
 
 
 def _written(file: DataFile) -> list[ConversionCounts]:
     """What each weight of a file lost, once it is written."""
     path, blobs = file
     for _, blob in blobs:
-        if isinstance(blob, Lowered):
+        if isinstance(blob, Stored):
             blob.lost.clear()  # an earlier worker died of it
     _write(path, blobs, None)
     return _lost(blobs)
@@ -270,7 +259,7 @@ def _written(file: DataFile) -> list[ConversionCounts]:
 
 def _lost(blobs: _Blobs) -> list[ConversionCounts]:
     return [
-        sum(blob.lost, ConversionCounts()) if isinstance(blob, Lowered) else ConversionCounts()
+        sum(blob.lost, ConversionCounts()) if isinstance(blob, Stored) else ConversionCounts()
         for _, blob in blobs
     ]
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self
 
@@ -88,44 +87,24 @@ def opened_as(path: Path, stamp: FileStamp | None) -> Iterator[BinaryIO]:
         yield file
 
 
-@dataclass(slots=True)
-class Sources:
-    """The files of the models that came in, as they were when they were first read."""
-
-    stamps: dict[Path, FileStamp] = field(default_factory=dict)
-
-    def note(self, stamps: Mapping[Path, FileStamp]) -> None:
-        """Add files that were read.
-
-        Raises:
-            SourceChangedError: one of them was read before, and was another one then.
-        """
-        for path, stamp in stamps.items():
-            if self.stamps.setdefault(path, stamp) != stamp:
-                raise changed_error(path)
-
-    def find_changed(self) -> Path | None:
-        """Return a file that is no longer the one that was read; None if all are."""
-        return next(
-            (path for path, stamp in self.stamps.items() if _stamp_now(path) != stamp), None
-        )
-
-    def release(self, replaced: Iterable[Path]) -> None:
-        """Forget files that onnxamp itself has replaced or removed."""
-        gone = {path.resolve() for path in replaced}
-        self.stamps = {
-            path: stamp for path, stamp in self.stamps.items() if path.resolve() not in gone
-        }
+_SOURCES: Final[ContextVar[dict[Path, FileStamp] | None]] = ContextVar(
+    "onnxamp sources", default=None
+)
+"""The files of the models that came in, as they were when they were first read."""
 
 
-_SOURCES: Final[ContextVar[Sources | None]] = ContextVar("onnxamp sources", default=None)
-
-
-def _stamp_now(path: Path) -> FileStamp | None:
+def stamp_now(path: Path) -> FileStamp | None:
+    """The stamp of a file as it is; None if there is none."""
     try:
         return FileStamp.of(path.stat())
     except OSError:
         return None
+
+
+def _changed() -> Path | None:
+    """A watched file that is no longer the one that was read; None if all are."""
+    watched = _SOURCES.get() or {}
+    return next((path for path, stamp in watched.items() if stamp_now(path) != stamp), None)
 
 
 @contextmanager
@@ -141,14 +120,13 @@ def watched_sources(*, apart: bool = False) -> Iterator[None]:
     if _SOURCES.get() is not None and not apart:
         yield
         return
-    with active_within(_SOURCES, Sources()) as sources:
-        assert sources is not None
+    with active_within(_SOURCES, {}):
         try:
             yield
         except SourceChangedError:
             raise
         except Exception as error:
-            path = sources.find_changed()
+            path = _changed()
             if path is not None:
                 raise changed_error(path) from error
             raise
@@ -172,9 +150,11 @@ def note_sources(stamps: Mapping[Path, FileStamp]) -> None:
     Raises:
         SourceChangedError: one of them was read before, and was another one then.
     """
-    sources = _SOURCES.get()
-    if sources is not None:
-        sources.note(stamps)
+    watched = _SOURCES.get()
+    if watched is not None:
+        for path, stamp in stamps.items():
+            if watched.setdefault(path, stamp) != stamp:
+                raise changed_error(path)
 
 
 def confirm_sources() -> None:
@@ -183,16 +163,15 @@ def confirm_sources() -> None:
     Raises:
         SourceChangedError: one of them has changed.
     """
-    sources = _SOURCES.get()
-    path = None if sources is None else sources.find_changed()
+    path = _changed()
     if path is not None:
         raise changed_error(path)
 
 
 def release_sources(replaced: Iterable[Path] | None = None) -> None:
     """Watch files no more: those that onnxamp itself has replaced, or all."""
-    sources = _SOURCES.get()
-    if sources is not None and replaced is None:
-        sources.stamps.clear()
-    elif sources is not None and replaced is not None:
-        sources.release(replaced)
+    watched = _SOURCES.get() or {}
+    gone = None if replaced is None else {path.resolve() for path in replaced}
+    for path in list(watched):
+        if gone is None or path.resolve() in gone:
+            del watched[path]

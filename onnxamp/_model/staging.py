@@ -43,13 +43,17 @@ _KEPT: Final = "kept"
 _DIGITS: Final = "([0-9a-f]{8})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stage:
     """A result that is being written in ``folder``, and will become ``path``."""
 
     path: Path
-    folder: Path
     token: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it is until then; hidden, and locked."""
+        return self.path.parent / f".{self.path.name}.{self.token}.tmp"
 
     @property
     def main(self) -> Path:
@@ -78,15 +82,14 @@ class Stage:
         for name in names:
             sync(self.data / name)
             (self.data / name).chmod(self._mode())
-        if (
-            any(name in avoid for name in names) or not self.has_links()
-        ):  # with the token, nothing is replaced
-            return [(self.data / name).rename(self._with_token(name)).name for name in names]
+        if not self.has_links() or any(name in avoid for name in names):
+            # With the token, nothing is replaced.
+            return [(self.data / name).rename(self.with_token(name)).name for name in names]
         try:
             return self._named([self.path.parent / name for name in names], names)
         except FileExistsError:
             self.withdraw()
-            return self._named([self._with_token(name) for name in names], names)
+            return self._named([self.with_token(name) for name in names], names)
 
     def _named(self, targets: Sequence[Path], names: Sequence[str]) -> list[str]:
         for target, name in zip(targets, names, strict=True):
@@ -100,10 +103,15 @@ class Stage:
         """Note a file by name and identity: by the time the note is read, another file may have that name."""
         (self.folder / kind / file.name).write_text(identity_of(file))
 
+    def _is_noted(self, kind: str, file: Path) -> bool:
+        """Whether there is a note of a file that exists."""
+        note = self.folder / kind / file.name
+        return note.exists() and file.exists() and note.read_text() == identity_of(file)
+
     @contextmanager
     def shown(self) -> Iterator[Path]:
         """The new file under another name beside the result, where its data files are."""
-        shown = self._with_token(f"{self.path.name}.onnx")
+        shown = self._shown
         try:
             shown.hardlink_to(self.main)
         except OSError:
@@ -141,43 +149,44 @@ class Stage:
     def withdraw(self) -> None:
         """Remove obsolete files beside the result: new data files before the commit, old ones after it."""
         beside, is_open = self.path.parent, self.main.exists()
-        for note in _listed(self.folder / ("new" if is_open else "old")):
-            file = beside / note.name
-            if file.exists() and identity_of(file) == note.read_text():
-                file.unlink()
+        kind = "new" if is_open else "old"
+        for note in _listed(self.folder / kind):
+            if self._is_noted(kind, beside / note.name):
+                (beside / note.name).unlink()
         if not is_open:
             return
         for data in _listed(self.data):
-            for file in (beside / data.name, self._with_token(data.name)):
+            for file in (beside / data.name, self.with_token(data.name)):
                 if file.exists() and file.samefile(data):
                     file.unlink()
-        moved = re.compile(re.escape(f"{self.path.name}.{self.token}") + "[-._].*")
         for file in _listed(beside):
-            if moved.fullmatch(file.name):
+            if self._moved(file):
                 file.unlink()
 
     def recall(self) -> None:
         """Take data files back that were moved beside the result, so that they can be published again."""
-        beside, ours = (
-            self.path.parent,
-            re.compile(re.escape(f"{self.path.name}.{self.token}") + "([-._].*)"),
-        )
-        shown = self._with_token(f"{self.path.name}.onnx").name
-        for file in _listed(beside):
-            note, found = self.folder / "new" / file.name, ours.fullmatch(file.name)
-            here = self.data / (self.path.name + found[1] if found is not None else file.name)
+        for file in _listed(self.path.parent):
+            moved = self._moved(file)
+            here = self.data / (moved or file.name)
             is_twice = here.exists() and file.samefile(here)
-            if (
-                found is None
-                and not is_twice
-                and not (note.exists() and identity_of(file) == note.read_text())
-            ):
-                continue
-            if is_twice or file.name == shown:
+            if is_twice or file == self._shown:
                 file.unlink()
-            else:
+            elif moved or self._is_noted("new", file):
                 file.replace(here)
-            note.unlink(missing_ok=True)
+            else:
+                continue
+            (self.folder / "new" / file.name).unlink(missing_ok=True)
+
+    def _moved(self, file: Path) -> str:
+        """The name of a data file that was put beside the result under a name with the token; "" for other files."""
+        start = f"{self.path.name}.{self.token}"
+        rest = file.name.removeprefix(start)
+        return f"{self.path.name}{rest}" if rest != file.name and rest[:1] in tuple("-._") else ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the next run may go on with what was written."""
+        return self.main.exists() and (self.folder / _KEPT).exists()
 
     def discard(self) -> None:
         """Let nobody go on with what was written: it is no good."""
@@ -192,11 +201,14 @@ class Stage:
             return False
         return True
 
-    def _with_token(self, name: str) -> Path:
+    @property
+    def _shown(self) -> Path:
+        return self.with_token(f"{self.path.name}.onnx")
+
+    def with_token(self, name: str) -> Path:
         """``model.onnx.0f1e2d3c.data`` for ``model.onnx.data``."""
-        return (
-            self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
-        )
+        base = self.path.name
+        return self.path.with_name(f"{base}.{self.token}{name.removeprefix(base)}")
 
     def _mode(self) -> int:
         """Permissions of the file to be replaced; if there is none, the default for new files."""
@@ -216,13 +228,11 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
     if path.exists() and not path.is_file():
         raise OutputError(f"Cannot write {str(path)!r}: it exists, and is not a regular file.")
     while True:
-        stage = _left(path, kept) or _stage(path, token_hex(4))
+        stage = _left(path, kept) or Stage(path, token_hex(4))
         stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
         try:
             with _locked(stage.folder, wait=True):
-                if (
-                    not stage.folder.exists()
-                ):  # another process took it for a leftover before it was locked
+                if not stage.folder.exists():  # another process removed it before it was locked
                     continue
                 sweep(path)
                 stage.main.touch()
@@ -241,7 +251,7 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
 
 def _leave(stage: Stage, kept: Part | None) -> None:
     """Remove what the stage leaves, but for what the next one goes on with."""
-    if kept is not None and stage.main.exists() and (stage.folder / _KEPT).exists():
+    if kept is not None and stage.is_kept:
         stage.recall()
     else:
         _clear(stage)
@@ -252,31 +262,23 @@ def _key(path: Path) -> str:
     return f"stage of {path.name}"
 
 
-def _stage(path: Path, token: str) -> Stage:
-    return Stage(path, path.parent / f".{path.name}.{token}.tmp", token)
-
-
 def _left(path: Path, kept: Part | None) -> Stage | None:
     """The stage that an interrupted run left; None if there is none, or it is finished."""
     token = None if kept is None else kept.get(_key(path))
-    stage = None if token is None else _stage(path, token)
-    return (
-        stage
-        if stage is not None and stage.main.exists() and (stage.folder / _KEPT).exists()
-        else None
-    )
+    stage = Stage(path, token or "")
+    return stage if token and stage.is_kept else None
 
 
 def sweep(path: Path) -> None:
     """Clean up after processes that were killed while they wrote to ``path``."""
     pattern = re.compile(re.escape(f".{path.name}.") + _DIGITS + re.escape(".tmp"))
-    for entry in (
-        _listed(path.parent) if CAN_LOCK else []
-    ):  # else nobody can tell that the process is dead
+    if not CAN_LOCK:  # nobody can tell that the process is dead
+        return
+    for entry in _listed(path.parent):
         found = pattern.fullmatch(entry.name)
         if found is not None and entry.is_dir() and not entry.is_symlink():
             with suppress(OSError), _locked(entry, wait=False):
-                _clear(Stage(path, entry, found[1]))
+                _clear(Stage(path, found[1]))
 
 
 def identity_of(file: Path) -> str:
@@ -337,11 +339,9 @@ def sync(path: Path) -> None:
 
 
 @dataclass(slots=True)
-class RemoteStage:
-    """A result that is being written, and will become ``path``."""
+class RemoteStage(Stage):
+    """A result behind a URL: data files are written in their places, and the model beside its own."""
 
-    path: Path
-    token: str = field(default_factory=lambda: token_hex(4))
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""
     kept: Part | None = None
@@ -351,7 +351,7 @@ class RemoteStage:
     @property
     def main(self) -> Path:
         """The new model, until it is in its place."""
-        return self._with_token(f"{self.path.name}.onnx")
+        return self._shown
 
     def place(self, name: str) -> Path:
         """Where a data file is written: under its name, or if that is taken with the token in it."""
@@ -359,7 +359,7 @@ class RemoteStage:
             usual, key = self.path.parent / name, f"place of {name}"
             known = None if self.kept is None else self.kept.get(key)
             taken = usual.exists() if known is None else known != usual.name
-            self.places[name] = self._with_token(name) if taken else usual
+            self.places[name] = self.with_token(name) if taken else usual
             if self.kept is not None and known is None:
                 self.kept[key] = self.places[name].name
         return self.places[name]
@@ -391,10 +391,7 @@ class RemoteStage:
     def discard(self) -> None:
         """Let nobody go on with what was written: it is no good, or in its place at once."""
         if self.kept is not None:
-            for key in [
-                f"stage of {self.path.name}",
-                *(f"place of {name}" for name in self.places),
-            ]:
+            for key in (_key(self.path), *(f"place of {name}" for name in self.places)):
                 self.kept[key] = None
         self.kept = None
 
@@ -409,11 +406,6 @@ class RemoteStage:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
-    def _with_token(self, name: str) -> Path:
-        return (
-            self.path.parent / f"{self.path.name}.{self.token}{name.removeprefix(self.path.name)}"
-        )
-
 
 @contextmanager
 def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage]:
@@ -426,10 +418,10 @@ def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage
     """
     if path.is_dir():
         raise OutputError(f"Cannot write {str(path)!r}: it is a folder.")
-    stage = RemoteStage(path, kept=kept)
+    known = None if kept is None else kept.get(_key(path))
+    stage = RemoteStage(path, known or token_hex(4), kept=kept)
     if kept is not None:
-        stage.token = kept.get(f"stage of {path.name}") or stage.token
-        kept[f"stage of {path.name}"] = stage.token
+        kept[_key(path)] = stage.token
     try:
         yield stage
     finally:

@@ -7,8 +7,7 @@ their bytes are read when somebody needs them.
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import BinaryIO, Final, NamedTuple
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import ExternalDataError, MissingModelError, ModelError, OutputError
+from onnxamp._errors import MissingModelError, ModelError, OutputError
 from onnxamp._model.external_data import (
     INSIDE,
     DataFile,
@@ -105,15 +104,14 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
         )
     if status.st_size >= MESSAGE_LIMIT:
         raise ValueError(f"it has {status.st_size} bytes, and protobuf ends at 2 GiB")
-    if is_remote(path):
-        stamp = FileStamp.of(status)
-        return _without_weights(
-            path, None, stamp
-        ) if stamp.size >= _READ_WHOLE else path.read_bytes(), stamp
-    with path.open("rb") as file:
-        stamp = FileStamp.of(os.fstat(file.fileno()))
-        data = _without_weights(path, file, stamp) if stamp.size >= _READ_WHOLE else file.read()
-        check_opened(file, path, stamp)
+    with nullcontext() if is_remote(path) else path.open("rb") as file:
+        stamp = FileStamp.of(status if file is None else os.fstat(file.fileno()))
+        if stamp.size >= _READ_WHOLE:
+            data = _without_weights(path, file, stamp)
+        else:
+            data = path.read_bytes() if file is None else file.read()
+        if file is not None:
+            check_opened(file, path, stamp)
     return data, stamp
 
 
@@ -179,19 +177,15 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
             spans = find_data(data, lambda start, stop: stop - start >= _LEFT_BEHIND)
         except ValueError:
             return path.read_bytes() if file is None else file.read()
-        where = path.absolute()
-        places = [
-            DataLocation(where, span.data, span.end - span.data, stamp=stamp) for span in spans
-        ]
-        tensors = [
-            inside_tensor(p, was_default=span.default)
-            for p, span in zip(places, spans, strict=True)
-        ]
-        pieces, _, _ = replaced(
-            data, spans, [(tensor.SerializeToString(), 0) for tensor in tensors]
-        )
-        joined = b"".join(piece for _, piece in pieces)
-        for _, piece in pieces:
+        where, fields = path.absolute(), []
+        for span in spans:
+            place = DataLocation(where, span.data, span.end - span.data, stamp=stamp)
+            tensor = inside_tensor(place, was_default=span.default)
+            fields.append((tensor.SerializeToString(), 0))
+        found = replaced(data, spans, fields)
+        pieces = [piece for _, piece in found if isinstance(piece, memoryview)]  # no holes
+        joined = b"".join(pieces)
+        for piece in pieces:
             piece.release()
         return joined
 
@@ -211,42 +205,33 @@ def weight_bytes(model: ModelProto) -> int:
     return sum(stored_bytes(tensor) for tensor in tensors_of(model))
 
 
-def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
-    """The data files that the model refers to, with symbolic links resolved.
+def find_data_files(
+    model: ModelProto, base_dir: Path | None, *ignored: type[Exception]
+) -> dict[str, DataFile]:
+    """Look up the data files that a model refers to, by their names in the model.
 
     Raises:
-        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given.
+        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given. Where that
+            is ``ignored``, those that cannot be found are left out.
     """
-    return frozenset(data_locations(model, base_dir).values())
-
-
-def data_locations(model: ModelProto, base_dir: Path | None) -> dict[str, Path]:
-    """:func:`data_files` by their names in the model."""
     known: dict[str, DataFile] = {}
     for tensor in tensors_of(model):
         if has_data_file(tensor):
-            data_location(tensor, base_dir, known)
-    return {location: file.path for location, file in known.items()}
+            with suppress(*ignored):
+                data_location(tensor, base_dir, known)
+    return known
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWeights:
+def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
+    """The data files that the model refers to, with symbolic links resolved; raises as :func:`find_data_files`."""
+    return frozenset(file.path for file in find_data_files(model, base_dir).values())
+
+
+class StoredWeights(NamedTuple):
     """A model's weights: bytes of all of them, and the data files that hold some of them, resolved."""
 
     size: int
     files: frozenset[Path]
-
-
-def find_data_files(model: ModelProto, base_dir: Path) -> dict[str, DataFile]:
-    """Look up the data files that a model refers to, by their names in the model; those that cannot be found are left
-    out.
-    """
-    known: dict[str, DataFile] = {}
-    for tensor in tensors_of(model):
-        if has_data_file(tensor):
-            with suppress(ExternalDataError):
-                data_location(tensor, base_dir, known)
-    return known
 
 
 def locate_weights(

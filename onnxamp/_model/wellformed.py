@@ -29,6 +29,7 @@ from onnx import (
 
 from onnxamp._errors import ModelError, OpsetError
 from onnxamp._model.protos import (
+    DATA_FIELDS,
     PLAIN,
     all_nodes,
     bytes_of,
@@ -100,14 +101,6 @@ def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _MOST_BYTES: Final = 2**63
 """Bytes that no array can address, not even an empty one whose other sizes would take them."""
-_DATA: Final = (
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "string_data",
-    "double_data",
-    "uint64_data",
-)
 
 
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
@@ -130,7 +123,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         raise ModelError(f"{what} has the shape {shape}, which no array can have: it is damaged.")
     if tensor.data_location == TensorProto.EXTERNAL:
         return
-    held = [name for name in _DATA if len(getattr(tensor, name))]
+    held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
         found, wanted, unit = len(tensor.raw_data), bytes_of(elem, shape), "bytes"
         fits = not held and found == wanted and elem != TensorProto.STRING
@@ -404,18 +397,16 @@ class _Checker:
         if used - {wanted} or (wanted in _HELD and not used):
             found = ", ".join(sorted(used)) or "nothing"
             raise ModelError(f"{where} should hold its value in {wanted!r}, but holds {found}.")
-        self._values(item, where)
-
-    def _values(self, item: AttributeProto, where: str) -> None:
-        for tensor in (*([item.t] if item.HasField("t") else []), *item.tensors):
-            check_tensor(tensor, where)
-        for sparse in (
-            *([item.sparse_tensor] if item.HasField("sparse_tensor") else []),
-            *item.sparse_tensors,
-        ):
-            check_sparse(sparse)
-        for kind in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
-            check_type(kind, where)
+        if item.type in PLAIN:
+            return
+        held = getattr(item, wanted)
+        for value in held if wanted.endswith("s") else [held]:
+            if isinstance(value, TensorProto):
+                check_tensor(value, where)
+            elif isinstance(value, SparseTensorProto):
+                check_sparse(value)
+            elif isinstance(value, TypeProto):
+                check_type(value, where)
 
 
 def _plain_bytes(item: AttributeProto) -> bytes | None:

@@ -6,11 +6,12 @@ enough of protobuf's wire format (https://protobuf.dev/programming-guides/encodi
 payload, and only messages that can hold tensors are descended into.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from mmap import mmap
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -20,31 +21,25 @@ _BLOCK: Final = 1 << 20
 _BLOCKS: Final = 8
 
 
-@dataclass(slots=True)
 class Ranges:
     """Bytes elsewhere, of which only the parts that are looked at are fetched, in blocks; the last ones are kept."""
 
-    size: int
-    fetch: Callable[[int, int], bytes]
-    """Takes a start and a size."""
-    _kept: dict[int, bytes] = field(default_factory=dict)
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
+        """Let ``fetch`` be called with a start and a size."""
+        self._size, self._fetch = size, fetch
+        self._block = lru_cache(_BLOCKS)(self._fetched)
+
+    def _fetched(self, start: int) -> bytes:
+        return self._fetch(start, min(_BLOCK, self._size - start))
 
     def __len__(self) -> int:
-        return self.size
+        return self._size
 
-    def __getitem__(self, at: int) -> int:
-        number, inside = divmod(at, _BLOCK)
-        if number not in self._kept:
-            while len(self._kept) >= _BLOCKS:
-                del self._kept[next(iter(self._kept))]
-            self._kept[number] = self.fetch(
-                number * _BLOCK, min(_BLOCK, self.size - number * _BLOCK)
-            )
-        return self._kept[number][inside]
-
-    def part(self, start: int, stop: int) -> memoryview:
-        """The bytes from a start to an end."""
-        return memoryview(self.fetch(start, stop - start))
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return memoryview(self._fetch(at.start, at.stop - at.start))
+        inside = at % _BLOCK
+        return self._block(at - inside)[inside]
 
 
 Buffer: TypeAlias = bytes | memoryview | mmap | Ranges
@@ -73,28 +68,20 @@ _EXTERNAL_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["external_data"].n
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+_Around: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Messages, outermost first, as positions: of the length, and where the content starts and ends."""
+
+
+class Span(NamedTuple):
     """The ``raw_data`` field of a tensor: tag and length from ``start``, data from ``data`` to ``end``."""
 
     start: int
     data: int
     end: int
-    around: tuple[tuple[int, int, int], ...]
-    """The messages that enclose it, outermost first, as positions: of the length, and where the content starts and
-    ends.
-    """
+    around: _Around
+    """The messages that enclose it."""
     default: bool
     """Whether the tensor says explicitly that it holds its data (``data_location`` DEFAULT)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """``size`` bytes at ``position`` that are left for the data of tensor ``index``."""
-
-    position: int
-    size: int
-    index: int
 
 
 def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
@@ -110,9 +97,7 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     Complexity: linear in the fields of the messages that are looked into.
     """
     found: list[Span] = []
-    stack: list[tuple[str, int, int, tuple[tuple[int, int, int], ...]]] = [
-        ("model", 0, len(data), ())
-    ]
+    stack: list[tuple[str, int, int, _Around]] = [("model", 0, len(data), ())]
     while stack:
         kind, position, end, around = stack.pop()
         if kind == "tensor":
@@ -129,9 +114,7 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     return found
 
 
-def _tensor_data(
-    data: Buffer, position: int, end: int, around: tuple[tuple[int, int, int], ...]
-) -> Span | None:
+def _tensor_data(data: Buffer, position: int, end: int, around: _Around) -> Span | None:
     """The raw data of one tensor; None if it has none, or refers to external data."""
     span, default = None, False
     for number, tag_at, _, start, stop in _fields(data, position, end):
@@ -143,7 +126,7 @@ def _tensor_data(
             if span is not None:
                 raise ValueError("raw_data twice")
             span = Span(tag_at, start, stop, around, default)
-    return span and replace(span, default=default)
+    return span and span._replace(default=default)
 
 
 def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -197,7 +180,7 @@ def as_varint(value: int) -> bytes:
 
 def replaced(
     data: Buffer, spans: Sequence[Span], fields: Sequence[tuple[bytes, int]]
-) -> tuple[list[tuple[int, memoryview]], list[Hole], int]:
+) -> list[tuple[int, memoryview | int]]:
     """Replace the data of some tensors in a message by other fields.
 
     Args:
@@ -206,49 +189,38 @@ def replaced(
         fields: for each span, the bytes to put in its place and the size of the hole to leave behind them.
 
     Returns:
-        The new message: pieces as (position, bytes), the holes between them, and its total size.
+        The new message, as bytes by their positions in it; a hole is the number of its span.
 
     Complexity: linear in the spans and the messages that enclose them; no data are copied.
     """
-    grown: dict[int, int] = {}
+    grown = Counter[int]()
     messages: dict[int, tuple[int, int, int]] = {}
     """Start of a message's content -> start of its length, end of its content, and start of the enclosing message."""
-    for span, (text, size) in zip(spans, fields, strict=True):
+    cuts: list[tuple[int, int, bytes, int, int]] = []
+    for number, (span, (text, size)) in enumerate(zip(spans, fields, strict=True)):
         outer = -1
         for length_at, start, stop in span.around:
             messages[start] = (length_at, stop, outer)
             outer = start
-        grown[outer] = grown.get(outer, 0) + len(text) + size - (span.end - span.start)
-    cuts: list[tuple[int, int, bytes, int, int]] = []
-    for start in sorted(
-        messages, reverse=True
-    ):  # inner messages first, since their lengths may grow, too
+        grown[outer] += len(text) + size - (span.end - span.start)
+        cuts.append((span.start, span.end, text, size, number))
+    for start in sorted(messages, reverse=True):  # inner messages first: their lengths may grow
         length_at, stop, outer = messages[start]
-        length = as_varint(stop - start + grown.get(start, 0))
+        length = as_varint(stop - start + grown[start])
         cuts.append((length_at, start, length, 0, -1))
-        grown[outer] = grown.get(outer, 0) + grown.get(start, 0) + len(length) - (start - length_at)
-    cuts += [
-        (s.start, s.end, text, size, i)
-        for i, (s, (text, size)) in enumerate(zip(spans, fields, strict=True))
-    ]
-    part = data.part if isinstance(data, Ranges) else _parts_of(memoryview(data))
-    pieces, holes, read, written = list[tuple[int, memoryview]](), list[Hole](), 0, 0
-    for start, stop, text, size, index in sorted(cuts):
-        for piece in (part(read, start), memoryview(text)):
+        grown[outer] += grown[start] + len(length) - (start - length_at)
+    whole = data if isinstance(data, Ranges) else memoryview(data)
+    found, read, written = list[tuple[int, memoryview | int]](), 0, 0
+    for start, stop, text, size, number in [*sorted(cuts), (len(data), len(data), b"", 0, -1)]:
+        for piece in (whole[read:start], memoryview(text)):
             if piece.nbytes:
-                pieces.append((written, piece))
+                found.append((written, piece))
                 written += piece.nbytes
-        if index >= 0:
-            holes.append(Hole(written, size, index))
+        if number >= 0:
+            found.append((written, number))
             written += size
         read = stop
-    pieces.append((written, part(read, len(data))))
-    return pieces, holes, written + len(data) - read
-
-
-def _parts_of(whole: memoryview) -> Callable[[int, int], memoryview]:
-    """A function that cuts parts out, from a start to an end."""
-    return lambda start, stop: whole[start:stop]
+    return found
 
 
 def raw_data_head(size: int) -> bytes:

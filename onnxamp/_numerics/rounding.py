@@ -265,7 +265,7 @@ def _rounded(weight: ProductWeight, graph: Graph, rows: Floats, low: Format) -> 
     if found is None:
         return None, (0.0, 0.0, 0.0)
     stored = weight.arrangement.stored(found.weight, array.shape).reshape(-1)
-    bits, counts = lower(stored, low, low.max_finite, Scratch.make(stored.size))
+    bits, counts = lower(stored, low, low.max_finite, Scratch(stored.size))
     lost = int(np.count_nonzero((stored == 0) & (array.reshape(-1) != 0)))
     counts = ConversionCounts(counts.elements, 0, lost, counts.subnormal)
     return Chosen(_kept(bits), counts), (found.nearest, found.compensated, found.signal)

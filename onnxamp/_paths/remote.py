@@ -149,7 +149,7 @@ class RemotePath(Remote, _Base):
 
     def _ask(self, name: str, *args: Any, **keywords: Any) -> Any:
         """Call the file system's method of that name with the key; raises as :func:`_called`."""
-        return _called(getattr(self.file_system, name), self.key, *args, **keywords)
+        return _called(lambda: getattr(self.file_system, name)(self.key, *args, **keywords))
 
     def _look(self, name: str, **keywords: Any) -> Any:
         """As :meth:`_ask`, for questions that have an answer even if there is no file."""

@@ -42,7 +42,7 @@ _Place: TypeAlias = tuple[int, int]
 """Offset and length of a line."""
 
 
-def fingerprint(*parts: str | bytes) -> str:
+def fingerprint(*parts: str | bytes | memoryview) -> str:
     """A short hash of parts in order."""
     digest = sha256()
     for part in parts:

@@ -16,13 +16,12 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from onnxamp._errors import ArgumentError
 from onnxamp._workers.signals import cleaned_up
@@ -32,8 +31,7 @@ Work: TypeAlias = Callable[[Memory], Callable[[Any], Any]]
 """Makes the function that is called with each item; it must be possible to pickle it, with what it is made from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
+class Crash(NamedTuple):
     """A worker died.
 
     Attributes:
@@ -68,8 +66,7 @@ class Crash:
         return f"The worker process {end}{more}."
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The function raised an error; the worker lives on."""
 
     error: Exception
@@ -156,12 +153,9 @@ def run(
                 if 0 < died[position] < workers.attempts and _may_pass(result):
                     waiting.appendleft((position, item))
                 else:
-                    yield (
-                        position,
-                        replace(result, attempts=died[position])
-                        if isinstance(result, Crash)
-                        else result,
-                    )
+                    if isinstance(result, Crash):
+                        result = result._replace(attempts=died[position])  # noqa: PLW2901
+                    yield position, result
     finally:
         workers.stop()
 
@@ -206,31 +200,29 @@ def run_in_order(
                 yield now
 
 
-@dataclass(slots=True)
 class Station:
-    """What a worker process has: the function of the present work."""
+    """What a worker process has: a memory, and the function of the present work."""
 
-    memory: Memory = field(default_factory=dict)
-    _function: Callable[[Any], Any] | None = None
-    _fault: Exception | None = None
+    _function: Callable[[Any], Any]
+
+    def __init__(self) -> None:
+        self.memory: Memory = {}
 
     def turn_to(self, pickled: bytes) -> None:
         """Turn to another work; an error is that of each of its items."""
-        self._function = self._fault = None
-        try:
-            self._function = pickle.loads(pickled)(self.memory)  # noqa: S301 - it comes from the main process
-        except Exception as error:  # noqa: BLE001 - the main process decides what it means
-            self._fault = error
+        made = _tried(lambda: pickle.loads(pickled)(self.memory))  # noqa: S301 - the main process made it
+        self._function = (lambda _: made) if isinstance(made, Failed) else made
 
     def do(self, item: Any) -> Any:
         """The result of an item."""
-        if self._function is None:
-            assert self._fault is not None
-            return Failed(self._fault)
-        try:
-            return self._function(item)
-        except Exception as error:  # noqa: BLE001 - the main process decides what it means
-            return Failed(error)
+        return _tried(lambda: self._function(item))
+
+
+def _tried(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - the main process decides what it means
+        return Failed(error)
 
 
 def ending(code: int | None) -> str:
@@ -290,18 +282,15 @@ class Once(Generic[P, T]):
     def __init__(self, function: Callable[P, T]) -> None:
         self.__doc__: str | None = function.__doc__
         self._turn: Final = RLock()
-        self._function: Final = function
-        self._results: Final = dict[Any, T]()
+        self._cached: Final[Any] = cache(function)
 
     def __call__(self, *args: P.args, **keywords: P.kwargs) -> T:
         """What the function returned for these arguments."""
-        key = args, tuple(sorted(keywords.items()))
         with self._turn:
-            if key not in self._results:
-                self._results[key] = self._function(*args, **keywords)
-            return self._results[key]
+            result: T = self._cached(*args, **keywords)
+        return result
 
     def cache_clear(self) -> None:
         """Forget all results."""
         with self._turn:
-            self._results.clear()
+            self._cached.cache_clear()

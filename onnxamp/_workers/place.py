@@ -256,7 +256,6 @@ class Place:
             workers: Workers = connect(self.cluster, self.jobs, most, gpus, once=once)
             return workers
         cores = core_count()
-        count = max(
-            1, min(self.jobs or cores, most or cores if self.jobs is None else most or self.jobs)
-        )
+        wanted = self.jobs or cores
+        count = max(1, min(wanted, most or wanted))
         return Processes(count, max(1, cores // count), once)

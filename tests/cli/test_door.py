@@ -48,7 +48,7 @@ class TestAnyException:
         @new_command("check")
         @click.option("--format", default="table")
         @click.option("-v", "--verbose", is_flag=True)
-        def command(**_: Any) -> None:
+        def command(_: Any) -> None:
             raise error
 
         monkeypatch.setattr(group, "get_command", lambda *_: command)

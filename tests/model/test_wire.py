@@ -123,12 +123,10 @@ def test_lengths_grow_with_what_they_hold(size: int) -> None:
     """Data replaced by other data at every depth; all lengths around follow."""
     data = nested(0).SerializeToString()
     spans = find_data(data, lambda start, stop: stop - start >= 4 * LARGE)
-    pieces, holes, total = replaced(data, spans, [(raw_data_head(size), size)] * len(spans))
-    made = bytearray(total)
-    for position, piece in pieces:
-        made[position : position + len(piece)] = piece
-    for hole in holes:
-        made[hole.position : hole.position + size] = bytes([hole.index + 1]) * size
+    made = bytearray()
+    for position, piece in replaced(data, spans, [(raw_data_head(size), size)] * len(spans)):
+        assert position == len(made)
+        made += bytes([piece + 1]) * size if isinstance(piece, int) else piece
     tensors = [t for t in tensors_of(ModelProto.FromString(bytes(made))) if t.HasField("raw_data")]
     assert sorted(t.raw_data for t in tensors) == [bytes([index + 1]) * size for index in range(len(spans))]
 

@@ -229,3 +229,11 @@ def test_a_limit_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THREADS, "many")
     with pytest.raises(onnxamp.ArgumentError, match="must be a number of threads, not 'many'"):
         thread_limit()
+
+
+def test_a_cluster_without_ray_is_an_error_that_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(onnxamp.MissingPackageError, match=r"--cluster needs Ray, .*pip install 'onnxamp\[ray\]'"):
+        onnxamp.convert_folder(CLASSIFIER.parent, tmp_path, cluster="local", validate=False)

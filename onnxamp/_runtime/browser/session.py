@@ -26,7 +26,7 @@ from onnx import ModelProto
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.stats import lowest_precision
-from onnxamp._model.storage import data_locations, load_model
+from onnxamp._model.storage import find_data_files, load_model
 from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.browser.server import BUNDLE, TYPES, find_web, pack, unpack
@@ -395,7 +395,8 @@ def _files(source: bytes | str) -> dict[str, bytes | Path]:
     """
     files: dict[str, bytes | Path] = {"": source if isinstance(source, bytes) else Path(source)}
     if isinstance(source, str):
-        files |= data_locations(load_model(Path(source)), Path(source).parent)
+        found = find_data_files(load_model(Path(source)), Path(source).parent)
+        files |= {name: file.path for name, file in found.items()}
     size = sum(
         len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values()
     )
