@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -34,9 +34,6 @@ from onnxamp._runtime.session import (
 )
 from onnxamp._runtime.values import Feed, as_typed
 
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the work that is done and all there is to do."""
 
@@ -50,53 +47,39 @@ ModelFile: TypeAlias = ModelProto | str | PathLike[str]
 """A model in memory, or the path of its file."""
 
 
-class WholeModel(Protocol):
-    """A model in one session with all fusions, which the first run loads."""
+class WholeModel:
+    """A model in one session of ONNX Runtime with all fusions, which the first run loads."""
+
+    def __init__(self, model: ModelFile, provider: Provider, *, leaves_nodes: bool) -> None:
+        self._model, self._provider, self._leaves_nodes = model, provider, leaves_nodes
+        self._session: Any = None
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
-        """Return the outputs by name. Feeds that the model does not take are ignored.
+        """Return the outputs by name. Feeds that the model does not take are ignored; floats may be of any width.
 
         Raises:
             RuntimeFailure: the model does not load or run.
         """
-
-    def left_to_cpu(self) -> Counter[str]:
-        """Count by op the nodes that the engine left to the CPU; none before a run."""
-
-
-@dataclass(slots=True)
-class _OrtModel:
-    """A :class:`WholeModel` in ONNX Runtime; floats are cast to the types of its inputs."""
-
-    model: ModelFile
-    provider: Provider
-    leaves_nodes: bool
-    _session: "ort.InferenceSession | None" = None
-
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         if self._session is None:
-            self._session = make_session(self.model, self.provider)
+            self._session = make_session(self._model, self._provider)
         entries = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
         types = {item.name: item.type for item in entries}
         taken = {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types}
         return run(self._session, taken)
 
     def left_to_cpu(self) -> Counter[str]:
-        if self._session is None or not self.leaves_nodes:
+        """Count by op the nodes that the engine left to the CPU; none before a run."""
+        if self._session is None or not self._leaves_nodes:
             return Counter()
         return Counter(op for provider, op, _ in assigned_nodes(self._session) if provider == "CPU")
 
 
-@dataclass(slots=True)
-class _WebModel:
-    """A :class:`WholeModel` in a browser."""
-
-    model: ModelFile
-    _session: Any = None
+class _WebModel(WholeModel):
+    """A model in a browser."""
 
     def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         if self._session is None:
-            self._session = the_browser().open(self.model)
+            self._session = the_browser().open(self._model)
         return dict(self._session.run(feeds))
 
     def left_to_cpu(self) -> Counter[str]:
@@ -169,7 +152,7 @@ class Engine(ABC):
 
     def load(self, model: ModelFile) -> WholeModel:
         """Return a model that runs whole; the first run loads it."""
-        return _OrtModel(model, self.provider, leaves_nodes=not self.is_reference)
+        return WholeModel(model, self.provider, leaves_nodes=not self.is_reference)
 
 
 class CpuEngine(Engine):
@@ -236,7 +219,7 @@ class BrowserEngine(Engine):
 
     def load(self, model: ModelFile) -> WholeModel:
         """As :meth:`Engine.load`."""
-        return _WebModel(model)
+        return _WebModel(model, self.provider, leaves_nodes=True)
 
 
 _ENGINES: Final[Mapping[Provider, type[Engine]]] = {
