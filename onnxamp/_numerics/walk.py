@@ -8,7 +8,7 @@ where they are and dropped when nobody needs them any more, so that memory holds
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement, measure
@@ -41,17 +41,13 @@ class Walked(NamedTuple):
 
     reference: Mapping[str, Any]
     result: Mapping[str, Any]
-    compared: Mapping[str, Compared]
+    compared: dict[str, Compared]
     failure: str | None = None
     """Why the result does not run to its end; both outputs are missing then."""
 
 
-class _Step(NamedTuple):
-    """Nodes of both models that run together, by position, and the values that are compared then."""
-
-    reference: tuple[int, ...]
-    result: tuple[tuple[int, ...], ...]
-    compared: tuple[str, ...]
+_Step: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]
+"""Nodes of both models that run together, by position, and the values that are compared then."""
 
 
 @dataclass(slots=True)
@@ -81,30 +77,36 @@ class Walk:
         self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
     ) -> list[Walked]:
         """:meth:`run` of several samples, which share each weight that is read. The first that fails ends all."""
-        trials = [self._trial(feeds) for feeds in samples]
+        sides = [self._start(feeds) for feeds in samples]
+        walks = [Walked({}, {}, {}) for _ in samples]
         if not self._steps:
-            one, other = trials[0].reference, trials[0].result
-            self._steps = list(_steps(one.flow, other.flow, self.pairing, self.budget))
+            flows = self.reference.flow, self.result.flow
+            self._steps = list(_steps(*flows, self.pairing, self.budget))
         done, total = 0, len(self.reference.flow.nodes)
-        for step in self._steps:
-            for trial in trials:
-                trial.reference.run(step.reference)
-            for nodes in step.result:
-                for trial in trials:
-                    trial.run(nodes)
-                if len(step.result) > 1:
+        for part, groups, targets in self._steps:
+            for one, _ in sides:
+                one.run(part)
+            for nodes in groups:
+                for number, (_, other) in enumerate(sides):
+                    walks[number] = _advanced(walks[number], other, nodes)
+                if len(groups) > 1:
                     self.result.forget()
-            for trial in trials:
-                if trial.failure is None:
-                    trial.compared |= self._compare(step, trial.reference, trial.result)
+            for walked, (one, other) in zip(walks, sides, strict=True):
+                if walked.failure is None:
+                    walked.compared.update(self._compare(targets, one, other))
             self.reference.forget()
             self.result.forget()
-            done += len(step.reference)
+            done += len(part)
             if progress is not None:
                 progress(done, total)
-            if all(trial.failure is not None for trial in trials):
+            if all(walked.failure is not None for walked in walks):
                 break
-        return [trial.walked() for trial in trials]
+        return [
+            walked
+            if walked.failure is not None
+            else walked._replace(reference=_outputs(one), result=_outputs(other))
+            for walked, (one, other) in zip(walks, sides, strict=True)
+        ]
 
     def together(self) -> int:
         """How many samples fit the budget, as far as what they hold between steps is known."""
@@ -112,21 +114,16 @@ class Walk:
         parts = list(parts_of(flow, range(len(flow.nodes)), self.budget // 3))
         return fitting(flow, parts, flow.outputs, self.budget // 2)
 
-    def _trial(self, feeds: Mapping[str, Feed]) -> "_Trial":
-        reads = self.pairing.reads()
-        reads.update(list(self.pairing.shared))
-        one = start(self.reference, feeds, reads)
-        other = start(
-            self.result,
-            feeds,
-            Counter(list(self.pairing.shared) if self.pairing.accumulated else ()),
-        )
-        return _Trial(one, other)
+    def _start(self, feeds: Mapping[str, Feed]) -> tuple[Side, Side]:
+        shared = Counter(list(self.pairing.shared))
+        one = start(self.reference, feeds, self.pairing.reads() + shared)
+        other = start(self.result, feeds, shared if self.pairing.accumulated else Counter())
+        return one, other
 
-    def _compare(self, step: _Step, one: Side, other: Side) -> dict[str, Compared]:
-        replayed = self._replay(step.compared, one)
+    def _compare(self, targets: Sequence[str], one: Side, other: Side) -> dict[str, Compared]:
+        replayed = self._replay(targets, one)
         compared = {}
-        for name in step.compared:
+        for name in targets:
             accumulated, note = None, None
             exponent = self.pairing.exponents.get(name, 0)
             reference, device = self._as_stored(one, name), one.runner.provider
@@ -139,14 +136,14 @@ class Walk:
                 local, trouble = _measured(reference, local, device, exponent)
             compared[name] = Compared(local, accumulated, note or trouble)
             replayed.pop(name, None)
-        replays = (self.pairing.shared[name] for name in step.compared)
+        replays = (self.pairing.shared[name] for name in targets)
         one.used(
             [
-                *step.compared,
+                *targets,
                 *(name for replay in replays if replay is not None for name in replay.reads),
             ]
         )
-        other.used(step.compared if self.pairing.accumulated else ())
+        other.used(targets if self.pairing.accumulated else ())
         return compared
 
     def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
@@ -241,33 +238,19 @@ def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iter
         made = [name for node in part for name in reference.nodes[node].output]
         targets = tuple(name for name in made if name in pairing.shared)
         needed = ancestors(result, targets, done)
-        yield _Step(part, tuple(parts_of(result, needed, budget)), targets)
+        yield part, tuple(parts_of(result, needed, budget)), targets
     rest = ancestors(result, result.outputs, done)
-    yield _Step((), tuple(parts_of(result, rest, budget)), ())
+    yield (), tuple(parts_of(result, rest, budget)), ()
 
 
-@dataclass(slots=True)
-class _Trial:
-    """One sample on its way through both models."""
-
-    reference: Side
-    result: Side
-    compared: dict[str, Compared] = field(default_factory=dict)
-    failure: str | None = None
-
-    def run(self, nodes: Sequence[int]) -> None:
-        """Run nodes of the result, unless some failed before."""
-        if self.failure is None:
-            try:
-                self.result.run(nodes)
-            except RuntimeFailure as error:
-                self.failure = str(error)
-
-    def walked(self) -> Walked:
-        """Both models' outputs; none if the result failed."""
-        if self.failure is not None:
-            return Walked({}, {}, self.compared, self.failure)
-        return Walked(_outputs(self.reference), _outputs(self.result), self.compared)
+def _advanced(walked: Walked, side: Side, nodes: Sequence[int]) -> Walked:
+    """Run nodes of the result, unless some failed before; what is known of the sample then."""
+    if walked.failure is None:
+        try:
+            side.run(nodes)
+        except RuntimeFailure as error:
+            return walked._replace(failure=str(error))
+    return walked
 
 
 @dataclass(slots=True)
