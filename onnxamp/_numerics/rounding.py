@@ -29,12 +29,11 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import fitted
 from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
-from onnxamp._runtime.pieces import Runner, Side, ancestors, parts_of
+from onnxamp._runtime.pieces import Runner, ancestors, start
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed, from_value, to_value
+from onnxamp._runtime.values import Feed, from_value
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -210,11 +209,7 @@ class _RowsProbe(Probe[_SampleRows]):
         known = {*flow.inputs, *flow.defaults, *flow.maker}
         wanted = [name for name in readers if name in known]
         nodes = ancestors(flow, wanted, set())
-        uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
-        side = Side(flow, runner, {}, uses)
-        side.values |= {
-            name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()
-        }
+        side = start(runner, feeds, Counter(wanted), nodes)
         size, parts = 0, dict[int, list[Floats]]()
         begun = set[int]()
 
@@ -233,10 +228,8 @@ class _RowsProbe(Probe[_SampleRows]):
             side.used(computed)
 
         take([name for name in wanted if name not in flow.maker])
-        for part in parts_of(flow, nodes, BUDGET):
-            side.run(part)
+        for part in side.parts(nodes):
             take([name for node in part for name in flow.nodes[node].output if name in readers])
-            runner.forget()
         if taken is None:
             taken = begun if size > self.room else {weight.value for weight in self.waiting}
         return _SampleRows(parts, taken)
