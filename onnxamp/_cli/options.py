@@ -277,8 +277,8 @@ def samples_of(
     Raises:
         ArgumentError: the inputs cannot be read or do not fit the model, or it has no such dimension.
     """
-    from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs it
     from onnxamp._runtime.samples import as_samples  # noqa: PLC0415
+    from onnxamp._runtime.values import check_inputs  # noqa: PLC0415 - only what runs models needs it
 
     given = given_samples(options)
     samples = as_samples(

@@ -27,11 +27,11 @@ from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import StateLike, fingerprint, opened
 from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place

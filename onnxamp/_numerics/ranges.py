@@ -24,11 +24,10 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all, one_by_one
 from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._state.state import fingerprint
 from onnxamp._workers.executor import Memory
 

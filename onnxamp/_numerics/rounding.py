@@ -6,7 +6,7 @@ budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from tempfile import TemporaryFile
@@ -29,11 +29,10 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner, ancestors, start
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed, from_value
+from onnxamp._runtime.values import Feeds, check_inputs, from_value
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class _RowsProbe(Probe[_SampleRows]):
         return Opened(executable.prepare_sample, one_by_one(measure))
 
     def _rows_of(
-        self, runner: Runner, feeds: Mapping[str, Feed], number: int, taken: set[int] | None
+        self, runner: Runner, feeds: Feeds, number: int, taken: set[int] | None
     ) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
         flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()

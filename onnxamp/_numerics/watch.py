@@ -35,18 +35,16 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.rows import Pairing, pair
-from onnxamp._numerics.walk import SideBySide
+from onnxamp._numerics.walk import Pairing, SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Executable, Progress
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.values import Feed, to_value
+from onnxamp._runtime.values import Feeds, check_inputs, to_value
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -238,7 +236,7 @@ class WatchedRun:
 def watched_parts(
     runner: Runner,
     rows: Sequence[Watched],
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     budget: int,
     *,
     progress: Progress | None = None,

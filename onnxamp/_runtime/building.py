@@ -26,8 +26,7 @@ from onnxamp._model.protos import copied, opset_imports, stored_bytes
 from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, provider_options
-from onnxamp._runtime.spool import save_spilled
-from onnxamp._runtime.starting import reason
+from onnxamp._runtime.starting import reason, save_spilled
 from onnxamp._workers.executor import Once, ending, temporary_folder
 from onnxamp._workers.signals import at_end
 

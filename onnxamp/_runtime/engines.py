@@ -20,7 +20,6 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import (
@@ -32,7 +31,7 @@ from onnxamp._runtime.session import (
     run,
     the_browser,
 )
-from onnxamp._runtime.values import Feed, as_typed
+from onnxamp._runtime.values import Feeds, as_typed, check_inputs
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the work that is done and all there is to do."""
@@ -54,7 +53,7 @@ class WholeModel:
         self._model, self._provider, self._leaves_nodes = model, provider, leaves_nodes
         self._session: Any = None
 
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+    def run(self, feeds: Feeds) -> dict[str, Any]:
         """Return the outputs by name. Feeds that the model does not take are ignored; floats may be of any width.
 
         Raises:
@@ -77,7 +76,7 @@ class WholeModel:
 class _WebModel(WholeModel):
     """A model in a browser."""
 
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+    def run(self, feeds: Feeds) -> dict[str, Any]:
         if self._session is None:
             self._session = the_browser().open(self._model)
         return dict(self._session.run(feeds))
@@ -302,7 +301,7 @@ class Executable:
         """Count as :meth:`WholeModel.left_to_cpu`, of the model run whole."""
         return self._session.left_to_cpu()
 
-    def prepare(self, feeds: Mapping[str, Feed]) -> Runner:
+    def prepare(self, feeds: Feeds) -> Runner:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
@@ -323,15 +322,15 @@ class Executable:
             self._runner = Runner(flow, self.engine.piece_provider)
         return self._runner
 
-    def prepare_sample(self, sample: Mapping[str, Feed]) -> Runner:
+    def prepare_sample(self, sample: Feeds) -> Runner:
         """Prepare the model for a sample that was not checked; raises ArgumentError, too, if it does not fit."""
         return self.prepare(check_inputs(self.model.proto, sample))
 
-    def runs_whole(self, feeds: Mapping[str, Feed]) -> bool:
+    def runs_whole(self, feeds: Feeds) -> bool:
         """Whether the sample runs in one session."""
         return self.whole and all(feed is not None for feed in feeds.values())
 
-    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:
         """Return the outputs by name.
 
         Raises:
@@ -343,9 +342,7 @@ class Executable:
             else self.run_together([feeds], progress)[0]
         )
 
-    def run_sample(
-        self, number: int, feeds: Mapping[str, Feed], progress: Progress | None = None
-    ) -> Outputs:
+    def run_sample(self, number: int, feeds: Feeds, progress: Progress | None = None) -> Outputs:
         """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
         if number not in self.outputs.kept:
             found = self.run(feeds, progress)
@@ -354,7 +351,7 @@ class Executable:
         return self.outputs.kept[number]
 
     def run_together(
-        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+        self, samples: Sequence[Feeds], progress: Progress | None = None
     ) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         if any(map(self.runs_whole, samples)):

@@ -30,7 +30,7 @@ from onnxamp._paths.paths import as_path
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session
-from onnxamp._runtime.values import Feed, as_typed
+from onnxamp._runtime.values import Feed, Feeds, as_typed
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ def dtype_of(flow: Flow, name: str) -> str:
     return ELEM_NAMES[flow.low[name]] if name in flow.low else readable_types(flow.types.get(name))
 
 
-def fitted(flow: Flow, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
     """The feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
 
     Raises:

@@ -24,7 +24,7 @@ from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import Flow, fitted
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
-from onnxamp._runtime.values import Feed, from_value, to_value, typed
+from onnxamp._runtime.values import Feeds, from_value, to_value, typed
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -302,7 +302,7 @@ class Side:
 
 def start(
     runner: Runner,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     others: Counter[str],
     nodes: Iterable[int] | None = None,
     low: Mapping[str, Format] = _NONE,
@@ -370,7 +370,7 @@ def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[in
 
 def run_alone(
     runner: Runner,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
@@ -389,7 +389,7 @@ def run_alone(
 
 def run_together(
     runner: Runner,
-    samples: Sequence[Mapping[str, Feed]],
+    samples: Sequence[Feeds],
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,

@@ -34,7 +34,7 @@ from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
 from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, Feeds
 from onnxamp._workers.executor import temporary_folder
 
 _PACKAGES: Final = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ class ProfiledRun(NamedTuple):
 
 def profiled_run(
     path: Path,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     provider: Provider,
     *,
     cuda_options: Mapping[str, str] | None = None,
@@ -126,7 +126,7 @@ def _array(name: str, feed: Feed) -> Any:
 
 def _profiled(
     path: str,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     provider: Provider,
     runs: int,
     libraries: Sequence[str],
@@ -156,7 +156,7 @@ _WAITS: Final = frozenset({_CUDA, "CPUExecutionProvider"})
 
 def node_times(
     model: ModelProto | str | PathLike[str],
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     provider: Provider = "cpu",
     runs: int = 5,
     *,

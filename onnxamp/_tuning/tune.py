@@ -25,18 +25,18 @@ from onnxamp._convert.misspelt import reference_of
 from onnxamp._convert.rounding import MADE_UP
 from onnxamp._errors import InternalError, RuntimeFailure
 from onnxamp._model.model import Model
+from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
-from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Report, Run
 from onnxamp._runtime.switch import WHERE_OPSET
+from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import Facts
 from onnxamp._target.roofline import Device, device_called
 from onnxamp._tuning.arguments import Search, meant_device

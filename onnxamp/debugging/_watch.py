@@ -19,11 +19,10 @@ from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.watch import Watched, WatchedRun, watched_parts, watched_values
 from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, dtype_of
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
-from onnxamp._runtime.values import Feed, from_value
+from onnxamp._runtime.values import Feed, check_inputs, from_value
 from onnxamp.debugging._checker import StepCheck, TensorChecker
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._records import ValueRecord, counted, dump_path, write_dump

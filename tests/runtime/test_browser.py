@@ -404,7 +404,8 @@ def test_an_adapter_without_float16_is_refused_for_float16_alone(tmp_path: Path)
 import json
 from onnxamp import RuntimeFailure
 from onnxamp._runtime.browser.session import open_browser
-facts = [open_browser().name, open_browser().has_float16, str(open_browser().open({str(tmp_path / "a.onnx")!r}).assigned)]
+browser = open_browser()
+facts = [browser.name, browser.has_float16, str(browser.open({str(tmp_path / "a.onnx")!r}).assigned)]
 try:
     open_browser().open({str(tmp_path / "b.onnx")!r})
 except RuntimeFailure as error:
