@@ -7,7 +7,9 @@ cost: boxes by their overlap, scores by their difference, labels must agree), an
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
+from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -342,31 +344,17 @@ def _compared(
 ) -> tuple[Detections, Array, Array]:
     """The detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
-    total = Detections(
-        outputs=names,
-        rows=0,
-        matched=0,
-        lost=0,
-        new=0,
-        worst_overlap=None,
-        worst_score=0.0,
-        error=0.0,
-    )
-    pairs = []
+    images, pairs = list[Detections](), []
     for index in range(len(reference.scores)):
         (one, kept), (other, others) = reference.image(index), result.image(index)
         found, rows, columns = _image(names, one, other, scale)
-        total += found
-        pairs.append(
-            (
-                kept[rows] + index * reference.scores.shape[1],
-                others[columns] + index * result.scores.shape[1],
-            )
-        )
+        images.append(found)
+        starts = index * reference.scores.shape[1], index * result.scores.shape[1]
+        pairs.append((kept[rows] + starts[0], others[columns] + starts[1]))
     rows, columns = (
         np.concatenate([*side, np.empty(0, int)]).astype(int) for side in zip(*pairs, strict=True)
     )
-    return total, rows, columns
+    return reduce(add, images), rows, columns
 
 
 def _image(

@@ -228,18 +228,15 @@ _ENGINES: Final[Mapping[Provider, type[Engine]]] = {
 }
 
 
-def engine_on(
-    provider: Provider, *, emulates: bool | None = None, arithmetic: Profile | None = None
-) -> Engine:
+def engine_on(provider: Provider, *, emulates: bool | None = None) -> Engine:
     """Return the engine on a provider.
 
     Args:
         provider: the provider, which exists.
         emulates: compute low precision in float32 with explicit rounding; None to do so on the CPU alone.
-        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
     """
     kind = _ENGINES.get(provider, PluginEngine)
-    return kind(provider, kind is CpuEngine if emulates is None else emulates, arithmetic)
+    return kind(provider, kind is CpuEngine if emulates is None else emulates)
 
 
 def choose_engine(provider: Provider | None, *, whole: bool = False) -> Engine:
