@@ -34,7 +34,6 @@ from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
 from onnxamp._runtime.flow import take_weights
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import (
@@ -46,8 +45,8 @@ from onnxamp._runtime.session import (
     the_browser,
 )
 from onnxamp._runtime.sizes import listed
-from onnxamp._runtime.spool import save_spilled, unfolded
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.starting import save_spilled, unfolded
+from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._workers.executor import temporary_folder
 
 Told: TypeAlias = Callable[[int, int], None]

@@ -28,13 +28,12 @@ from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, make_flow
-from onnxamp._runtime.inputs import Array, check_inputs
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.pieces import Runner, Side, run_alone
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Array, Feed, check_inputs
 
 
 def values_of(

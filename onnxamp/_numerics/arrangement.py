@@ -4,9 +4,9 @@
 direction, whatever the op. ``_data/ops.toml`` says which inputs these are (:class:`onnxamp._ops.facts.Product`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -66,47 +66,30 @@ def arranged(
     given = tuple(shape[axis] for axis in turn)
     if not prod(given) or not product.applies(node):
         return None
-    split = _SPLITS[product.form](node, product, given)
+    split = _split(node, product, given)
     return None if split is None else Arrangement(tuple(turn), *split)
 
 
-_Split = tuple[tuple[int, ...], tuple[int, ...]] | None
-
-
-def _matrix(node: NodeProto, product: Product, shape: tuple[int, ...]) -> _Split:
-    """A batch of matrices, as of the parts of a long product, is one of groups."""
-    batch = prod(shape[:-2])
-    if len(shape) < 2 or (batch != 1 and (len(shape) > 3 or node.attribute)):
+def _split(
+    node: NodeProto, product: Product, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """How a weight is reshaped, and transposed then."""
+    if product.form == "matrix":
+        batch = prod(
+            shape[:-2]
+        )  # a batch of matrices, as of the parts of a long product, is one of groups
+        if len(shape) < 2 or (batch != 1 and (len(shape) > 3 or node.attribute)):
+            return None
+        is_turned = _flag(node, product.turned) != product.is_left
+        return (batch, *shape[-2:]), (0, 2, 1) if is_turned else (0, 1, 2)
+    if product.form in ("gates", "states"):
+        return (shape, (0, 2, 1)) if len(shape) == 3 else None
+    if len(shape) < 3:
         return None
-    is_turned = _flag(node, product.turned) != product.is_left
-    return (batch, *shape[-2:]), (0, 2, 1) if is_turned else (0, 1, 2)
-
-
-def _windows(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
     groups = _group(node)
-    return ((groups, shape[0] // groups, prod(shape[1:])), (0, 2, 1)) if len(shape) > 2 else None
-
-
-def _spread(node: NodeProto, _: Product, shape: tuple[int, ...]) -> _Split:
-    groups = _group(node)
-    return (
-        ((groups, shape[0] // groups, shape[1], prod(shape[2:])), (0, 1, 3, 2))
-        if len(shape) > 2
-        else None
-    )
-
-
-def _recurrent(_: NodeProto, __: Product, shape: tuple[int, ...]) -> _Split:
-    return (shape, (0, 2, 1)) if len(shape) == 3 else None
-
-
-_SPLITS: Final[Mapping[str, Callable[[NodeProto, Product, tuple[int, ...]], _Split]]] = {
-    "matrix": _matrix,
-    "windows": _windows,
-    "spread": _spread,
-    "gates": _recurrent,
-    "states": _recurrent,
-}
+    if product.form == "windows":
+        return (groups, shape[0] // groups, prod(shape[1:])), (0, 2, 1)
+    return (groups, shape[0] // groups, shape[1], prod(shape[2:])), (0, 1, 3, 2)
 
 
 def rows_of(
@@ -125,7 +108,18 @@ def rows_of(
     Returns:
         By group or direction, rows of K numbers; None if there is none.
     """
-    rows = _ROWS[product.form](node, product, tuple(shape), value, _Choice(most, seed))
+    choice = _Choice(most, seed)
+    match product.form:
+        case "matrix":
+            rows = _matrix_rows(node, product, shape, value, choice)
+        case "windows":
+            rows = _window_rows(node, shape, value, choice)
+        case "spread":
+            rows = _spread_rows(node, shape, value, choice)
+        case "states":
+            rows = _states_rows(node, shape, value, choice)
+        case _:
+            rows = _same_rows(value.reshape(-1, value.shape[-1]), shape[0], choice)
     return rows if rows.size else None
 
 
@@ -141,30 +135,24 @@ class _Choice(NamedTuple):
 
 
 def _matrix_rows(
-    node: NodeProto, product: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
+    node: NodeProto, product: Product, shape: Sequence[int], value: Floats, choice: _Choice
 ) -> Floats:
     is_turned = _flag(node, product.rows_turned) != product.is_left
     placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
     batch, depth = prod(shape[:-2]), placed.shape[-1]
     if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:  # all matrices meet the same rows
-        flat = placed.reshape(-1, depth)
-        chosen = flat[choice.of(len(flat))]
-        return np.broadcast_to(chosen, (batch, *chosen.shape))
+        return _same_rows(placed.reshape(-1, depth), batch, choice)
     groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
     return groups[:, choice.of(groups.shape[1])]
 
 
-def _gates_rows(
-    _: NodeProto, __: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
-) -> Floats:
-    flat = value.reshape(-1, value.shape[-1])
-    chosen = flat[choice.of(len(flat))]
-    return np.broadcast_to(chosen, (shape[0], *chosen.shape))
+def _same_rows(rows: Floats, matrices: int, choice: _Choice) -> Floats:
+    """The rows that all matrices meet."""
+    chosen = rows[choice.of(len(rows))]
+    return np.broadcast_to(chosen, (matrices, *chosen.shape))
 
 
-def _states_rows(
-    node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
-) -> Floats:
+def _states_rows(node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice) -> Floats:
     if attribute(node, "layout"):  # the batch comes first
         value = value.transpose(1, 2, 0, 3)
     direction = (attribute(node, "direction") or b"forward").decode()
@@ -177,9 +165,7 @@ def _states_rows(
     return np.stack([state[choice.of(len(state))] for state in states])
 
 
-def _window_rows(
-    node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
-) -> Floats:
+def _window_rows(node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice) -> Floats:
     frame = _Frame.of(node, shape[2:])
     sizes = value.shape[2:]
     if (auto := _auto_pad(node)).startswith("SAME"):
@@ -196,9 +182,7 @@ def _window_rows(
     return _picked(value, frame, pads, choice, _group(node), strides=frame.strides)
 
 
-def _spread_rows(
-    node: NodeProto, _: Product, shape: tuple[int, ...], value: Floats, choice: _Choice
-) -> Floats:
+def _spread_rows(node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice) -> Floats:
     frame = _Frame.of(node, shape[2:])
     sizes, more = value.shape[2:], attribute(node, "output_padding") or [0] * len(frame.strides)
     spans = [stride * (size - 1) + 1 for size, stride in zip(sizes, frame.strides, strict=True)]
@@ -223,17 +207,6 @@ def _spread_rows(
         for (first, last), reach, extra in zip(pads, frame.reach, more, strict=True)
     ]
     return _picked(wide, frame, around, choice, _group(node), is_mirrored=True)
-
-
-_ROWS: Final[
-    Mapping[str, Callable[[NodeProto, Product, tuple[int, ...], Floats, _Choice], Floats]]
-] = {
-    "matrix": _matrix_rows,
-    "windows": _window_rows,
-    "spread": _spread_rows,
-    "gates": _gates_rows,
-    "states": _states_rows,
-}
 
 
 class _Frame(NamedTuple):

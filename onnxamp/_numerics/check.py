@@ -1,6 +1,6 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -12,24 +12,26 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
-from onnxamp._numerics.sample_check import (
+from onnxamp._numerics.watch import (
     CheckedSample,
     CheckProbe,
-    Choices,
     EngineProbe,
-    watched_run,
+    WatchedRun,
+    classify,
+    join,
+    keep_float32,
+    watched_values,
 )
-from onnxamp._numerics.watch import WatchedRun, classify, join, watched_values
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import StateLike, fingerprint, opened
 from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
@@ -175,34 +177,34 @@ class Check:
             keep=self.keep,
             in_parts=self.stop,
         )
-        parts: list[_Part] = []
+        parts: list[WatchedRun] = []
         with closing(self._found(probe, kept, memory)) as results:
             for number, checked, trouble in results:
                 if checked is None:
                     return replace(report, skipped=self._in_vain(trouble, number))
                 if (
-                    not parts or parts[-1].choices != checked.choices
-                ):  # other branches are measured apart
-                    executable = probe.executable(memory)
-                    runner = executable.prepare(check_inputs(self.model.proto, run.samples[number]))
-                    parts.append(
-                        _Part(checked.choices, watched_run(runner, self.keep, run.budget), self.ops)
-                    )
-                parts[-1].watched.join(checked.values, checked.inputs)
-                if self.stop and parts[-1].first_bad() is not None:
+                    not parts or parts[-1].flow.choices != checked.choices
+                ):  # other branches are apart
+                    feeds = check_inputs(self.model.proto, run.samples[number])
+                    flow = probe.executable(memory).prepare(feeds).flow
+                    parts.append(WatchedRun(*keep_float32(flow, self.keep)))
+                parts[-1].add(checked)
+                if self.stop and any(row.fault for row in self._taken(parts[-1].checks())):
                     break
-        self.ops.check({op_key(node) for part in parts for node in part.watched.runner.flow.nodes})
-        parts.sort(
-            key=lambda part: part.first_bad() is None
-        )  # those with a fault first; the sort is stable
+        self.ops.check({op_key(node) for part in parts for node in part.flow.nodes})
+        checks = [(self._taken(part.checks()), part.flow.lowest) for part in parts]
+        # those with a fault first; the sort is stable
+        checks.sort(key=lambda pair: not any(row.fault for row in pair[0]))
         values: dict[str, ValueCheck] = {}
-        for part in parts:
-            for row in part.values():
+        for rows, _ in checks:
+            for row in rows:
                 values.setdefault(row.value, row)
-        ran_on = engine.name(parts[0].watched.runner.flow.lowest)
-        return replace(
-            report, ran_on=ran_on, values=tuple(values.values()), first_bad=parts[0].first_bad()
-        )
+        report = replace(report, ran_on=engine.name(checks[0][1]))
+        return _reported(report, values.values())
+
+    def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
+        """The values of the op types that are looked at."""
+        return [row for row in rows if self.ops.takes(row.op)]
 
     def _found(
         self, probe: CheckProbe, kept: KeptSamples[CheckedSample] | None, memory: Memory
@@ -240,10 +242,7 @@ class Check:
         watched = [row for row in watched_values(flow) if row.value in values]
         rows = classify(flow, watched, values, inputs)
         self.ops.check({row.op for row in rows})
-        rows = tuple(row for row in rows if self.ops.takes(row.op))
-        return replace(
-            report, values=rows, first_bad=next((_in_words(row) for row in rows if row.fault), None)
-        )
+        return _reported(report, self._taken(rows))
 
     def _in_vain(self, trouble: RuntimeFailure | Crash | None, number: int) -> str:
         """Return a sentence about a sample on which the model does not run."""
@@ -257,19 +256,10 @@ class Check:
 _ACTIVITY: Final = "running"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The samples in a row that take the same branches, and which ops of them are looked at."""
-
-    choices: Choices
-    watched: WatchedRun
-    ops: OpFilter
-
-    def values(self) -> tuple[ValueCheck, ...]:
-        return tuple(row for row in self.watched.checks() if self.ops.takes(row.op))
-
-    def first_bad(self) -> FirstBad | None:
-        return next((_in_words(row) for row in self.values() if row.fault), None)
+def _reported(report: RunCheck, rows: Iterable[ValueCheck]) -> RunCheck:
+    """The report with what was measured, and the first fault in words."""
+    first = next((_in_words(row) for row in rows if row.fault), None)
+    return replace(report, values=tuple(rows), first_bad=first)
 
 
 def _in_words(row: ValueCheck) -> FirstBad:

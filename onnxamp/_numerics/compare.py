@@ -324,13 +324,13 @@ class Parting:
 
     output: str
     sequences: int
-    parted: int
-    sample: int
-    sequence: int
-    position: int
-    reference: int
-    result: int
-    gap: float | None
+    parted: int = 0
+    sample: int = 0
+    sequence: int = 0
+    position: int = 0
+    reference: int = 0
+    result: int = 0
+    gap: float | None = None
 
     def and_then(self, later: "Parting") -> "Parting":
         """With those of a later sample, or of one in which nothing parts."""
@@ -367,17 +367,7 @@ def find_parting(
     differs = reference != result
     parted = np.flatnonzero(differs.any(-1))
     if not len(parted):
-        return Parting(
-            output=output,
-            sequences=len(reference),
-            parted=0,
-            sample=sample,
-            sequence=0,
-            position=0,
-            reference=0,
-            result=0,
-            gap=None,
-        )
+        return Parting(output, len(reference), sample=sample)
     row = int(parted[0])
     position = int(differs[row].argmax())
     token, other = int(reference[row, position]), int(result[row, position])

@@ -5,15 +5,202 @@ the end. Compared in place, every row behind it would count as wrong. So rows ar
 cost: boxes by their overlap, scores by their difference, labels must agree), and what remains is measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from functools import reduce
+from math import prod
+from operator import add
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+from onnx import TypeProto
 
+from onnxamp._dtypes import FLOAT_ELEMS
+from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.view import ABSENT
+from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare, compare_outputs
 from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._numerics.rows import Array, Columns, by_row, columns_of, groups, is_rows
+from onnxamp._ops.facts import op_facts
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_MOST_ROWS: Final = 2000
+"""Rows of a list that are matched, the ones with the highest scores: an assignment takes cubic time."""
+
+_LISTS: Final = (2, 3)
+"""Ranks of lists of boxes: [rows, 4] and [images, rows, 4]."""
+
+_PACKED: Final[Mapping[int, tuple[slice, int, int | None]]] = {
+    5: (slice(0, 4), 4, None),
+    6: (slice(0, 4), 4, 5),
+    7: (slice(1, 5), 6, 5),
+}
+"""Columns of a row that holds a whole detection -> boxes, score and label: (box, score), (box, score, label) and
+(image, box, label, score), as detectors with their selection inside are exported."""
+
+
+def selected_outputs(graph: Graph) -> frozenset[str]:
+    """Outputs of a model that depend on what an op selected or ordered by its values. Complexity: linear."""
+    facts = op_facts()
+    pending = [node.index for node in graph.nodes if node.key in facts.selections]
+    reached, outputs = set(pending), set[str]()
+    while pending:
+        node = graph.nodes[pending.pop()]
+        readers = {reader.index for reader, _ in graph.readers(node)}
+        for scope, position in (
+            place for value in node.outputs if value != ABSENT for place in graph.results[value]
+        ):
+            owner = graph.scopes[scope].owner
+            if owner != ABSENT:
+                readers.add(owner)
+            elif scope == 0:
+                outputs.add(graph.model.graph.output[position].name)
+        pending += readers - reached
+        reached |= readers
+    return frozenset(outputs)
+
+
+def listed_outputs(model: Model, metric: str) -> frozenset[str]:
+    """The outputs in which a metric looks for detections: "detections" in all, "auto" where an op selected rows."""
+    if metric == "auto":
+        selected = selected_outputs(model.ask(graph_of))
+        entries = [
+            entry.type.tensor_type for entry in model.proto.graph.output if entry.name in selected
+        ]
+        return selected if _may_list(entries) else frozenset()
+    return frozenset(entry.name for entry in model.proto.graph.output if metric == "detections")
+
+
+def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
+    """Whether outputs of these types may list detections: what is routed to experts by TopK, say, does not."""
+    floats = [entry for entry in entries if entry.elem_type in FLOAT_ELEMS]
+    integers = {len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS}
+    return any(
+        not entry.HasField("shape")
+        or len(entry.shape.dim) in integers
+        or (len(entry.shape.dim) in _LISTS and entry.shape.dim[-1].dim_value in {0, 4, *_PACKED})
+        for entry in floats
+    )
+
+
+class Columns(NamedTuple):
+    """The detections in a group of outputs: one row each, image by image."""
+
+    boxes: Array | None
+    """[images, rows, 4]."""
+    scores: Array
+    """[images, rows]."""
+    labels: Array | None
+    """[images, rows]."""
+
+    def image(self, index: int) -> "tuple[Columns, Array]":
+        """One image's rows, those with the highest scores if there are too many, and their numbers."""
+        best = np.argsort(-self.scores[index], kind="stable")[:_MOST_ROWS]
+        boxes = None if self.boxes is None else self.boxes[index, best]
+        labels = None if self.labels is None else self.labels[index, best]
+        return Columns(boxes, self.scores[index, best], labels), best
+
+    def squashed(self) -> "Columns":
+        """The same with logits turned into scores from 0 to 1, in the same order."""
+        return self._replace(scores=1 / (1 + np.exp(-np.clip(self.scores, -500, 500))))
+
+
+def is_rows(array: Any) -> bool:
+    """Whether an output is an array of numbers with at least one axis."""
+    return isinstance(array, np.ndarray) and array.ndim >= 1 and array.dtype.kind in "biufV"
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind in "fV"
+
+
+def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
+    """Names of outputs that belong together: boxes and scores first, then labels."""
+    free = dict(arrays)
+    for name, boxes in list(free.items()):
+        if (
+            name not in free
+            or not _is_float(boxes)
+            or boxes.ndim not in _LISTS
+            or boxes.shape[-1] != 4
+        ):
+            continue
+        rows = boxes.shape[:-1]
+        scores = [
+            other for other, a in free.items() if other != name and _is_float(a) and _lists(a, rows)
+        ]
+        if scores:
+            labels = [other for other, a in free.items() if not _is_float(a) and a.shape == rows]
+            group = (name, scores[0], *labels[:1])
+            for member in group:
+                del free[member]
+            yield group
+    for name, array in list(free.items()):
+        if (
+            _is_float(array)
+            and array.ndim in _LISTS
+            and array.shape[-1] in _PACKED
+            and array.shape[-2] > 1
+        ):
+            del free[name]
+            yield (name,)
+    for name, scores_of in list(free.items()):
+        labels = [
+            other for other, a in free.items() if not _is_float(a) and a.shape == scores_of.shape
+        ]
+        if _is_float(scores_of) and labels and name in free:
+            del free[name], free[labels[0]]
+            yield (name, labels[0])
+
+
+def _lists(scores: Array, rows: tuple[int, ...]) -> bool:
+    """Whether it holds one score, or one for each class, per row."""
+    return scores.shape == rows or (scores.ndim == len(rows) + 1 and scores.shape[:-1] == rows)
+
+
+def columns_of(arrays: Sequence[Array]) -> Columns:
+    """The arrays of a group, with the images as their first axis."""
+    numbers = [np.asarray(array, np.float64) for array in arrays]
+    boxes: Array | None = None
+    labels: Array | None = None
+    if len(numbers) == 1:
+        box, score, label = _PACKED[numbers[0].shape[-1]]
+        rows = numbers[0]
+        boxes, scores, labels = (
+            rows[..., box],
+            rows[..., score],
+            None if label is None else rows[..., label],
+        )
+    elif not _is_float(arrays[1]):
+        scores, labels = numbers
+    else:
+        boxes, scores = numbers[:2]
+        labels = numbers[2] if len(numbers) > 2 else None
+        if scores.ndim == boxes.ndim and scores.shape[-1] > 0:
+            labels = scores.argmax(-1) if labels is None else labels
+            scores = scores.max(-1)
+    batch = (
+        (-1, scores.shape[-1])
+        if scores.size
+        else (int(np.prod(scores.shape[:-1])), scores.shape[-1])
+    )
+    return Columns(
+        None if boxes is None else boxes.reshape(*batch, 4),
+        scores.reshape(batch),
+        None if labels is None else labels.reshape(batch),
+    )
+
+
+def by_row(array: Array, side: Columns) -> Array | None:
+    """The array with the rows of all images along its first axis; None if it has not one for each detection."""
+    images, rows = side.scores.shape
+    for axis, size in enumerate(array.shape):
+        if size == rows and prod(array.shape[:axis]) == images:
+            return array.reshape(images * rows, *array.shape[axis + 1 :])
+    return None
+
 
 _LEAST_OVERLAP: Final = 0.5
 """Boxes with a smaller intersection over union are different detections, by the usage of PASCAL VOC."""
@@ -157,31 +344,17 @@ def _compared(
 ) -> tuple[Detections, Array, Array]:
     """The detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
-    total = Detections(
-        outputs=names,
-        rows=0,
-        matched=0,
-        lost=0,
-        new=0,
-        worst_overlap=None,
-        worst_score=0.0,
-        error=0.0,
-    )
-    pairs = []
+    images, pairs = list[Detections](), []
     for index in range(len(reference.scores)):
         (one, kept), (other, others) = reference.image(index), result.image(index)
         found, rows, columns = _image(names, one, other, scale)
-        total += found
-        pairs.append(
-            (
-                kept[rows] + index * reference.scores.shape[1],
-                others[columns] + index * result.scores.shape[1],
-            )
-        )
+        images.append(found)
+        starts = index * reference.scores.shape[1], index * result.scores.shape[1]
+        pairs.append((kept[rows] + starts[0], others[columns] + starts[1]))
     rows, columns = (
         np.concatenate([*side, np.empty(0, int)]).astype(int) for side in zip(*pairs, strict=True)
     )
-    return total, rows, columns
+    return reduce(add, images), rows, columns
 
 
 def _image(

@@ -14,7 +14,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.compare import Parting, merge
-from onnxamp._numerics.detections import Detections
+from onnxamp._numerics.detections import Detections, listed_outputs
 from onnxamp._numerics.limits import (
     Accept,
     AcceptLike,
@@ -27,7 +27,6 @@ from onnxamp._numerics.limits import (
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.metrics import DiffMetric, TensorDiff
 from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff
-from onnxamp._numerics.rows import listed_outputs
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
     RESULT,
@@ -41,11 +40,11 @@ from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import Facts, Part, StateLike, fingerprint, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Memory

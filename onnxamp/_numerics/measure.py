@@ -205,26 +205,10 @@ _ORDINARY: Final = dict.fromkeys(
 )
 """What a block counts where all is finite."""
 
-_NOTHING: Final = Measurement(
-    elements=0,
-    error_sum=0.0,
-    error_energy=0.0,
-    error_max=0.0,
-    reference_energy=0.0,
-    found_energy=0.0,
-    reference_max=0.0,
-    found_max=0.0,
-    reference_least=inf,
-    reference_nan=0,
-    found_nan=0,
-    reference_inf=0,
-    found_inf=0,
-    reference_zero=0,
-    found_zero=0,
-    broken=0,
-    flushed=0,
-    vanished=0,
-)
+_ZEROS: Final[dict[str, Any]] = {
+    name: 0 if name in ("elements", *COUNTS) else 0.0 for name in _NAMES
+}
+_NOTHING: Final = Measurement(**_ZEROS | {"reference_least": inf})
 """The measurement of an empty tensor."""
 
 

@@ -22,14 +22,12 @@ from onnxamp._numerics.sums import Watch, centred_norms, partial_sums, with_magn
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
-from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all, one_by_one
-from onnxamp._runtime.pieces import Runner, parts_of, start
+from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._state.state import fingerprint
 from onnxamp._workers.executor import Memory
 
@@ -331,8 +329,6 @@ def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
 
     note(list(flow.inputs))
     watched = set(names)
-    for part in parts_of(flow, range(len(flow.nodes)), BUDGET):
-        side.run(part)
+    for part in side.parts(range(len(flow.nodes))):
         note([name for node in part for name in flow.nodes[node].output if name in watched])
-        runner.forget()
     return found

@@ -6,7 +6,7 @@ budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from tempfile import TemporaryFile
@@ -28,12 +28,10 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import fitted
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
-from onnxamp._runtime.pieces import Runner, Side, ancestors, parts_of
+from onnxamp._runtime.pieces import Runner, ancestors, start
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed, from_value, to_value
+from onnxamp._runtime.values import Feeds, check_inputs, from_value
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -198,7 +196,7 @@ class _RowsProbe(Probe[_SampleRows]):
         return Opened(executable.prepare_sample, one_by_one(measure))
 
     def _rows_of(
-        self, runner: Runner, feeds: Mapping[str, Feed], number: int, taken: set[int] | None
+        self, runner: Runner, feeds: Feeds, number: int, taken: set[int] | None
     ) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
         flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()
@@ -209,11 +207,7 @@ class _RowsProbe(Probe[_SampleRows]):
         known = {*flow.inputs, *flow.defaults, *flow.maker}
         wanted = [name for name in readers if name in known]
         nodes = ancestors(flow, wanted, set())
-        uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
-        side = Side(flow, runner, {}, uses)
-        side.values |= {
-            name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()
-        }
+        side = start(runner, feeds, Counter(wanted), nodes)
         size, parts = 0, dict[int, list[Floats]]()
         begun = set[int]()
 
@@ -232,10 +226,8 @@ class _RowsProbe(Probe[_SampleRows]):
             side.used(computed)
 
         take([name for name in wanted if name not in flow.maker])
-        for part in parts_of(flow, nodes, BUDGET):
-            side.run(part)
+        for part in side.parts(nodes):
             take([name for node in part for name in flow.nodes[node].output if name in readers])
-            runner.forget()
         if taken is None:
             taken = begun if size > self.room else {weight.value for weight in self.waiting}
         return _SampleRows(parts, taken)

@@ -15,8 +15,7 @@ from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, TensorDiff
 from onnxamp._numerics.results import LayerDiff
-from onnxamp._numerics.rows import exponents_between
-from onnxamp._numerics.walk import Compared, SideBySide, Walked
+from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_between
 from onnxamp._ops.facts import op_key
 from onnxamp._runtime.engines import (
     Engine,
@@ -29,11 +28,10 @@ from onnxamp._runtime.engines import (
 )
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import run_alone
 from onnxamp._runtime.samples import Sample
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feeds, check_inputs
 from onnxamp._workers.executor import Memory
 
 
@@ -164,7 +162,7 @@ class TwoModels:
         ran_on = self.result.engine.name(lowest)
         return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))
 
-    def _run(self, number: int, feeds: Mapping[str, Feed], progress: Progress) -> Walked:
+    def _run(self, number: int, feeds: Feeds, progress: Progress) -> Walked:
         """Run both models on one sample: side by side if values are compared, whole if that is how they run.
 
         Raises:
@@ -182,7 +180,7 @@ class TwoModels:
         except RuntimeFailure as error:
             return Walked({}, {}, walked.compared, str(error))
 
-    def _noise(self, feeds: Mapping[str, Feed], outputs: Outputs) -> float | None:
+    def _noise(self, feeds: Feeds, outputs: Outputs) -> float | None:
         """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
         one, on_device = self.reference, self.result.engine.is_reference
         if self._elsewhere is None:
@@ -190,16 +188,14 @@ class TwoModels:
             self._elsewhere = elsewhere.load(one.model.path or one.model.proto)
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
 
-    def _tokens(
-        self, number: int, feeds: Mapping[str, Feed], flow: Flow, walked: Walked
-    ) -> Iterator[Parting]:
+    def _tokens(self, number: int, feeds: Feeds, flow: Flow, walked: Walked) -> Iterator[Parting]:
         for name, logits in token_outputs(flow):
             found = partial(self._value, feeds, logits)
             parting = find_parting(name, number, walked.reference[name], walked.result[name], found)
             if parting is not None:
                 yield parting
 
-    def _value(self, feeds: Mapping[str, Feed], name: str) -> Any:
+    def _value(self, feeds: Feeds, name: str) -> Any:
         """A value of the reference."""
         return run_alone(
             self.reference.prepare(feeds), feeds, [name], self.reference.budget
@@ -266,7 +262,7 @@ def result_on(engine: Engine, model: Model, reference: Executable, *, whole: boo
 
 
 def noise_floor(
-    elsewhere: WholeModel, feeds: Mapping[str, Feed], outputs: Outputs, *, on_device: bool = True
+    elsewhere: WholeModel, feeds: Feeds, outputs: Outputs, *, on_device: bool = True
 ) -> float | None:
     """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
@@ -304,7 +300,7 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     )
 
 
-def nan_inputs(feeds: Mapping[str, Feed]) -> Iterator[str]:
+def nan_inputs(feeds: Feeds) -> Iterator[str]:
     """Sentences about inputs that hold NaN, which spoils whatever it meets."""
     for name, feed in feeds.items():
         if (

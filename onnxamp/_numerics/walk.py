@@ -8,21 +8,119 @@ where they are and dropped when nobody needs them any more, so that memory holds
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement, measure
-from onnxamp._numerics.metrics import FLOATS, multiplied
-from onnxamp._numerics.rows import Pairing, pair
+from onnxamp._numerics.metrics import FLOATS, MEASURABLE, multiplied
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import Piece, Runner, Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feeds
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+_REACH: Final = 64
+"""Nodes that may lie between a value of the result and the nearest values that the reference has, too."""
+
+
+class Replay(NamedTuple):
+    """Nodes of the result, in order, that compute a value from values of the reference, and those values."""
+
+    nodes: tuple[int, ...]
+    reads: tuple[str, ...]
+    rounded: frozenset[str]
+    """Those of ``reads`` that are low precision in the result, but not in the reference."""
+
+
+class Pairing(NamedTuple):
+    """Values that nodes of both models compute under one name, and how the result's ops are fed to be judged alone."""
+
+    shared: Mapping[str, Replay | None]
+    """In the reference's order; None if too many nodes lie between a value and the nearest that the reference has."""
+    replaceable: frozenset[str] = frozenset()
+    """Values of the result that are replaced by the reference's when ops are replayed."""
+    accumulated: bool = True
+    """Whether the result's own values are compared as well as the replayed ones."""
+    exponents: Mapping[str, int] = {}
+    """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
+
+    def reads(self) -> Counter[str]:
+        """By value of the reference: the number of replays that read it."""
+        return Counter(
+            name for replay in self.shared.values() if replay is not None for name in replay.reads
+        )
+
+
+def pair(reference: Flow, result: Flow) -> Pairing:
+    """Match values by name and type.
+
+    Complexity: linear in nodes, times the few nodes (Casts) between shared values.
+    """
+    both = reference.own & result.own
+    made = [
+        name
+        for node in reference.nodes
+        for name in node.output
+        if name in result.maker and name in both
+    ]
+    shared = {
+        name: _replay(reference, result, name)
+        for name in made
+        if _is_measurable(reference, result, name)
+    }
+    replaceable = frozenset(name for name in made if _can_replace(reference, result, name))
+    return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
+
+
+def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
+    """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
+    one, other = reference.exponents, result.exponents
+    differences = {name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)}
+    return {name: exponent for name, exponent in differences.items() if exponent}
+
+
+def _is_measurable(reference: Flow, result: Flow, name: str) -> bool:
+    """Whether both values are tensors of numbers, as far as types are known."""
+    return all(
+        kind is None or kind in MEASURABLE
+        for kind in (reference.types.get(name), result.types.get(name))
+    )
+
+
+def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
+    nodes, reads = {result.maker[target]}, dict[str, None]()
+    waiting = list(nodes)
+    while waiting:
+        for name in result.reads[waiting.pop()]:
+            if _can_replace(reference, result, name):
+                reads[name] = None
+            elif name in result.maker and result.maker[name] not in nodes:
+                nodes.add(result.maker[name])
+                waiting.append(result.maker[name])
+            elif name in result.inputs or name in result.defaults:
+                return None
+        if len(nodes) > _REACH:
+            return None
+    rounded = frozenset(
+        name for name in reads if result.low.get(name) not in (None, reference.low.get(name))
+    )
+    return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
+
+
+def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
+    """Whether the reference's value can be fed to readers of the result's."""
+    known = name in reference.maker or name in reference.inputs or name in reference.defaults
+    if not known or name not in reference.own:
+        return False
+    one, other = reference.types.get(name), result.types.get(name)
+    if (one or "").startswith("optional"):
+        return False  # an empty one could not be fed
+    return one == other or (one == "tensor(float)" and name in result.low)
+
 
 _LOCAL: Final = "/local"
 """Suffix of the names of replayed values."""
@@ -41,17 +139,13 @@ class Walked(NamedTuple):
 
     reference: Mapping[str, Any]
     result: Mapping[str, Any]
-    compared: Mapping[str, Compared]
+    compared: dict[str, Compared]
     failure: str | None = None
     """Why the result does not run to its end; both outputs are missing then."""
 
 
-class _Step(NamedTuple):
-    """Nodes of both models that run together, by position, and the values that are compared then."""
-
-    reference: tuple[int, ...]
-    result: tuple[tuple[int, ...], ...]
-    compared: tuple[str, ...]
+_Step: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]
+"""Nodes of both models that run together, by position, and the values that are compared then."""
 
 
 @dataclass(slots=True)
@@ -64,7 +158,7 @@ class Walk:
     budget: int = BUDGET
     _steps: list[_Step] = field(default_factory=list)
 
-    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Walked:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
         """Run one sample through both models.
 
         Args:
@@ -78,33 +172,39 @@ class Walk:
         return self.run_together([feeds], progress)[0]
 
     def run_together(
-        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+        self, samples: Sequence[Feeds], progress: Progress | None = None
     ) -> list[Walked]:
         """:meth:`run` of several samples, which share each weight that is read. The first that fails ends all."""
-        trials = [self._trial(feeds) for feeds in samples]
+        sides = [self._start(feeds) for feeds in samples]
+        walks = [Walked({}, {}, {}) for _ in samples]
         if not self._steps:
-            one, other = trials[0].reference, trials[0].result
-            self._steps = list(_steps(one.flow, other.flow, self.pairing, self.budget))
+            flows = self.reference.flow, self.result.flow
+            self._steps = list(_steps(*flows, self.pairing, self.budget))
         done, total = 0, len(self.reference.flow.nodes)
-        for step in self._steps:
-            for trial in trials:
-                trial.reference.run(step.reference)
-            for nodes in step.result:
-                for trial in trials:
-                    trial.run(nodes)
-                if len(step.result) > 1:
+        for part, groups, targets in self._steps:
+            for one, _ in sides:
+                one.run(part)
+            for nodes in groups:
+                for number, (_, other) in enumerate(sides):
+                    walks[number] = _advanced(walks[number], other, nodes)
+                if len(groups) > 1:
                     self.result.forget()
-            for trial in trials:
-                if trial.failure is None:
-                    trial.compared |= self._compare(step, trial.reference, trial.result)
+            for walked, (one, other) in zip(walks, sides, strict=True):
+                if walked.failure is None:
+                    walked.compared.update(self._compare(targets, one, other))
             self.reference.forget()
             self.result.forget()
-            done += len(step.reference)
+            done += len(part)
             if progress is not None:
                 progress(done, total)
-            if all(trial.failure is not None for trial in trials):
+            if all(walked.failure is not None for walked in walks):
                 break
-        return [trial.walked() for trial in trials]
+        return [
+            walked
+            if walked.failure is not None
+            else walked._replace(reference=_outputs(one), result=_outputs(other))
+            for walked, (one, other) in zip(walks, sides, strict=True)
+        ]
 
     def together(self) -> int:
         """How many samples fit the budget, as far as what they hold between steps is known."""
@@ -112,21 +212,16 @@ class Walk:
         parts = list(parts_of(flow, range(len(flow.nodes)), self.budget // 3))
         return fitting(flow, parts, flow.outputs, self.budget // 2)
 
-    def _trial(self, feeds: Mapping[str, Feed]) -> "_Trial":
-        reads = self.pairing.reads()
-        reads.update(list(self.pairing.shared))
-        one = start(self.reference, feeds, reads)
-        other = start(
-            self.result,
-            feeds,
-            Counter(list(self.pairing.shared) if self.pairing.accumulated else ()),
-        )
-        return _Trial(one, other)
+    def _start(self, feeds: Feeds) -> tuple[Side, Side]:
+        shared = Counter(list(self.pairing.shared))
+        one = start(self.reference, feeds, self.pairing.reads() + shared)
+        other = start(self.result, feeds, shared if self.pairing.accumulated else Counter())
+        return one, other
 
-    def _compare(self, step: _Step, one: Side, other: Side) -> dict[str, Compared]:
-        replayed = self._replay(step.compared, one)
+    def _compare(self, targets: Sequence[str], one: Side, other: Side) -> dict[str, Compared]:
+        replayed = self._replay(targets, one)
         compared = {}
-        for name in step.compared:
+        for name in targets:
             accumulated, note = None, None
             exponent = self.pairing.exponents.get(name, 0)
             reference, device = self._as_stored(one, name), one.runner.provider
@@ -139,14 +234,14 @@ class Walk:
                 local, trouble = _measured(reference, local, device, exponent)
             compared[name] = Compared(local, accumulated, note or trouble)
             replayed.pop(name, None)
-        replays = (self.pairing.shared[name] for name in step.compared)
+        replays = (self.pairing.shared[name] for name in targets)
         one.used(
             [
-                *step.compared,
+                *targets,
                 *(name for replay in replays if replay is not None for name in replay.reads),
             ]
         )
-        other.used(step.compared if self.pairing.accumulated else ())
+        other.used(targets if self.pairing.accumulated else ())
         return compared
 
     def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
@@ -241,33 +336,19 @@ def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iter
         made = [name for node in part for name in reference.nodes[node].output]
         targets = tuple(name for name in made if name in pairing.shared)
         needed = ancestors(result, targets, done)
-        yield _Step(part, tuple(parts_of(result, needed, budget)), targets)
+        yield part, tuple(parts_of(result, needed, budget)), targets
     rest = ancestors(result, result.outputs, done)
-    yield _Step((), tuple(parts_of(result, rest, budget)), ())
+    yield (), tuple(parts_of(result, rest, budget)), ()
 
 
-@dataclass(slots=True)
-class _Trial:
-    """One sample on its way through both models."""
-
-    reference: Side
-    result: Side
-    compared: dict[str, Compared] = field(default_factory=dict)
-    failure: str | None = None
-
-    def run(self, nodes: Sequence[int]) -> None:
-        """Run nodes of the result, unless some failed before."""
-        if self.failure is None:
-            try:
-                self.result.run(nodes)
-            except RuntimeFailure as error:
-                self.failure = str(error)
-
-    def walked(self) -> Walked:
-        """Both models' outputs; none if the result failed."""
-        if self.failure is not None:
-            return Walked({}, {}, self.compared, self.failure)
-        return Walked(_outputs(self.reference), _outputs(self.result), self.compared)
+def _advanced(walked: Walked, side: Side, nodes: Sequence[int]) -> Walked:
+    """Run nodes of the result, unless some failed before; what is known of the sample then."""
+    if walked.failure is None:
+        try:
+            side.run(nodes)
+        except RuntimeFailure as error:
+            return walked._replace(failure=str(error))
+    return walked
 
 
 @dataclass(slots=True)
@@ -280,13 +361,11 @@ class SideBySide:
     """Which values are compared."""
     _walk: Walk | None = None
 
-    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Walked:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
         """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""
         return self._walk_for(feeds).run(feeds, progress)
 
-    def together(
-        self, feeds: Mapping[str, Feed], others: Iterable[Mapping[str, Feed]]
-    ) -> list[Mapping[str, Feed]]:
+    def together(self, feeds: Feeds, others: Iterable[Feeds]) -> list[Feeds]:
         """The sample and as many of those that follow as can be run together with it; raises likewise."""
         walk, group = self._walk_for(feeds), [feeds]
         room = walk.together()
@@ -300,12 +379,12 @@ class SideBySide:
         return group
 
     def run_together(
-        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+        self, samples: Sequence[Feeds], progress: Progress | None = None
     ) -> list[Walked]:
         """As :meth:`Walk.run_together`, for samples of :meth:`together`."""
         return self._walk_for(samples[0]).run_together(samples, progress)
 
-    def _walk_for(self, feeds: Mapping[str, Feed]) -> Walk:
+    def _walk_for(self, feeds: Feeds) -> Walk:
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
         if self._walk is None or self._walk.reference is not one or self._walk.result is not other:
             self._walk = Walk(one, other, self.paired(one.flow, other.flow), self.reference.budget)

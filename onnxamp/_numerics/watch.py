@@ -1,7 +1,8 @@
 """Watching every float of a model that runs, to find the first op that goes wrong although its inputs are fine.
 
 Each low-precision value is compared with the exact result of its op on the same inputs: emulation computes both. So
-overflow and underflow are told apart from their consequences downstream.
+overflow and underflow are told apart from their consequences downstream. On an engine that computes low precision
+itself, each op runs there on the exact values of the float32 model behind the model, which the CPU computes.
 
 ================  =====================================================================================================
 fault             when, with inputs that are fine
@@ -19,22 +20,32 @@ Infinities among a node's inputs (masks) excuse infinities in its outputs.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._dtypes import FLOAT, FLOAT_ELEMS, FORMATS, LOW_TENSORS
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.model import Model
+from onnxamp._model.protos import copied
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
+from onnxamp._numerics.walk import Pairing, SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.emulate import without_rounding
+from onnxamp._runtime.engines import Engine, Executable, Progress
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
-from onnxamp._runtime.pieces import Runner, parts_of, start
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
+from onnxamp._runtime.pieces import Runner, start
+from onnxamp._runtime.samples import Sample
+from onnxamp._runtime.values import Feeds, check_inputs, to_value
+from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -76,19 +87,8 @@ def classify(
     Complexity: linear in nodes.
     """
     ends = [measured[name] for name in flow.outputs if name in measured]
-    reaches_outputs = any(m.found_nan or m.found_inf for m in ends)
-    return _classified(flow, rows, measured, inputs, born=reaches_outputs)
-
-
-def _classified(
-    flow: Flow,
-    rows: Sequence[Watched],
-    measured: Mapping[str, Measurement],
-    inputs: Mapping[str, Measurement],
-    *,
-    born: bool,
-) -> tuple[ValueCheck, ...]:
-    """``born``: whether NaN and infinities that ops compute from finite numbers are faults."""
+    # NaN and infinities that ops compute from finite numbers are faults where they reach outputs
+    born = any(m.found_nan or m.found_inf for m in ends)
     by_node: dict[int, list[Watched]] = {}
     readers = _readers(flow, rows)
     for row in rows:
@@ -205,77 +205,266 @@ def _largest(array: "npt.NDArray[Any]") -> float:
     return float(np.abs(array.astype(np.float32)).max(initial=0.0))
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedSample:
+    """What one sample shows: the conditions that it meets, and what was measured of values and of inputs."""
+
+    choices: tuple[tuple[str, bool], ...]
+    values: Mapping[str, Measurement]
+    inputs: Mapping[str, Measurement]
+
+
 @dataclass(slots=True)
 class WatchedRun:
-    """A model run part by part with its floats measured; measurements of several samples add up.
+    """What was measured of the floats of a model on samples that take the same branches."""
 
-    ``rows`` are the values to watch, ``budget`` is the number of bytes to hold at a time.
-    """
-
-    runner: Runner
+    flow: Flow
     rows: Sequence[Watched]
-    budget: int = BUDGET
     values: dict[str, Measurement] = field(default_factory=dict)
     inputs: dict[str, Measurement] = field(default_factory=dict)
 
-    def parts(
-        self, feeds: Mapping[str, Feed], seen: "Callable[[str, ort.OrtValue], None] | None" = None
-    ) -> Iterator[Sequence[int]]:
-        """Run the model lazily, and yield the nodes of each part behind it.
-
-        Args:
-            feeds: by input, in any float types.
-            seen: called with each float input and value that is measured.
-
-        Raises:
-            RuntimeFailure: ONNX Runtime cannot run a part.
-        """
-        flow = self.runner.flow
-        side = start(
-            self.runner,
-            feeds,
-            Counter(name for row in self.rows for name in {row.value, row.exact}),
-        )
-        for name, value in side.values.items():
-            if value.is_tensor() and "float" in value.data_type():
-                self._add(self.inputs, name, value, value, seen)
-        rows = {row.value: row for row in self.rows}
-        for part in parts_of(flow, range(len(flow.nodes)), self.budget):
-            side.run(part)
-            for row in (
-                row for node in part for name in flow.nodes[node].output if (row := rows.get(name))
-            ):
-                self._add(
-                    self.values, row.value, side.values[row.exact], side.values[row.value], seen
-                )
-                side.used({row.value, row.exact})
-            self.runner.forget()
-            yield part
-
-    def _add(
-        self,
-        into: dict[str, Measurement],
-        name: str,
-        exact: "ort.OrtValue",
-        value: "ort.OrtValue",
-        seen: "Callable[[str, ort.OrtValue], None] | None",
-    ) -> None:
-        measured = measure(exact, value, self.runner.provider)
-        into[name] = into[name] + measured if name in into else measured
-        if seen is not None:
-            seen(name, value)
-
-    def join(self, values: Mapping[str, Measurement], inputs: Mapping[str, Measurement]) -> None:
-        """Add what was measured elsewhere."""
-        join(self.values, values)
-        join(self.inputs, inputs)
+    def add(self, sample: CheckedSample) -> None:
+        """Add a sample, or a part of one."""
+        join(self.values, sample.values)
+        join(self.inputs, sample.inputs)
 
     def checks(self) -> tuple[ValueCheck, ...]:
         """The values so far, in execution order, with their faults."""
-        return classify(self.runner.flow, self.rows, self.values, self.inputs)
+        return classify(self.flow, self.rows, self.values, self.inputs)
+
+
+def watched_parts(
+    runner: Runner,
+    rows: Sequence[Watched],
+    feeds: Feeds,
+    budget: int,
+    *,
+    progress: Progress | None = None,
+    seen: "Callable[[str, ort.OrtValue], None] | None" = None,
+) -> Iterator[CheckedSample]:
+    """Run a model with its floats measured, lazily, and yield what each part shows as soon as it has run.
+
+    Args:
+        feeds: by input, in any float types.
+        budget: bytes to hold at a time.
+        progress: called with the nodes that have run, and their number.
+        seen: called with each float input and value that is measured.
+
+    Raises:
+        RuntimeFailure: ONNX Runtime cannot run a part.
+    """
+    flow, done = runner.flow, 0
+    side = start(runner, feeds, Counter(name for row in rows for name in {row.value, row.exact}))
+    inputs, values = dict[str, Measurement](), dict[str, Measurement]()
+    for name, value in side.values.items():
+        if value.is_tensor() and "float" in value.data_type():
+            inputs[name] = measure(value, value, runner.provider)
+            if seen is not None:
+                seen(name, value)
+    by_name = {row.value: row for row in rows}
+    for part in side.parts(range(len(flow.nodes)), budget):
+        made = (name for node in part for name in flow.nodes[node].output)
+        for row in (by_name[name] for name in made if name in by_name):
+            value = side.values[row.value]
+            values[row.value] = measure(side.values[row.exact], value, runner.provider)
+            if seen is not None:
+                seen(row.value, value)
+            side.used({row.value, row.exact})
+        done += len(part)
+        if progress is not None:
+            progress(done, len(flow.nodes))
+        yield CheckedSample(flow.choices, values, inputs)
+        inputs, values = {}, {}
+    if not done:
+        yield CheckedSample(flow.choices, values, inputs)
 
 
 def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None:
     """Add measurements of another sample, by name."""
     for name, measured in more.items():
         total[name] = total[name] + measured if name in total else measured
+
+
+Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
+"""What each part of a model shows as soon as it has run; why the model does not run ends it."""
+
+_CHECKED: Final = "checked model"
+"""Where the memory of a process holds the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckProbe(Probe[CheckedSample | Parts]):
+    """Measuring the values of an emulated model.
+
+    Attributes:
+        keep: nodes to compute in float32.
+        in_parts: return what each part of the model shows, lazily.
+        key: stands for the model in the memory of a process.
+    """
+
+    model: SentModel
+    engine: Engine
+    budget: int
+    keep: frozenset[str]
+    in_parts: bool = False
+    key: str = field(default_factory=token_hex)
+
+    def executable(self, memory: Memory) -> Executable:
+        """Return the model as it is measured."""
+        return remembered(
+            memory,
+            _CHECKED,
+            self.key,
+            lambda: Executable(self.model.opened(), self.engine, budget=self.budget),
+        )
+
+    def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
+        """As :meth:`Probe.open`."""
+        executable = self.executable(memory)
+        last: tuple[Runner, Runner, Sequence[Watched]] | None = None
+
+        def parts(item: Item) -> Iterator[CheckedSample]:
+            nonlocal last
+            feeds = check_inputs(executable.model.proto, item.sample)
+            runner = executable.prepare(feeds)
+            if (
+                last is None or last[0] is not runner
+            ):  # the next sample with the same branches uses it
+                flow, rows = keep_float32(runner.flow, self.keep)
+                last = runner, Runner(flow, runner.provider), rows
+            return watched_parts(*last[1:], feeds, self.budget, progress=item.progress)
+
+        def lazily(item: Item) -> Parts:
+            try:
+                yield from parts(item)
+            except RuntimeFailure as failure:
+                yield failure
+
+        def measure(item: Item) -> CheckedSample | Parts:
+            return lazily(item) if self.in_parts else _together(list(parts(item)))
+
+        return Opened(executable.prepare_sample, one_by_one(measure))
+
+
+def _together(parts: Sequence[CheckedSample]) -> CheckedSample:
+    """Return what all parts of a model show."""
+    values = {name: measured for part in parts for name, measured in part.values.items()}
+    inputs = {name: measured for part in parts for name, measured in part.inputs.items()}
+    return CheckedSample(parts[-1].choices, values, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProbe(Probe[CheckedSample]):
+    """Measuring what the ops of a model make of exact values on an engine that computes low precision itself."""
+
+    model: SentModel
+    engine: Engine
+    budget: int
+    key: str = field(default_factory=token_hex)
+
+    def side_by_side(self, memory: Memory) -> SideBySide:
+        """Return the float32 model behind the model, and the model as it runs on the engine.
+
+        Raises:
+            ModelError, OpsetError: there is no float32 model behind it.
+        """
+
+        def opened() -> SideBySide:
+            model = self.model.opened()
+            exact = Model(without_rounding(model.embedded()))
+            reference = Executable(exact, self.engine.reference, budget=self.budget)
+            return SideBySide(
+                reference, Executable(model, self.engine, budget=self.budget), _replayed
+            )
+
+        return remembered(memory, _CHECKED, self.key, opened)
+
+    def open(self, memory: Memory) -> Opened[CheckedSample]:
+        """As :meth:`Probe.open`."""
+        walk = self.side_by_side(memory)
+
+        def prepare(sample: Sample) -> None:
+            feeds = check_inputs(walk.result.model.proto, sample)
+            walk.reference.prepare(feeds)
+            walk.result.prepare(feeds)
+
+        return Opened(prepare, one_by_one(lambda item: _on_engine(walk, item)))
+
+
+def _replayed(reference: Flow, result: Flow) -> Pairing:
+    return pair(reference, result)._replace(accumulated=False)
+
+
+def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
+    """Return what a sample shows on an engine.
+
+    Raises:
+        RuntimeFailure: the model does not run in float32 on the CPU, or none of its ops runs on the engine.
+    """
+    feeds = check_inputs(walk.result.model.proto, item.sample)
+    walked, flow = walk.run(feeds, item.progress), walk.result.prepare(feeds).flow
+    values = {name: row.local for name, row in walked.compared.items() if row.local is not None}
+    notes = (walked.failure, *(row.note for row in walked.compared.values()))
+    note = next(filter(None, notes), None)
+    if not values and note is not None:
+        raise RuntimeFailure(f"None of its ops runs by itself. {note}")
+    inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
+    floats = {
+        name: value
+        for name, value in inputs.items()
+        if value.is_tensor() and "float" in value.data_type()
+    }
+    return CheckedSample(
+        (), values, {name: measure(value, value) for name, value in floats.items()}
+    )
+
+
+def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched]]:
+    """Emulate what ``--keep-fp32`` does: the named nodes read each other's exact results; others read rounded ones.
+
+    Args:
+        flow: an emulated model.
+        names: nodes as reports call them: by name, or by their first value if they have none.
+
+    Returns:
+        The model, and its watched values without those that nobody reads rounded any more.
+
+    Complexity: linear in nodes.
+    """
+    rows = watched_values(flow)
+    chosen = {row.node for row in rows if (flow.nodes[row.node].name or row.value) in names}
+    exact = {row.value: row.exact for row in rows if row.node in chosen and _is_rounded(flow, row)}
+    wanted = {name for node in chosen for name in flow.reads[node]}
+    casts = {row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels}
+    for row in reversed(rows):  # Casts between chosen nodes pass on exact results
+        if row.node in casts and row.value in wanted:
+            chosen.add(row.node)
+            wanted.update(flow.reads[row.node])
+    for row in rows:  # Casts to float32 behind chosen nodes have nothing to do
+        if row.value not in flow.low and row.node in casts:
+            chosen |= {row.node} if any(name in exact for name in flow.reads[row.node]) else set()
+    exact |= {row.value: row.exact for row in rows if row.node in chosen and row.exact in exact}
+    nodes, reads = list(flow.nodes), list(flow.reads)
+    for index in chosen:
+        nodes[index] = copied(flow.nodes[index])
+        nodes[index].input[:] = [exact.get(name, name) for name in flow.nodes[index].input]
+        reads[index] = tuple(dict.fromkeys(exact.get(name, name) for name in reads[index]))
+    for row in rows:  # integers are cast to float32 then, unless somebody else reads them rounded
+        if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
+            continue
+        if {index for index, names in enumerate(reads) if row.value in names} <= chosen:
+            nodes[row.node] = copied(flow.nodes[row.node])
+            for item in nodes[row.node].attribute:
+                item.i = TensorProto.FLOAT if item.name == "to" else item.i
+    read = {name for names in reads for name in names} | set(flow.outputs)
+    kept = [
+        row
+        for row in rows
+        if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
+    ]
+    return flow._replace(nodes=tuple(nodes), reads=tuple(reads)), kept
+
+
+def _is_rounded(flow: Flow, row: Watched) -> bool:
+    """Whether the value is rounded from a float32 one, and not cast from integers."""
+    return row.exact != row.value and flow.types.get(row.exact) == "tensor(float)"

@@ -25,11 +25,10 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._pipeline.manifest import Member
 from onnxamp._runtime.engines import Outputs
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._target.roofline import Device
 from onnxamp._tuning.arguments import is_slower
 

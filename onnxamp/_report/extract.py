@@ -19,7 +19,7 @@ from onnxamp._ops.facts import op_key
 from onnxamp._report import parts
 from onnxamp._report.machine import document
 from onnxamp._report.text import count, shape, size
-from onnxamp._runtime.inputs import Array
+from onnxamp._runtime.values import Array
 
 _ROWS: Final = 12
 """Nodes and values that the terminal shows without -v."""

@@ -36,7 +36,7 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, Shell, flow_of, take_weights
 from onnxamp._runtime.pieces import Runner, run_alone
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feeds
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each a truth value. It must not change or keep the model."""
@@ -223,7 +223,7 @@ class _Move:
 def settled_flow(
     model: ModelProto,
     base_dir: str | PathLike[str] | None,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     *,
     emulated: bool,
     provider: Provider = "cpu",
@@ -262,7 +262,7 @@ def settled_flow(
     return flow._replace(choices=taken)
 
 
-def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
+def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
     """The shapes of those that are tensors."""
     return {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
@@ -270,7 +270,7 @@ def shapes_of(feeds: Mapping[str, Feed]) -> dict[str, tuple[int, ...]]:
 def settle(
     model: ModelProto,
     base_dir: str | PathLike[str] | None,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     *,
     emulated: bool,
     provider: Provider = "cpu",
@@ -296,7 +296,7 @@ def settle(
     return shell, tuple(choices.items())
 
 
-def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
+def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
     """The model with optional inputs that the sample leaves empty computed inside, as they cannot be fed."""
     empty = [
         entry for entry in model.graph.input if entry.name in feeds and feeds[entry.name] is None
@@ -317,7 +317,7 @@ def _without_empty(model: ModelProto, feeds: Mapping[str, Feed]) -> ModelProto:
 def _conditions(
     shell: Shell,
     names: Sequence[str],
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     provider: Provider,
     *,
     emulated: bool,

@@ -26,8 +26,7 @@ from onnxamp._model.protos import copied, opset_imports, stored_bytes
 from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, provider_options
-from onnxamp._runtime.spool import save_spilled
-from onnxamp._runtime.starting import reason
+from onnxamp._runtime.starting import reason, save_spilled
 from onnxamp._workers.executor import Once, ending, temporary_folder
 from onnxamp._workers.signals import at_end
 
@@ -144,11 +143,11 @@ class Built(NamedTuple):
     size: int
 
 
-@dataclass(slots=True)
-class EngineBuilder:
+class EngineBuilder(Child):
     """A process that builds engines."""
 
-    _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.servers", "serve_builds"))
+    def __init__(self) -> None:
+        super().__init__("onnxamp._runtime.servers", "serve_builds")
 
     def build(
         self,
@@ -186,21 +185,17 @@ class EngineBuilder:
         with temporary_folder() as folder:
             path = save_spilled(model, folder)
             try:
-                answer = self._child.ask({"path": str(path), **question}, seconds=seconds)
+                answer = self.ask({"path": str(path), **question}, seconds=seconds)
             except OSError as error:
                 raise RuntimeFailure(
                     f"No process can be started to build the engine: {error}."
                 ) from error
         if answer is None:
             return Built(
-                "TensorRT-RTX", (Refusal("", f"the process that builds it {self._child.ended}"),), 0
+                "TensorRT-RTX", (Refusal("", f"the process that builds it {self.ended}"),), 0
             )
         faults = tuple(Refusal(name, refusal(text)) for name, text in answer["faults"])
         return Built(answer["by"], faults, answer["bytes"])
-
-    def end(self) -> None:
-        """End the process, if there is one."""
-        self._child.end()
 
 
 def can_build() -> bool:
@@ -301,15 +296,11 @@ class Loaded(NamedTuple):
         return f"{self.by} on {provider.upper()}" if self.by and provider else self.by
 
 
-@dataclass(slots=True)
-class Loader:
+class Loader(Child):
     """A process that loads models."""
 
-    _child: Child = field(default_factory=lambda: Child("onnxamp._runtime.servers", "serve_loads"))
-
-    def start(self) -> None:
-        """Start the process, without waiting for it."""
-        self._child.start()
+    def __init__(self) -> None:
+        super().__init__("onnxamp._runtime.servers", "serve_loads")
 
     def load(self, path: Path, provider: Provider | None) -> Loaded:
         """Load a file.
@@ -321,17 +312,13 @@ class Loader:
         providers = None if provider is None else provider_options(provider)
         where = str(path.absolute())
         try:
-            found = self._child.ask({"path": where, "providers": providers})
+            found = self.ask({"path": where, "providers": providers})
         except OSError:  # this system starts no processes
             return Loaded()
         if found is None:
-            return Loaded("ONNX Runtime", f"the process that loads it {self._child.ended}")
+            return Loaded("ONNX Runtime", f"the process that loads it {self.ended}")
         fault = found["fault"].partition(f"{where} failed:")[2] or found["fault"]
         return Loaded(found["by"], reason(fault))
-
-    def end(self) -> None:
-        """End the process, if there is one."""
-        self._child.end()
 
 
 def load_file(model: Model, provider: Provider | None, *, in_text: bool = False) -> Loaded:

@@ -26,8 +26,8 @@ from onnxamp._model.protos import bytes_of
 from onnxamp._ops.profiles import sums_low
 from onnxamp._runtime.defaults import LEAST, MOST
 from onnxamp._runtime.engines import Executable
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import Draw
+from onnxamp._runtime.values import check_inputs
 
 _UNKNOWN: Final = 4 << 30
 """Bytes that are taken to be free where the system does not tell."""

@@ -126,15 +126,12 @@ def upcast_attribute(item: AttributeProto, base_dir: BaseDir) -> None:
         upcast_type(proto)
 
 
-def emulate(
-    model: ModelProto, *, base_dir: BaseDir = None, hollow: Container[str] = ()
-) -> ModelProto:
+def emulate(model: ModelProto, *, base_dir: BaseDir = None) -> ModelProto:
     """A float32 model that computes what a model with float16 or bfloat16 values computes.
 
     Args:
         model: any model; it is not changed.
         base_dir: folder of external data, if the model has any that is not loaded; the result embeds what is read.
-        hollow: main-graph initializers without data (:mod:`onnxamp._runtime.flow`), which become float32 as well.
 
     Returns:
         A new model with the same names of inputs and outputs, all floats of which are float32.
@@ -146,7 +143,7 @@ def emulate(
 
     Complexity: one sweep per scope, linear in nodes and weight bytes.
     """
-    return emulate_graph(Graph.of(inline_functions(model)), base_dir=base_dir, hollow=hollow)
+    return emulate_graph(Graph.of(inline_functions(model)), base_dir=base_dir)
 
 
 def without_rounding(model: ModelProto) -> ModelProto:
@@ -176,7 +173,7 @@ def emulate_graph(
     front of them; but not sequences and optionals, of which there is no Cast.
 
     With ``arithmetic``, float16 sums are off as they are on that target (:mod:`onnxamp._runtime.accumulate`);
-    ``shapes``, by value, tell how long they are.
+    ``shapes``, by value, tell how long they are. ``hollow`` are initializers of the main graph without data.
     """
     low = {low.tensor: low.elem for low in FORMATS.values()}
     elems = [None if type_name is None else low.get(type_name) for type_name in view.types]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
@@ -20,7 +20,6 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.device import device_name
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import (
@@ -32,10 +31,7 @@ from onnxamp._runtime.session import (
     run,
     the_browser,
 )
-from onnxamp._runtime.values import Feed, as_typed
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from onnxamp._runtime.values import Feeds, as_typed, check_inputs
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the work that is done and all there is to do."""
@@ -50,53 +46,39 @@ ModelFile: TypeAlias = ModelProto | str | PathLike[str]
 """A model in memory, or the path of its file."""
 
 
-class WholeModel(Protocol):
-    """A model in one session with all fusions, which the first run loads."""
+class WholeModel:
+    """A model in one session of ONNX Runtime with all fusions, which the first run loads."""
 
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
-        """Return the outputs by name. Feeds that the model does not take are ignored.
+    def __init__(self, model: ModelFile, provider: Provider, *, leaves_nodes: bool) -> None:
+        self._model, self._provider, self._leaves_nodes = model, provider, leaves_nodes
+        self._session: Any = None
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        """Return the outputs by name. Feeds that the model does not take are ignored; floats may be of any width.
 
         Raises:
             RuntimeFailure: the model does not load or run.
         """
-
-    def left_to_cpu(self) -> Counter[str]:
-        """Count by op the nodes that the engine left to the CPU; none before a run."""
-
-
-@dataclass(slots=True)
-class _OrtModel:
-    """A :class:`WholeModel` in ONNX Runtime; floats are cast to the types of its inputs."""
-
-    model: ModelFile
-    provider: Provider
-    leaves_nodes: bool
-    _session: "ort.InferenceSession | None" = None
-
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
         if self._session is None:
-            self._session = make_session(self.model, self.provider)
+            self._session = make_session(self._model, self._provider)
         entries = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
         types = {item.name: item.type for item in entries}
         taken = {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types}
         return run(self._session, taken)
 
     def left_to_cpu(self) -> Counter[str]:
-        if self._session is None or not self.leaves_nodes:
+        """Count by op the nodes that the engine left to the CPU; none before a run."""
+        if self._session is None or not self._leaves_nodes:
             return Counter()
         return Counter(op for provider, op, _ in assigned_nodes(self._session) if provider == "CPU")
 
 
-@dataclass(slots=True)
-class _WebModel:
-    """A :class:`WholeModel` in a browser."""
+class _WebModel(WholeModel):
+    """A model in a browser."""
 
-    model: ModelFile
-    _session: Any = None
-
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
+    def run(self, feeds: Feeds) -> dict[str, Any]:
         if self._session is None:
-            self._session = the_browser().open(self.model)
+            self._session = the_browser().open(self._model)
         return dict(self._session.run(feeds))
 
     def left_to_cpu(self) -> Counter[str]:
@@ -169,7 +151,7 @@ class Engine(ABC):
 
     def load(self, model: ModelFile) -> WholeModel:
         """Return a model that runs whole; the first run loads it."""
-        return _OrtModel(model, self.provider, leaves_nodes=not self.is_reference)
+        return WholeModel(model, self.provider, leaves_nodes=not self.is_reference)
 
 
 class CpuEngine(Engine):
@@ -236,7 +218,7 @@ class BrowserEngine(Engine):
 
     def load(self, model: ModelFile) -> WholeModel:
         """As :meth:`Engine.load`."""
-        return _WebModel(model)
+        return _WebModel(model, self.provider, leaves_nodes=True)
 
 
 _ENGINES: Final[Mapping[Provider, type[Engine]]] = {
@@ -246,18 +228,15 @@ _ENGINES: Final[Mapping[Provider, type[Engine]]] = {
 }
 
 
-def engine_on(
-    provider: Provider, *, emulates: bool | None = None, arithmetic: Profile | None = None
-) -> Engine:
+def engine_on(provider: Provider, *, emulates: bool | None = None) -> Engine:
     """Return the engine on a provider.
 
     Args:
         provider: the provider, which exists.
         emulates: compute low precision in float32 with explicit rounding; None to do so on the CPU alone.
-        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
     """
     kind = _ENGINES.get(provider, PluginEngine)
-    return kind(provider, kind is CpuEngine if emulates is None else emulates, arithmetic)
+    return kind(provider, kind is CpuEngine if emulates is None else emulates)
 
 
 def choose_engine(provider: Provider | None, *, whole: bool = False) -> Engine:
@@ -319,7 +298,7 @@ class Executable:
         """Count as :meth:`WholeModel.left_to_cpu`, of the model run whole."""
         return self._session.left_to_cpu()
 
-    def prepare(self, feeds: Mapping[str, Feed]) -> Runner:
+    def prepare(self, feeds: Feeds) -> Runner:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
@@ -340,15 +319,15 @@ class Executable:
             self._runner = Runner(flow, self.engine.piece_provider)
         return self._runner
 
-    def prepare_sample(self, sample: Mapping[str, Feed]) -> Runner:
+    def prepare_sample(self, sample: Feeds) -> Runner:
         """Prepare the model for a sample that was not checked; raises ArgumentError, too, if it does not fit."""
         return self.prepare(check_inputs(self.model.proto, sample))
 
-    def runs_whole(self, feeds: Mapping[str, Feed]) -> bool:
+    def runs_whole(self, feeds: Feeds) -> bool:
         """Whether the sample runs in one session."""
         return self.whole and all(feed is not None for feed in feeds.values())
 
-    def run(self, feeds: Mapping[str, Feed], progress: Progress | None = None) -> Outputs:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:
         """Return the outputs by name.
 
         Raises:
@@ -360,9 +339,7 @@ class Executable:
             else self.run_together([feeds], progress)[0]
         )
 
-    def run_sample(
-        self, number: int, feeds: Mapping[str, Feed], progress: Progress | None = None
-    ) -> Outputs:
+    def run_sample(self, number: int, feeds: Feeds, progress: Progress | None = None) -> Outputs:
         """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
         if number not in self.outputs.kept:
             found = self.run(feeds, progress)
@@ -371,7 +348,7 @@ class Executable:
         return self.outputs.kept[number]
 
     def run_together(
-        self, samples: Sequence[Mapping[str, Feed]], progress: Progress | None = None
+        self, samples: Sequence[Feeds], progress: Progress | None = None
     ) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         if any(map(self.runs_whole, samples)):

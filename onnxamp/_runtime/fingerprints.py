@@ -19,7 +19,7 @@ from onnxamp._model.statistics import blocks_of
 from onnxamp._model.weights import read_array
 from onnxamp._runtime.sample_files import read_json, read_npz, read_one
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.spool import is_large
+from onnxamp._runtime.starting import is_large
 from onnxamp._state.state import fingerprint
 
 IN_FILES: Final = frozenset({read_npz, read_json, read_one})

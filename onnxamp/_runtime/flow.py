@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy.typing as npt
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import ELEM_NAMES, FLOAT_ELEMS, FORMATS, LOW_ELEMS, readable_types
 from onnxamp._errors import ArgumentError
@@ -30,7 +30,7 @@ from onnxamp._paths.paths import as_path
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session
-from onnxamp._runtime.values import Feed, as_typed
+from onnxamp._runtime.values import Feed, Feeds, as_typed
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
@@ -90,10 +90,9 @@ def take_weights(
     """
     folder = None if base_dir is None else as_path(base_dir)
     result = copy_without(model, "initializer", "node")
-    constants = {
-        node.output[0]: tensor
-        for node in model.graph.node
-        if (tensor := _constant(node)) is not None
+    nodes = [node for node in model.graph.node if op_key(node) == "Constant"]
+    constants: dict[str, TensorProto] = {
+        node.output[0]: tensor for node in nodes if (tensor := attribute(node, "value")) is not None
     }
     named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
     taken = {
@@ -103,22 +102,20 @@ def take_weights(
     }
     if sum(map(stored_bytes, taken.values())) <= keep:
         taken = {}
+    graph = result.graph
     for tensor in model.graph.initializer:
-        if tensor.name in taken:
-            _add_hollow(result.graph, tensor.name, tensor)
-        else:
-            result.graph.initializer.append(tensor)
+        graph.initializer.append(_hollow(tensor.name, tensor) if tensor.name in taken else tensor)
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.output[0] in taken:
-            _add_hollow(result.graph, node.output[0], constants[node.output[0]])
-        elif (
-            sparse := _sparse_constant(node)
-        ) is not None:  # ONNX Runtime cannot return such a node's output
-            added = result.graph.sparse_initializer.add()
-            added.CopyFrom(sparse)
-            added.values.name = node.output[0]
+        is_constant = op_key(node) == "Constant"
+        if is_constant and node.output[0] in taken:
+            graph.initializer.append(_hollow(node.output[0], constants[node.output[0]]))
+        elif is_constant and (sparse := attribute(node, "sparse_value")) is not None:
+            graph.sparse_initializer.append(
+                sparse
+            )  # ONNX Runtime cannot return such a node's output
+            graph.sparse_initializer[-1].values.name = node.output[0]
         else:
-            result.graph.node.append(node)
+            graph.node.append(node)
     for tensor in tensors_of(
         result
     ):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
@@ -126,23 +123,8 @@ def take_weights(
     return Shell(result, taken, folder)
 
 
-def _constant(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node; None for sparse tensors, numbers, strings and lists."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    return next((item.t for item in node.attribute if item.name == "value"), None)
-
-
-def _sparse_constant(node: NodeProto) -> SparseTensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-        return None
-    return next(
-        (item.sparse_tensor for item in node.attribute if item.name == "sparse_value"), None
-    )
-
-
-def _add_hollow(graph: GraphProto, name: str, tensor: TensorProto) -> None:
-    graph.initializer.add(name=name, data_type=tensor.data_type, dims=tensor.dims)
+def _hollow(name: str, tensor: TensorProto) -> TensorProto:
+    return TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims)
 
 
 _WIDTH: Final = 4
@@ -393,7 +375,7 @@ def dtype_of(flow: Flow, name: str) -> str:
     return ELEM_NAMES[flow.low[name]] if name in flow.low else readable_types(flow.types.get(name))
 
 
-def fitted(flow: Flow, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
     """The feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
 
     Raises:

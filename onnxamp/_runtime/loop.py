@@ -19,12 +19,11 @@ from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.draws import other_sizes
 from onnxamp._runtime.engines import Progress, engine_on, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Sample, Samples, read_row
+from onnxamp._runtime.samples import Sample, Samples, read_row, read_spooled
 from onnxamp._runtime.sizes import listed
-from onnxamp._runtime.spool import read_spooled
+from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import Part, as_data, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 

@@ -24,7 +24,7 @@ from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import Flow, fitted
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
-from onnxamp._runtime.values import Feed, from_value, to_value, typed
+from onnxamp._runtime.values import Feeds, from_value, to_value, typed
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -236,11 +236,26 @@ class Side:
     ``low`` are weights that are rounded on their way in.
     """
 
-    flow: Flow
     runner: Runner
     values: "dict[str, ort.OrtValue]"
     uses: Counter[str]
-    low: Mapping[str, Format] = field(default_factory=dict)
+    low: Mapping[str, Format]
+
+    @property
+    def flow(self) -> Flow:
+        """The model that is run."""
+        return self.runner.flow
+
+    def parts(self, nodes: Iterable[int], budget: int = BUDGET) -> Iterator[tuple[int, ...]]:
+        """Run nodes part by part, lazily, and yield those of each part behind it.
+
+        Raises:
+            RuntimeFailure: ONNX Runtime cannot run a part.
+        """
+        for part in parts_of(self.flow, nodes, budget):
+            self.run(part)
+            yield part
+            self.runner.forget()
 
     def run(self, nodes: Sequence[int]) -> None:
         """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
@@ -285,18 +300,34 @@ class Side:
         return numpy_helper.to_array(constant)
 
 
-def start(runner: Runner, feeds: Mapping[str, Feed], others: Counter[str]) -> Side:
-    """A model before its first node; ``others`` counts reads from outside. Feeds may be of any float types.
+def start(
+    runner: Runner,
+    feeds: Feeds,
+    others: Counter[str],
+    nodes: Iterable[int] | None = None,
+    low: Mapping[str, Format] = _NONE,
+) -> Side:
+    """A model before its first node.
+
+    Args:
+        feeds: a sample, in any float types.
+        others: counts reads from outside.
+        nodes: those that will run; None for all, with all outputs to be read.
+        low: weights that are rounded on their way in.
 
     Raises:
         ArgumentError: an input is not fed.
     """
-    flow = runner.flow
-    uses = Counter(name for reads in flow.reads for name in reads) + others + Counter(flow.outputs)
+    flow, running = runner.flow, nodes
+    if running is None:
+        running, others = range(len(flow.nodes)), others + Counter(flow.outputs)
+    uses = others + Counter(name for node in running for name in flow.reads[node])
     values = {
-        name: to_value(feed, flow.types.get(name)) for name, feed in fitted(flow, feeds).items()
+        name: to_value(feed, flow.types.get(name))
+        for name, feed in fitted(flow, feeds).items()
+        if nodes is None or uses[name]
     }
-    return Side(flow, runner, values, uses)
+    return Side(runner, values, uses, low)
 
 
 def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
@@ -339,7 +370,7 @@ def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[in
 
 def run_alone(
     runner: Runner,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
@@ -358,7 +389,7 @@ def run_alone(
 
 def run_together(
     runner: Runner,
-    samples: Sequence[Mapping[str, Feed]],
+    samples: Sequence[Feeds],
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
@@ -372,12 +403,10 @@ def run_together(
     flow = runner.flow
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
-    uses = Counter([*wanted, *(name for node in nodes for name in flow.reads[node])])
-    sides = []
-    for number, feeds in enumerate(samples):
-        given = {name: feed for name, feed in fitted(flow, feeds).items() if uses[name]}
-        values = {name: to_value(feed, flow.types.get(name)) for name, feed in given.items()}
-        sides.append(Side(flow, runner, values, Counter(uses), low[number] if low else {}))
+    sides = [
+        start(runner, feeds, Counter(wanted), nodes, low[number] if low else _NONE)
+        for number, feeds in enumerate(samples)
+    ]
     total, done = len(nodes) * len(sides), 0
     for group in batched(sides, fitting(flow, parts, wanted, budget)):
         for part in parts:

@@ -15,6 +15,7 @@ what the host did. Such times are not told.
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from bisect import bisect_right
@@ -33,7 +34,7 @@ from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._runtime.custom_ops import active_libraries, custom_ops
 from onnxamp._runtime.device import device_memory_used
 from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, Feeds
 from onnxamp._workers.executor import temporary_folder
 
 _PACKAGES: Final = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ class ProfiledRun(NamedTuple):
 
 def profiled_run(
     path: Path,
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     provider: Provider,
     *,
     cuda_options: Mapping[str, str] | None = None,
@@ -70,33 +71,20 @@ def profiled_run(
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
     with temporary_folder() as folder:
-        spec, given, result = (
-            Path(folder, name) for name in ("spec.json", "feeds.npz", "result.json")
-        )
-        np.savez(
-            given,
-            **{
-                str(number): _array(name, feed) for number, (name, feed) in enumerate(feeds.items())
-            },
-        )
-        task = {
-            "model": str(Path(path).absolute()),
-            "names": list(feeds),
-            "provider": provider,
-            "options": dict(cuda_options or {}),
+        spec, result = Path(folder, "task.pickle"), Path(folder, "result.json")
+        how = {
             "threads": threads,
-            "runs": runs,
             "optimize": optimize,
-            "feeds": str(given),
-            "result": str(result),
-            "libraries": active_libraries(),
-            "prefix": str(Path(folder, "profile")),
+            "cuda_options": dict(cuda_options or {}),
+            "profile_to": str(Path(folder, "profile")),
         }
-        spec.write_text(json.dumps(task), encoding="utf-8")
+        arrays = {name: _array(name, feed) for name, feed in feeds.items()}
+        task = str(Path(path).absolute()), arrays, provider, runs, active_libraries(), how
+        spec.write_bytes(pickle.dumps(task))
         paths = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         child = subprocess.run(
-            [sys.executable, "-m", __name__, str(spec)],
-            env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1", "PYTHONPATH": paths},
+            [sys.executable, "-m", __name__, str(spec), str(result)],
+            env=os.environ | {_BLOCKING: "1", "PYTHONPATH": paths},
             capture_output=True,
             text=True,
             errors="replace",
@@ -136,44 +124,26 @@ def _array(name: str, feed: Feed) -> Any:
     return feed
 
 
-def _child(spec: Path) -> None:
-    """What the process does: load, run, and write down where the profile is, or why there is none."""
-    task = json.loads(spec.read_text(encoding="utf-8"))
-    try:
-        facts = _profiled(task)
-    except OnnxAmpError as error:
-        facts = {"fault": str(error)}
-    Path(task["result"]).write_text(json.dumps(facts), encoding="utf-8")
-
-
-def _profiled(task: Mapping[str, Any]) -> dict[str, Any]:
+def _profiled(
+    path: str,
+    feeds: Feeds,
+    provider: Provider,
+    runs: int,
+    libraries: Sequence[str],
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
     """Where the profile is, and the device memory that the model takes."""
-    with np.load(
-        task["feeds"], allow_pickle=True
-    ) as arrays:  # strings are objects; the parent wrote the file
-        feeds = {name: arrays[str(number)] for number, name in enumerate(task["names"])}
-    on_cuda = (
-        task["provider"] == "cuda" and cuda_available()
-    )  # makes the context, and loads the libraries
+    # makes the context, and loads the libraries
+    on_cuda = provider == "cuda" and cuda_available()
     before = device_memory_used() if on_cuda else None
-    how = {
-        "threads": task["threads"],
-        "profile_to": task["prefix"],
-        "cuda_options": task["options"],
-        "optimize": task["optimize"],
-    }
-    with custom_ops(library=task["libraries"]):
-        session = make_session(task["model"], task["provider"], **how)
+    with custom_ops(library=libraries):
+        session = make_session(path, provider, **how)
     run = bind(session, feeds)
-    for _ in range(task["runs"]):
+    for _ in range(runs):
         run()
     after = device_memory_used() if on_cuda else None
     memory = None if before is None or after is None else max(after - before, 0)
     return {"profile": session.end_profiling(), "memory": memory}
-
-
-if __name__ == "__main__":
-    _child(Path(sys.argv[1]))
 
 
 _OF_NODE: Final = "_kernel_time"
@@ -186,7 +156,7 @@ _WAITS: Final = frozenset({_CUDA, "CPUExecutionProvider"})
 
 def node_times(
     model: ModelProto | str | PathLike[str],
-    feeds: Mapping[str, Feed],
+    feeds: Feeds,
     provider: Provider = "cpu",
     runs: int = 5,
     *,
@@ -283,3 +253,16 @@ def _kernels_shown(events: Iterable[Mapping[str, Any]]) -> bool:
     return any(
         event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events
     )
+
+
+def _child(spec: Path, result: Path) -> None:
+    """What the process does: load, run, and write down where the profile is, or why there is none."""
+    try:
+        facts = _profiled(*pickle.loads(spec.read_bytes()))  # noqa: S301 - the parent wrote it
+    except OnnxAmpError as error:
+        facts = {"fault": str(error)}
+    result.write_text(json.dumps(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _child(*map(Path, sys.argv[1:]))

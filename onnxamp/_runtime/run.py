@@ -131,8 +131,8 @@ class RunOptions:
         Raises:
             ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.
         """
-        from onnxamp._runtime.inputs import check_inputs  # noqa: PLC0415 - only what runs models needs samples
         from onnxamp._runtime.samples import as_samples  # noqa: PLC0415
+        from onnxamp._runtime.values import check_inputs  # noqa: PLC0415 - only what runs models needs samples
 
         samples = as_samples(
             self.samples,

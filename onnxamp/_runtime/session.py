@@ -30,7 +30,7 @@ from onnxamp._runtime.starting import (
     start_session,
     trial,
 )
-from onnxamp._runtime.values import FOREIGN, Feed, as_typed, from_value, is_foreign, to_value
+from onnxamp._runtime.values import FOREIGN, Feeds, as_typed, from_value, is_foreign, to_value
 from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def stays_on_device(kind: str) -> bool:
 
 
 def run(
-    session: "ort.InferenceSession", feeds: Mapping[str, Feed], outputs: Sequence[str] | None = None
+    session: "ort.InferenceSession", feeds: Feeds, outputs: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Run a session. Element types that NumPy lacks are ``ml_dtypes`` arrays.
 
@@ -347,7 +347,7 @@ def run_values(
 
 
 def bind(
-    session: "ort.InferenceSession", feeds: Mapping[str, Feed], graph: int | None = None
+    session: "ort.InferenceSession", feeds: Feeds, graph: int | None = None
 ) -> Callable[[], None]:
     """A function that runs the session on these inputs and returns when the device is done.
 

@@ -18,8 +18,8 @@ from onnx import ModelProto
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.switch import node_key
+from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.results import Candidate

@@ -30,7 +30,6 @@ from onnxamp._runtime.engines import (
 )
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Shell, flow_of, take_weights
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import (
     KeptSamples,
     Opened,
@@ -46,7 +45,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.switch import Ports, Switched, node_key, switched
-from onnxamp._runtime.values import as_typed
+from onnxamp._runtime.values import as_typed, check_inputs
 from onnxamp._tuning.metric import Metric
 from onnxamp._workers.executor import Memory
 

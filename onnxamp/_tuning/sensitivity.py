@@ -17,17 +17,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.rows import Pairing, pair
-from onnxamp._numerics.walk import SideBySide, Walked
+from onnxamp._numerics.walk import Pairing, SideBySide, Walked, pair
 from onnxamp._numerics.watch import join
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine, Executable, OutputCache
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told
 from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.values import Feed
+from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._state.state import Part, as_data, fingerprint
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode

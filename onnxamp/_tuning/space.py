@@ -23,10 +23,10 @@ from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.patterns import patterns_of
 from onnxamp._runtime.branches import settle
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import Ports, node_key
+from onnxamp._runtime.values import check_inputs
 from onnxamp._target.roofline import LAUNCH, Work
 
 

@@ -26,19 +26,19 @@ from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
+from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
-from onnxamp._numerics.rows import listed_outputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.switch import WHERE_OPSET
+from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import Facts
 from onnxamp._target.roofline import device_called
 from onnxamp._tuning.arguments import Search, is_slower, meant_device, standing

@@ -16,14 +16,13 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.check import OpFilter
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.watch import Watched, WatchedRun, watched_values
+from onnxamp._numerics.watch import Watched, WatchedRun, watched_parts, watched_values
 from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, dtype_of
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
-from onnxamp._runtime.values import Feed, from_value
+from onnxamp._runtime.values import Feed, check_inputs, from_value
 from onnxamp.debugging._checker import StepCheck, TensorChecker
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._records import ValueRecord, counted, dump_path, write_dump
@@ -121,7 +120,7 @@ class Watcher:
         runner = self.executable.prepare(feeds)
         if runner is not self._runner:
             self._runner, self._rows = runner, watched_values(runner.flow)
-        run = _Run(step, WatchedRun(runner, self._rows, self.executable.budget))
+        run = _Run(step, runner, self.executable.budget, WatchedRun(runner.flow, self._rows))
         ops = ops or OpFilter()
         watched: RunRecords | None = None
         for is_odd in run.parts(feeds):
@@ -138,6 +137,8 @@ class _Run:
     """The measurements of one run so far."""
 
     step: int
+    runner: Runner
+    budget: int
     measured: WatchedRun
     stats: dict[str, TensorStats] = field(default_factory=dict)
 
@@ -150,15 +151,15 @@ class _Run:
             self.stats[name] = stats = tensor_stats(np.asarray(from_value(value)))
             odd = odd or not stats.finite
 
-        for _ in self.measured.parts(feeds, see):
+        rows = self.measured.rows
+        for part in watched_parts(self.runner, rows, feeds, self.budget, seen=see):
+            self.measured.add(part)
             yield odd
 
     def watched(self) -> RunRecords:
         """The records so far."""
         measured = self.measured
-        return records_of(
-            self.step, measured.runner.flow, measured.inputs, measured.checks(), self.stats
-        )
+        return records_of(self.step, measured.flow, measured.inputs, measured.checks(), self.stats)
 
 
 def records_of(

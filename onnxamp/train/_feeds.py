@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.shapes import Dims
-from onnxamp._runtime.inputs import check_shape
+from onnxamp._runtime.values import check_shape
 from onnxamp.train._forward import Mask
 from onnxamp.train._gradients.writer import Tensor
 

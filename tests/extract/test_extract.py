@@ -22,12 +22,12 @@ from onnxamp._extract.region import save_region
 from onnxamp._numerics.diff import diff_models
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import make_flow
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples, load_samples
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
+from onnxamp._runtime.values import check_inputs
 
 CHAIN = """(float[2,3] X) => (float[2,3] Y) {
     [one] a = Relu (X)

@@ -29,9 +29,9 @@ from onnxamp._convert.plan import load_plan
 from onnxamp._numerics.diff import UpgradeProof
 from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.match import Choice, Form, Number, Op, Pattern, Var, form_table
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import load_samples
+from onnxamp._runtime.values import check_inputs
 
 OPSETS = (11, 13, 17, 18, 20, 22)
 ROWS, COLUMNS = 3, 8

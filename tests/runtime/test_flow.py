@@ -18,9 +18,9 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import Runner, ancestors, parts_of, start
 from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.values import check_inputs
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 BUDGETS = (0, 64, 2**40)

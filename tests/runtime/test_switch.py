@@ -23,10 +23,10 @@ from onnxamp._convert.plan import make_plan
 from onnxamp._dtypes import low_type
 from onnxamp._errors import OpsetError
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.switch import Ports, Switched, switched
+from onnxamp._runtime.values import check_inputs
 
 FILES = {path.stem: path for path in MODELS}
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

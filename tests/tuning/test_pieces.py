@@ -18,9 +18,9 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.walk import SideBySide
 from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import make_flow
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.pieces import fitting, parts_of
 from onnxamp._runtime.run import Run
+from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import MaskedModel, converted_error, tuning_engine
 from onnxamp._tuning.space import exactly

@@ -36,9 +36,9 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
-from onnxamp._runtime.inputs import check_inputs
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import cuda_available, make_session, run
+from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.arguments import SENSITIVITY_RUNS
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import make_metric

@@ -31,7 +31,7 @@ from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.browser.server import BUNDLE, TYPES, find_web, pack, unpack
 from onnxamp._runtime.starting import reason, source_of
-from onnxamp._runtime.values import Array, Feed, as_typed
+from onnxamp._runtime.values import Array, Feed, Feeds, as_typed
 from onnxamp._workers.executor import Once
 from onnxamp._workers.signals import at_end
 
@@ -359,7 +359,7 @@ class WebSession:
                 f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not asked for."
             )
 
-    def feed(self, feeds: Mapping[str, Feed]) -> None:
+    def feed(self, feeds: Feeds) -> None:
         """Give the inputs of later runs, floats of any width; those that the model does not take are ignored.
 
         Raises:
@@ -370,7 +370,7 @@ class WebSession:
         arrays = {name: _typed(name, feeds[name], kind) for name, kind in self._inputs.items()}
         self._browser.ask("feed", {"number": self.number}, arrays)
 
-    def run(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+    def run(self, feeds: Feeds) -> dict[str, Array]:
         """Outputs by name.
 
         Raises:
