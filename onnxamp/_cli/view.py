@@ -104,6 +104,6 @@ def command(model: Path, **options: Any) -> None:
     tell(made.plan.warnings if plan is None else ())
     show(
         options,
-        lambda: replace(preview_report(made, audit, converts), models=(str(model), str(page))),
+        lambda: preview_report(made, audit, converts)._replace(models=(str(model), str(page))),
         lambda: document("view", {"page": page, "plan": made.plan, "summary": made.summary}),
     )

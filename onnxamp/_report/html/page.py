@@ -269,5 +269,5 @@ def _shared_limit(diff: DiffReport) -> float | None:
 
 def _with_findings(report: Report, audit: Audit | None) -> Report:
     """The report with what looking at the result found."""
-    found = section("Findings in the result", finding_items(audit) if audit else [])
-    return replace(report, sections=(*report.sections, found))
+    found = section("Findings in the result", finding_items(audit))
+    return report._replace(sections=(*report.sections, found))
