@@ -46,10 +46,10 @@ from onnxamp._numerics.results import LayerDiff
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._paths.paths import made_folder
-from onnxamp._pipeline.manifest import Pipeline, Settings, make_pipeline
+from onnxamp._pipeline.manifest import Pipeline, make_pipeline
 from onnxamp._pipeline.results import TunedPipeline
 from onnxamp._pipeline.search import PIPELINE_SECONDS
-from onnxamp._pipeline.tune import PipelineArguments, run_tuning
+from onnxamp._pipeline.tune import run_tuning
 from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
@@ -257,15 +257,17 @@ def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
     _check(pipeline, manifest, folder, options)
     seconds = options["search_time"] if "search_time" in given else PIPELINE_SECONDS
     with progress_bar(quiet=options["quiet"]) as progress:
-        asked = PipelineArguments(
+        search = Search(
             device=options["device"],
-            provider=provider_of(options),
             runs=options["runs"],
             seconds=seconds,
-            state=options["state"],
-            progress=progress,
-            budget=options["budget"] << 20,
             allow_slower=options["allow_slower"],
+        )
+        run = RunOptions(
+            provider=provider_of(options),
+            state=options["state"],
+            report=progress,
+            budget=options["budget"] << 20,
         )
         base = Sink(
             folder / "model.onnx",
@@ -273,7 +275,9 @@ def tune_manifest(manifest: Path, options: dict[str, Any]) -> None:
             options["shard_size"],
             data_names=options["data_names"] or "onnx",
         )
-        tuned = run_tuning(pipeline, asked, folder, lambda target: replace(base, target=target))
+        tuned = run_tuning(
+            pipeline, search, run, folder, lambda target: replace(base, target=target)
+        )
     if options["save_plan"]:
         _save_plans(tuned, options["save_plan"])
     if options["html"]:
@@ -302,19 +306,19 @@ def _given() -> frozenset[str]:
     )
 
 
-def _settings(options: dict[str, Any], given: frozenset[str]) -> Settings:
+def _settings(options: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
     """What the command line says in place of the manifest."""
     keywords = {
         name: spelled.meaning(options[name])
         for name, spelled in COMMAND_LINE.items()
         if name in given and name != "dtype"
     }
-    return Settings(
-        tolerance=options["tolerance"] if "tolerance" in given else None,
-        metric=options["metric"] if "metric" in given else None,
-        dtypes=(options["dtype"],) if "dtype" in given else None,
-        options=keywords | {"strict_options": True},
-    )
+    said: dict[str, Any] = {
+        name: options[name] for name in ("tolerance", "metric") if name in given
+    }
+    if "dtype" in given:
+        said["dtypes"] = (options["dtype"],)
+    return {**said, "options": keywords | {"strict_options": True}}
 
 
 def _folder(manifest: Path, output: Path | None) -> Path:

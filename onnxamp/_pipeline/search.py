@@ -18,7 +18,8 @@ from typing import Final, TypeAlias
 
 from onnxamp._pipeline.choices import Choice, rank
 from onnxamp._pipeline.results import Measured, Trial
-from onnxamp._tuning.arguments import is_slower
+from onnxamp._runtime.run import Report
+from onnxamp._tuning.arguments import Search, is_slower
 
 PIPELINE_SECONDS: Final = 600.0
 """Time for a search, by default: a run of a pipeline may take many seconds."""
@@ -51,9 +52,6 @@ lowers nothing."""
 OwnError: TypeAlias = Callable[[str, Choice], float]
 """The error of a choice on a model's own outputs."""
 
-Told: TypeAlias = Callable[[str, int, int], None]
-"""Called with the activity, the runs done, and their number."""
-
 
 @dataclass(slots=True)
 class PipelineSearch:
@@ -63,14 +61,12 @@ class PipelineSearch:
     choices: dict[str, list[Choice]]
     refined: frozenset[str]
     """Models for which level auto may be tried."""
-    tolerance: float
+    asked: Search
+    """The tolerance of all models together, what may be run, and whether slower choices are allowed."""
     measure: Measure
     refine: Refine
     own_error: OwnError
-    progress: Told
-    runs: int = RUNS
-    seconds: float = PIPELINE_SECONDS
-    allow_slower: bool = False
+    progress: Report
     decided: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     """Error of the pipeline when a model was decided, with all that were decided before."""
@@ -124,7 +120,7 @@ class PipelineSearch:
             error = self.tried(name, choice, decided)
             if error is None:
                 return held
-            if error <= self.tolerance:
+            if error <= self.asked.tolerance:
                 held = choice, error
                 break
             missed.append((choice, error))
@@ -146,10 +142,10 @@ class PipelineSearch:
             self.stopped = True
             return None
         done = len(self.trials)
-        self.progress(f"trying {name}: {choice.label}", done, max(self.runs, done + 1))
+        self.progress(f"trying {name}: {choice.label}", done, max(self.asked.runs, done + 1))
         found = self.measure({**decided, name: choice})
         others = tuple(other for other, one in decided.items() if not one.is_float32)
-        held = found.error <= self.tolerance
+        held = found.error <= self.asked.tolerance
         self.trials.append(
             Trial(
                 model=name,
@@ -175,11 +171,15 @@ class PipelineSearch:
         own, last = (self.own_error(name, nearest) if isfinite(error) else None), inf
         for _ in range(_REFINEMENTS):
             is_known = own is not None and isfinite(own) and isfinite(error)
-            scaled = own * _AIM * self.tolerance / error if own is not None and is_known else _FIRST
+            scaled = (
+                own * _AIM * self.asked.tolerance / error
+                if own is not None and is_known
+                else _FIRST
+            )
             last = min(scaled, _STEP * last)
             choice = self.refine(name, nearest, last) if last > 0 else None
             if choice is None or not (
-                self.allow_slower or not is_slower(choice, self.float32[name])
+                self.asked.allow_slower or not is_slower(choice, self.float32[name])
             ):
                 return held
             if held is not None and rank(choice) >= rank(held[0]):
@@ -187,7 +187,7 @@ class PipelineSearch:
             found = self.tried(name, choice, decided)
             if found is None:
                 return held
-            if found <= self.tolerance:
+            if found <= self.asked.tolerance:
                 self.choices[name] = sorted([*self.choices[name], choice], key=rank)
                 return choice, found
             own, error = choice.own_error, found
@@ -195,5 +195,5 @@ class PipelineSearch:
 
     def _spent(self) -> float:
         """The share of time or runs that is over."""
-        time = (monotonic() - self.started) / self.seconds if self.seconds else inf
-        return max(time, len(self.trials) / self.runs)
+        time = (monotonic() - self.started) / self.asked.seconds if self.asked.seconds else inf
+        return max(time, len(self.trials) / self.asked.runs)

@@ -49,6 +49,11 @@ class NodeRow:
         self.messages.append(Message(level, text))
 
     @property
+    def level(self) -> Level:
+        """That of the worst message."""
+        return max((message.level for message in self.messages), default=Level.NONE)
+
+    @property
     def why(self) -> str:
         """The kind of the reason for its precision."""
         high = [title_of(reason) for _, reason, _, low in self.verdicts if not low]
