@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from os import fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto
@@ -32,8 +32,7 @@ from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, expose, make_flow
 from onnxamp._runtime.session import Provider, cuda_available, make_session, run, run_values
 from onnxamp._runtime.values import from_value
-from onnxamp.debugging._checker import TensorChecker, next_check
-from onnxamp.debugging._records import ValueRecord
+from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
 from onnxamp.debugging._tensors import OperatorStats, active_stats, count_operators, tensor_stats
 from onnxamp.debugging._watch import RunRecords, Watcher, conclude, records_of
 
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(NamedTuple):
     """A session that shows its values, and what it shows."""
 
     session: "ort.InferenceSession"
@@ -108,7 +106,7 @@ class StepWatch:
         outputs = run_values(shown.session, feeds, list(dict.fromkeys((*wanted, *shown.names))))
         run = self._records(shown, step, feeds, outputs)
         if not checker.config.scaled_overflows and skips(outputs):
-            run = replace(run, records=_without_overflows(run.records, shown.scaled))
+            run = run._replace(records=_without_overflows(run.records, shown.scaled))
         conclude(checker, run)
         return {name: outputs[name] for name in wanted}
 
