@@ -82,6 +82,10 @@ class Pipeline:
     better: str = "lower"
     path: Path | None = None
 
+    def __getitem__(self, name: str) -> Member:
+        """The model of that name."""
+        return next(member for member in self.members if member.name == name)
+
     def __post_init__(self) -> None:
         if self.better not in BETTER:
             raise ArgumentError(f"better must be 'lower' or 'higher', not {self.better!r}.")

@@ -24,7 +24,14 @@ from onnxamp._options.levels import Level
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, make_pipeline
-from onnxamp._pipeline.results import PART, PipelineState, TunedMember, TunedPipeline, facts_of
+from onnxamp._pipeline.results import (
+    PART,
+    Measured,
+    PipelineState,
+    TunedMember,
+    TunedPipeline,
+    facts_of,
+)
 from onnxamp._pipeline.runs import PipelineRuns
 from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch
 from onnxamp._pipeline.write import check_targets, write_pipeline
@@ -214,8 +221,8 @@ class _Job:
     asked: Search
     options: RunOptions
     state: PipelineState
+    clocks: Mapping[str, Clock] = field(default_factory=dict)
     noise: float = 0.0
-    order: tuple[str, ...] = ()
     unmatched: UnmatchedNames = field(default_factory=lambda: UnmatchedNames({}, ()))
 
     @classmethod
@@ -240,7 +247,7 @@ class _Job:
         job = cls(runs, asked, options, PipelineState.of(part))
         options.report("running in float32", 0, asked.runs)
         runs.start()
-        noise = job.state.run({}, lambda: runs.measure({})).error
+        noise = job.measure({}).error
         if noise > asked.tolerance:
             raise RuntimeFailure(
                 f"The function {pipeline.called!r} does not return the same twice: two runs in float32 differ by"
@@ -253,7 +260,7 @@ class _Job:
         """The search, done."""
         runs, asked = self.runs, self.asked
         device, provider = device_called(asked.device), runs.engine.reference.provider
-        clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
+        self.clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
         float32, choices = dict[str, Choice](), dict[str, list[Choice]]()
         for member in runs.pipeline.members:
             name = member.name
@@ -262,30 +269,32 @@ class _Job:
             run = Run(inputs=samples, provider=provider, budget=self.options.budget)
             proof = UpgradeProof(Comparison.of(member.model, run))
             float32[name], choices[name] = choices_of(
-                member, samples, clocks[name], provider, proof, allow_slower=asked.allow_slower
+                member, samples, self.clocks[name], provider, proof, allow_slower=asked.allow_slower
             )
-
-        def refined(name: str, like: Choice, tolerance: float) -> Choice | None:
-            """Level auto for a model."""
-            return self._refined(name, like, tolerance, clocks[name])
 
         search = PipelineSearch(
             float32=float32,
             choices=choices,
             refined=frozenset(m.name for m in runs.pipeline.members if Level.AUTO in m.levels),
             asked=asked,
-            measure=lambda chosen: self.state.run(chosen, lambda: runs.measure(chosen)),
-            refine=refined,
-            own_error=lambda name, choice: runs.own_error(name, choice, make_metric("auto", 1.0)),
-            progress=self.options.report,
+            job=self,
+            report=self.options.report,
         )
-        self.order = tuple(search.search())
+        search.search()
         _LOG.info("tuned a pipeline of %d models in %d runs", len(float32), len(search.trials))
         return search
 
-    def _refined(self, name: str, like: Choice, tolerance: float, clock: Clock) -> Choice | None:
-        member = next(one for one in self.runs.pipeline.members if one.name == name)
-        options = like.plan.options
+    def measure(self, chosen: Mapping[str, Choice]) -> Measured:
+        """What is known of the pipeline with these models converted, or a run of it."""
+        return self.state.run(chosen, lambda: self.runs.measure(chosen))
+
+    def own_error(self, name: str, choice: Choice) -> float:
+        """The error of a choice on a model's own outputs."""
+        return self.runs.own_error(name, choice, make_metric("auto", 1.0))
+
+    def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
+        """Level auto for a model, likewise known or new."""
+        member, options = self.runs.pipeline[name], like.plan.options
         asked = member.asked(
             Level.AUTO,
             options.dtype,
@@ -312,7 +321,7 @@ class _Job:
         )
         plan, error = self.state.plan(words, find)
         _, analysis = analyse_safely(member.model, plan.options, plan)
-        choice = clock.choice(analysis, tolerance=tolerance, error=error, plan=plan)
+        choice = self.clocks[name].choice(analysis, tolerance=tolerance, error=error, plan=plan)
         return choice if choice.nodes else None
 
     def approved(
@@ -347,7 +356,7 @@ class _Job:
     ) -> TunedPipeline:
         """What is returned."""
         runs, pipeline, state, chosen = self.runs, self.runs.pipeline, self.state, search.decided
-        last = state.run(chosen, lambda: runs.measure(chosen))
+        last = self.measure(chosen)
         members = tuple(
             _member(
                 search=search,
@@ -373,7 +382,7 @@ class _Job:
         )
         return TunedPipeline(
             models=members,
-            order=self.order,
+            order=tuple(search.errors),
             source=pipeline.path,
             output=output,
             function=pipeline.called,
