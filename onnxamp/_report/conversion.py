@@ -59,6 +59,8 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
     """Return all that a conversion and its validation have to say; ``audit`` is of the result."""
     plan, validation = made.plan, made.validation
     told = notes([*conversion_notes(made), *comparison_notes(validation)])
+    causes = [cause for cause in made.causes if cause.casts]
+    costs = (Item(sentence_of(one), label=count(one.casts, "Cast")) for one in causes)
     return Report(
         f"convert, {plan.level} {plan.dtype} for {plan.target}",
         _verdict(made, validation),
@@ -69,7 +71,7 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
             section("Warnings", warning_items(plan), is_detail=True),
             section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
-            section("What float32 costs", _causes(made)),
+            section("What float32 costs", costs),
             section(_hazard_title(plan), _hazards(plan), on_page=False),
             section("Large weights that stay float32", _kept(made)),
             section("Weights that lost elements", _losses(made)),
@@ -165,13 +167,6 @@ def _speed_up(made: Conversion) -> Iterator[Figure]:
     remark = f"estimate for {expected.device} at {shown}, not measured: onnxamp bench measures it"
     factor = f"{expected.factor:.2f}×"
     yield Figure("speed-up", factor, remark, f"estimated speed-up {factor}")
-
-
-def _causes(made: Conversion) -> Iterator[Item]:
-    """What keeps nodes in float32 and costs Casts, and the options that save them."""
-    for cause in made.causes:
-        if cause.casts:
-            yield Item(sentence_of(cause), label=count(cause.casts, "Cast"))
 
 
 def _healed(validation: DiffReport | None) -> Iterator[Part]:

@@ -112,16 +112,15 @@ def _verdict(region: Region) -> Verdict:
         same = "Run alone on its inputs, it computes the same bit for bit."
         return Verdict(Status.PASSED, f"{sentence}.", (same,))
     sentence += ", but alone it computes something else."
-    errors = region.differing.items()
-    details = (f"Run alone, it computes another {name!r}: {_error(x)}." for name, x in errors)
+    details = []
+    for name, error in region.differing.items():
+        known = "the two cannot be compared"
+        if np.isfinite(error):
+            known = f"off by {error:.1e} of its largest element"
+        details.append(
+            f"Run alone, it computes another {name!r}: {known} (expected for random ops)."
+        )
     return Verdict(Status.INEXACT, sentence, tuple(details))
-
-
-def _error(error: float) -> str:
-    known = "the two cannot be compared"
-    if np.isfinite(error):
-        known = f"off by {error:.1e} of its largest element"
-    return f"{known} (expected for random ops)"
 
 
 def _nodes(region: Region) -> Table:

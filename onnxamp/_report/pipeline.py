@@ -25,6 +25,10 @@ from onnxamp._report.text import count, number, percent, size
 from onnxamp._report.tuning import time_text
 from onnxamp._state.state import as_data
 
+_TIMES: Final = (
+    "Models were decided in this order: the least error per time saved first, each as fast as the pipeline holds with"
+    " those before it. Times are estimates for {}, per run of the pipeline."
+)
 _UP: Final = 1.06
 """What a number is multiplied by so that two digits of it are not less than itself."""
 
@@ -40,7 +44,7 @@ def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Repor
         (tuned.ran_on, tuned.function),
         _figures(tuned),
         (
-            section("Models", _models(tuned), hint(_times(tuned))),
+            section("Models", _models(tuned), hint(_TIMES.format(tuned.device))),
             section("Kept float32", _kept(tuned)),
             section("Tried", _trials(tuned)),
             section("Effort", notes(_effort(tuned))),
@@ -139,13 +143,6 @@ def _model(place: int, model: TunedMember) -> Row:
         f"{size(model.weights_before)} → {size(model.weights)}",
     )
     return Row(cells, is_strong=not model.is_float32)
-
-
-def _times(tuned: TunedPipeline) -> str:
-    return (
-        f"Models were decided in this order: the least error per time saved first, each as fast as the pipeline holds"
-        f" with those before it. Times are estimates for {tuned.device}, per run of the pipeline."
-    )
 
 
 def _kept(tuned: TunedPipeline) -> Iterator[Item]:

@@ -13,6 +13,7 @@ What depends on them is expected, too.
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from os import fspath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -206,8 +207,6 @@ class InferenceSession:
         cast, source = active_cast(), _parsed(path_or_bytes)
         self._source: ModelProto | str = source if cast is None else convert_as(source, cast)
         self._lock = threading.Lock()
-        self._watcher: Watcher | None = None
-        self._counted: OperatorStats | None = None
         if sess_options is None and providers is None and provider_options is None:
             on_cuda = cuda_available()
             emulated = cast is not None and not on_cuda and isinstance(self._source, ModelProto)
@@ -248,7 +247,7 @@ class InferenceSession:
             self._check(*check, input_feed)
         stats = active_stats()
         if stats is not None:
-            stats.add(self._operators())
+            stats.add(self._operators)
         if run_options is not None:
             return list(self._session.run(output_names or None, dict(input_feed), run_options))
         names = list(output_names or ()) or [item.name for item in self._session.get_outputs()]
@@ -270,22 +269,18 @@ class InferenceSession:
     def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
         config = checker.config
         with self._lock:  # threads that share this object share the sessions of its watcher
-            watched = self._watcher_of_source().watch(
-                step, _arrays(feeds), config.ops, stop=config.aborts
-            )
+            watched = self._watcher.watch(step, _arrays(feeds), config.ops, stop=config.aborts)
         conclude(checker, watched)
 
-    def _watcher_of_source(self) -> Watcher:
-        if self._watcher is None:
-            on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
-            engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
-            self._watcher = Watcher(Executable(Model.of(self._source), engine))
-        return self._watcher
+    @cached_property
+    def _watcher(self) -> Watcher:
+        on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
+        engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
+        return Watcher(Executable(Model.of(self._source), engine))
 
+    @cached_property
     def _operators(self) -> OperatorStats:
-        if self._counted is None:
-            self._counted = count_operators(self._source)
-        return self._counted
+        return count_operators(self._source)
 
 
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:
