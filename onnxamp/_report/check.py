@@ -35,12 +35,6 @@ from onnxamp._report.text import count, magnitude, number, opset_text, size, tal
 
 _ROWS: Final = 12
 """Values, and kinds of nodes, that the terminal shows without -v."""
-LEVELS: Final = {
-    "error": Level.ERROR,
-    "warning": Level.WARNING,
-    "note": Level.NOTE,
-}
-"""Severities of findings."""
 
 
 def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = "") -> Report:
@@ -123,7 +117,7 @@ def finding_items(audit: Audit | None) -> list[Item]:
     for (severity, kind, text, action), members in groups.items():
         ops = tally(finding.op for finding in members if finding.op)
         names = tuple(finding.node for finding in members if finding.node)
-        level = LEVELS.get(severity, Level.NOTE)
+        level = Level[severity.upper()]
         items.append(Item(f"{ops}: {text}" if ops else text, level, kind, names, action))
     items.sort(key=lambda item: (-item.level, item.label, item.action))
     for position, (item, behind) in enumerate(pairwise(items)):

@@ -11,7 +11,7 @@ from onnxamp._decide.words import title_of, told
 from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
-from onnxamp._report.check import LEVELS, finding_text
+from onnxamp._report.check import finding_text
 from onnxamp._report.parts import Level
 from onnxamp._report.text import number
 
@@ -160,7 +160,7 @@ def join_nodes(
     for finding in audit.findings if audit is not None else ():
         where = places.find(finding.node, finding.op) if finding.node else None
         if where is not None:
-            rows[where].say(LEVELS.get(finding.severity, Level.NOTE), finding_text(finding))
+            rows[where].say(Level[finding.severity.upper()], finding_text(finding))
     return tuple(rows), tuple(values), first
 
 
