@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnx import ModelProto
 
@@ -150,11 +150,9 @@ def bench_models(
     if not models:
         raise ArgumentError("There is no model to time.")
     chosen = choose_engine(provider, whole=True)
-    each = (
-        [options or BenchOptions()] * len(models)
-        if isinstance(options, BenchOptions | None)
-        else list(options)
-    )
+    if isinstance(options, BenchOptions | None):
+        options = [options or BenchOptions()] * len(models)
+    each = list(options)
     if len(each) != len(models):
         raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
     places = [
@@ -189,8 +187,7 @@ def bench_models(
     return _report(inputs, loaded)
 
 
-@dataclass(frozen=True, slots=True)
-class _Inputs:
+class _Inputs(NamedTuple):
     """Inputs at every batch size in ``sizes`` (None: as they are); ``text`` describes them."""
 
     proto: ModelProto
@@ -264,16 +261,16 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
     with temporary_folder() as folder:
         files = []
         for number, model in enumerate(models):
-            path, label = (
-                (None, "") if isinstance(model, ModelProto) else (as_path(model), fspath(model))
-            )
-            if path is None or is_remote(path):
-                own = Path(folder, str(number))
-                own.mkdir()
-                proto = model if isinstance(model, ModelProto) else unfolded(as_path(model))
-                label = label or f"{number}: {proto.graph.name or 'model'}"
-                path = save_spilled(proto, own)
-            files.append((path, label))
+            if isinstance(model, ModelProto):
+                proto, label = model, f"{number}: {model.graph.name or 'model'}"
+            elif is_remote(path := as_path(model)):
+                proto, label = unfolded(path), fspath(model)
+            else:
+                files.append((path, fspath(model)))
+                continue
+            own = Path(folder, str(number))
+            own.mkdir()
+            files.append((save_spilled(proto, own), label))
         labels = Counter(label for _, label in files)
         yield [
             (path, label if labels[label] == 1 else f"{n}: {label}")
@@ -281,8 +278,7 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
         ]
 
 
-@dataclass(slots=True)
-class _Loaded:
+class _Loaded(NamedTuple):
     """A model that is ready to be timed; ``takes`` names its inputs."""
 
     takes: tuple[str, ...]
@@ -291,7 +287,7 @@ class _Loaded:
     session: Any
     """In ONNX Runtime or in a browser."""
     facts: Bench
-    timings: list[Timing] = field(default_factory=list)
+    timings: list[Timing]
 
 
 @contextmanager
@@ -300,11 +296,9 @@ def _named(label: str, path: Path | None = None) -> Iterator[None]:
     try:
         yield
     except RuntimeFailure as error:
-        text = (
-            str(error)
-            if path is None
-            else str(error).replace(str(path.absolute()), label).replace(str(path), label)
-        )
+        text = str(error)
+        for spelled in () if path is None else (path.absolute(), path):
+            text = text.replace(str(spelled), label)
         raise RuntimeFailure(
             text if label in text else f"{label}: {text}", loaded=error.loaded
         ) from error
@@ -319,8 +313,8 @@ def _load(
         raise ArgumentError(
             f"{label} has no outputs, so there is nothing to time: name a model that computes something."
         )
-    given = {tensor.name for tensor in proto.graph.initializer}
-    takes = tuple(entry.name for entry in proto.graph.input if entry.name not in given)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    takes = tuple(entry.name for entry in proto.graph.input if entry.name not in weights)
     graph = Graph.of(proto)
     shown = cuda_options if isinstance(engine, CudaEngine) else {"threads": str(how.threads)}
     kinds = Counter(node.key for node in graph.nodes)
@@ -330,8 +324,9 @@ def _load(
         raise ArgumentError(
             f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}."
         )
+    given = {name: feeds[name] for name in takes}
     try:
-        check_inputs(proto, {name: feeds[name] for name in takes})
+        check_inputs(proto, given)
     except ArgumentError as error:
         raise ArgumentError(
             f"{label} does not take the inputs of the first model: {error}"
@@ -341,10 +336,8 @@ def _load(
         plain = cuda_options | {
             "enable_cuda_graph": "0"
         }  # the nodes of a graph that is replayed are not seen
-        seen = profile(
-            path, {name: feeds[name] for name in takes}, engine.provider, plain, how.threads
-        )
-        facts = replace(facts, memory=seen.memory, ops=seen.ops, odd=seen.odd)
+        seen = profile(path, given, engine.provider, plain, how.threads)
+        facts = replace(facts, **seen._asdict())
     start = clock()
     session: Any
     if isinstance(engine, BrowserEngine):
@@ -358,7 +351,8 @@ def _load(
         )
         assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
-    return _Loaded(takes, how, engine, session, replace(facts, load=took, assigned=dict(assigned)))
+    facts = replace(facts, load=took, assigned=dict(assigned))
+    return _Loaded(takes, how, engine, session, facts, [])
 
 
 def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock) -> None:
@@ -397,14 +391,12 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     elsewhere = [model for model in models if model.engine.runs_pieces]
     ran = {model.engine.place: model.engine.runtime for model in (*elsewhere, *in_pages)}
     emulated = any(model.facts.lowest != "float32" and model.engine.emulates for model in models)
-    notes = [_CPU_NOTE] if emulated else []
-    notes += [_SOFTWARE_NOTE] if any(", software" in name for name in ran) else []
-    notes += [_BROWSER_NOTE] if in_pages else []
-    notes += (
-        [_UNTOLD_NOTE]
-        if any(row.seconds is None for model in models for row in model.facts.ops)
-        else []
-    )
+    notes = {
+        _CPU_NOTE: emulated,
+        _SOFTWARE_NOTE: any(", software" in name for name in ran),
+        _BROWSER_NOTE: in_pages,
+        _UNTOLD_NOTE: any(row.seconds is None for model in models for row in model.facts.ops),
+    }
     slower = (
         m.facts.model for m in models if any(t.speedup and t.speedup.is_slower for t in m.timings)
     )
@@ -421,5 +413,5 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         profiled=max((size for size in inputs.sizes if size is not None), default=None),
         slower=tuple(slower),
         causes=tuple(cause for one in evidence for cause in find_causes(one)),
-        notes=tuple(notes),
+        notes=tuple(note for note, holds in notes.items() if holds),
     )

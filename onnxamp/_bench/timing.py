@@ -8,11 +8,10 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from onnxamp._runtime.session import Provider, short_provider
 from onnxamp._runtime.values import Feed
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(NamedTuple):
     """The tables of ``_data/executed.toml``."""
 
     channels: Mapping[str, int]
@@ -151,8 +149,7 @@ _LOWEST: Final = (*LOWEST_FIRST, "float", "double")
 _NAMES: Final = {"float": "float32", "double": "float64"}
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """The fields of :class:`Bench` that need a profile."""
 
     ops: tuple[OpTime, ...]
@@ -271,8 +268,7 @@ Said: TypeAlias = Iterator[tuple[str, str, str]]
 """Kind, text and action of each cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """A model with its timings, and the original."""
 
     original: Bench

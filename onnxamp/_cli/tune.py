@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -43,10 +43,10 @@ from onnxamp._numerics.results import LayerDiff
 from onnxamp._options.levels import Level
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._paths.paths import made_folder
-from onnxamp._pipeline.manifest import Pipeline, Settings, make_pipeline
+from onnxamp._pipeline.manifest import Pipeline, make_pipeline
 from onnxamp._pipeline.results import TunedPipeline
 from onnxamp._pipeline.search import PIPELINE_SECONDS
-from onnxamp._pipeline.tune import PipelineArguments, run_tuning
+from onnxamp._pipeline.tune import run_tuning
 from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
@@ -234,17 +234,19 @@ def tune_manifest(given: Given) -> None:
     _check(pipeline, folder, given)
     seconds = given.search_time if "search_time" in typed else PIPELINE_SECONDS
     with progress_bar(quiet=given.quiet) as progress:
-        asked = PipelineArguments(
+        search = Search(
             device=given.device,
-            provider=given.provider,
             runs=given.runs,
             seconds=seconds,
-            state=given.state,
-            progress=progress,
-            budget=given.budget,
             allow_slower=given.allow_slower,
         )
-        tuned = run_tuning(pipeline, asked, folder, partial(sink_of, given))
+        run = RunOptions(
+            provider=given.provider,
+            state=given.state,
+            report=progress,
+            budget=given.budget,
+        )
+        tuned = run_tuning(pipeline, search, run, folder, partial(sink_of, given))
     if given.save_plan:
         _save_plans(tuned, given.save_plan)
     if given.html:
@@ -273,19 +275,19 @@ def _typed() -> frozenset[str]:
     )
 
 
-def _settings(given: Given, typed: frozenset[str]) -> Settings:
+def _settings(given: Given, typed: frozenset[str]) -> dict[str, Any]:
     """What the command line says in place of the manifest."""
     keywords = {
         name: spelled.meaning(getattr(given, name))
         for name, spelled in COMMAND_LINE.items()
         if name in typed and name != "dtype"
     }
-    return Settings(
-        tolerance=given.tolerance if "tolerance" in typed else None,
-        metric=given.metric if "metric" in typed else None,
-        dtypes=(given.dtype,) if "dtype" in typed else None,
-        options=keywords | {"strict_options": True},
-    )
+    said: dict[str, Any] = {
+        name: getattr(given, name) for name in ("tolerance", "metric") if name in typed
+    }
+    if "dtype" in typed:
+        said["dtypes"] = (given.dtype,)
+    return {**said, "options": keywords | {"strict_options": True}}
 
 
 def _folder(manifest: Path, output: Path | None) -> Path:

@@ -101,6 +101,6 @@ def command(given: Given) -> None:
     tell(made.plan.warnings if plan is None else ())
     show(
         given,
-        lambda: replace(preview_report(made, audit, converts), models=(str(model), str(page))),
+        lambda: preview_report(made, audit, converts)._replace(models=(str(model), str(page))),
         lambda: document("view", {"page": page, "plan": made.plan, "summary": made.summary}),
     )

@@ -1,8 +1,8 @@
 """From a model and the name of a node to the region around it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -165,13 +165,9 @@ def extract_region(
         >>> region.around, sorted(region.expected)
         (('pooler/tanh',), ['pooled'])
     """
-    names = (
-        [around]
-        if isinstance(around, str)
-        else list(around)
-        if isinstance(around, Sequence)
-        else [around]
-    )
+    names: list[Any] = [around]
+    if isinstance(around, Sequence) and not isinstance(around, str):
+        names = list(around)
     if not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(f"around must be the name of a node, or several, not {around!r}.")
     if not names or min(before, after) < 0:
@@ -221,8 +217,7 @@ def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
     return Model(result, opened.folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Centre:
+class _Centre(NamedTuple):
     """The nodes in question, and the model whose main graph holds them or nodes that contain them."""
 
     opened: Model
@@ -245,25 +240,19 @@ def _find_centre(
         opened = Model(inline_functions(opened.proto), opened.folder)
         view = Graph.of(opened.proto)
         nodes = find_nodes(view, names)
-    graph, note = MainGraph.of(view), ""
-    if any(
-        view.nodes[graph.wiring.outermost[node.index]].key == "If"
-        for node in nodes
-        if node.scope != 0
-    ):
+    graph, told, branched = MainGraph.of(view), list[str](), False
+    outside = [view.nodes[graph.wiring.outermost[n.index]].key for n in nodes if n.scope != 0]
+    if "If" in outside:
         flat = _with_branches_taken(opened, run, feeds)
         flat_view = Graph.of(flat.proto)
         try:
-            found = find_nodes(flat_view, names)
+            nodes = find_nodes(flat_view, names)
         except ArgumentError:
-            note = "On this input the branch that it is in is not taken."
+            told = ["On this input the branch that it is in is not taken."]
         else:
-            note = "The Ifs of the main graph are replaced by the branches that were taken."
-            flat_graph = MainGraph.of(flat_view)
-            return _Centre(
-                flat, flat_graph, found, [note, *_containers(flat_graph, found)], branched=True
-            )
-    return _Centre(opened, graph, nodes, [*filter(None, [note]), *_containers(graph, nodes)])
+            told = ["The Ifs of the main graph are replaced by the branches that were taken."]
+            opened, graph, branched = flat, MainGraph.of(flat_view), True
+    return _Centre(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
 
 
 def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:

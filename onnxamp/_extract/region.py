@@ -2,20 +2,20 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import FLOAT16
-from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
+from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._graph.wiring import Wiring, wire
@@ -33,8 +33,7 @@ _HELD: Final = frozenset({Origin.INITIALIZER, Origin.SPARSE, Origin.DEFAULT})
 _SUGGESTIONS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class MainGraph:
+class MainGraph(NamedTuple):
     """A main graph with what choosing a region needs to know about it."""
 
     view: Graph
@@ -64,8 +63,7 @@ class MainGraph:
         return [value for value in self.view.nodes[node].outputs if value != ABSENT]
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A region by index: nodes in topological order, and the values that enter it, leave it, and that it holds."""
 
     nodes: tuple[int, ...]
@@ -113,33 +111,24 @@ def _compiled(text: str) -> tuple[Callable[[str], object], str]:
 
 def _unknown(view: View, text: str, reason: str) -> str:
     """The message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
-    head = f"No node or node output is called {text!r}, "
-    head += (
-        f"and it is no regular expression ({reason})"
-        if reason
-        else "or matches it as a regular expression"
-    )
+    head = f"No node or node output is called {text!r}, or matches it as a regular expression"
+    if reason:
+        head = (
+            f"No node or node output is called {text!r}, and it is no regular expression ({reason})"
+        )
     for value in view.values:
         if value.name == text and value.producer == ABSENT:
-            readers = list(dict.fromkeys(node.label for node, _ in view.consumers(value.index)))[
-                :_SUGGESTIONS
-            ]
+            readers = dict.fromkeys(node.label for node, _ in view.consumers(value.index))
+            named = ", ".join(map(repr, [*readers][:_SUGGESTIONS])) or "nothing"
             article = "an" if value.origin.value[0] in "aeiou" else "a"
-            return f"{head}: it is {article} {value.origin.value}, read by {', '.join(map(repr, readers)) or 'nothing'}."
-    labels = list(dict.fromkeys(node.label for node in view.nodes))
-    names = list(
-        dict.fromkeys(
-            [*labels, *(name for node in view.nodes for name in node.proto.output if name)]
-        )
-    )
-    close = [name for name in labels if text and text.lower() in name.lower()][:_SUGGESTIONS]
-    close = close or get_close_matches(text, names, _SUGGESTIONS, 0.5)
-    hint = (
-        f"similar names are {', '.join(map(repr, close))}"
-        if close
-        else "'onnxamp inspect -v' lists the nodes"
-    )
-    return f"{head}; {hint}."
+            return f"{head}: it is {article} {value.origin.value}, read by {named}."
+    labels = dict.fromkeys(node.label for node in view.nodes)
+    outputs = (name for node in view.nodes for name in node.proto.output if name)
+    close = [name for name in labels if text and text.lower() in name.lower()]
+    close = close or get_close_matches(text, dict.fromkeys([*labels, *outputs]), _SUGGESTIONS, 0.5)
+    if not close:
+        return f"{head}; 'onnxamp inspect -v' lists the nodes."
+    return f"{head}; similar names are {', '.join(map(repr, close[:_SUGGESTIONS]))}."
 
 
 def _constant(view: View, wiring: Wiring) -> set[int]:
@@ -149,12 +138,8 @@ def _constant(view: View, wiring: Wiring) -> set[int]:
         if node.scope != 0 or node.key in op_facts().random:
             continue
         values = [view.values[value] for value in wiring.needs[index]]
-        is_computed = (
-            values
-            and not node.bodies
-            and all(v.origin in _HELD or v.producer in constant for v in values)
-        )
-        if node.key == "Constant" or is_computed:
+        held = [value.origin in _HELD or value.producer in constant for value in values]
+        if node.key == "Constant" or (held and all(held) and not node.bodies):
             constant.add(index)
     return constant
 
@@ -167,9 +152,8 @@ def choose(graph: MainGraph, centre: Collection[int], before: int, after: int) -
 
     Complexity: linear in the region's nodes and their reads.
     """
-    region = _reached(graph, centre, graph.producers, before) | _reached(
-        graph, centre, graph.consumers, after
-    )
+    region = _reached(graph, centre, graph.producers, before)
+    region |= _reached(graph, centre, graph.consumers, after)
     waiting = list(region)
     while waiting:
         for value in graph.wiring.needs[waiting.pop()]:
@@ -192,11 +176,7 @@ def _reached(
             key = graph.view.nodes[other].key
             is_free = key in op_facts().idle
             count = steps[node] + (not is_free)
-            if (
-                count <= limit
-                and count < steps.get(other, limit + 1)
-                and key not in op_facts().random
-            ):
+            if count < steps.get(other, limit + 1) and key not in op_facts().random:
                 steps[other] = count
                 (waiting.appendleft if is_free else waiting.append)(other)
     return set(steps)
@@ -220,26 +200,26 @@ def _comes_along(graph: MainGraph, value: int) -> bool:
 def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -> Cut:
     """Cut nodes out of the main graph: what they read from other nodes enters, what others read of them leaves.
 
-    onnx-graphsurgeon cuts, on a sketch of the region and its neighbours without attributes, weights and bodies: it
-    would be slow on all nodes, and lose what it cannot hold.
-
-    Raises:
-        ModelError: onnx-graphsurgeon fails.
+    Nodes on which nothing that leaves depends are left out.
     """
     view, needs = graph.view, graph.wiring.needs
-    made = {value for node in nodes for value in graph.outputs(node)}
-    reads = dict.fromkeys(
-        value for node in sorted(nodes) for value in needs[node] if value not in made
-    )
-    enters = [value for value in reads if view.values[value].origin not in _HELD]
     leaves = list(_leaving(graph, nodes, centre))
-    neighbours = {view.values[value].producer for value in enters} - {ABSENT}
-    sketched = [index for index in view.order if index in neighbours or index in nodes]
-    kept, inputs = _cut_sketch(graph, sketched, enters, leaves)
+    kept = set[int]()
+    waiting = [view.values[value].producer for value in leaves]
+    while waiting:
+        node = waiting.pop()
+        if node in nodes and node not in kept:
+            kept.add(node)
+            waiting += graph.producers(node)
+    made = {value for node in nodes for value in graph.outputs(node)}
+    reads = [value for node in sorted(nodes) if node in kept for value in needs[node]]
+    read = dict.fromkeys(value for value in reads if value not in made)
+    enters = [value for value in read if view.values[value].origin not in _HELD]
+    ordered = [node for node in view.order if node in kept]
     weights = dict.fromkeys(
-        v for node in kept for v in needs[node] if view.values[v].origin in _HELD
+        v for node in ordered for v in needs[node] if view.values[v].origin in _HELD
     )
-    return Cut(tuple(kept), tuple(inputs), tuple(leaves), tuple(weights))
+    return Cut(tuple(ordered), tuple(enters), tuple(leaves), tuple(weights))
 
 
 def _leaving(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -> Iterator[int]:
@@ -255,43 +235,6 @@ def _leaving(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) 
             )
             if node in centre or is_result or is_read:
                 yield value
-
-
-def _cut_sketch(
-    graph: MainGraph, sketched: Sequence[int], enters: Sequence[int], leaves: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """The nodes between the values that enter and those that leave, and the entering values that they read."""
-    import onnx_graphsurgeon as gs  # noqa: PLC0415
-
-    values, tensors = graph.view.values, dict[int, Any]()
-
-    def tensors_of(indices: Iterable[int]) -> list[Any]:
-        present = [
-            value for value in indices if value != ABSENT and values[value].origin not in _HELD
-        ]
-        return [tensors.setdefault(value, gs.Variable(values[value].name)) for value in present]
-
-    try:
-        nodes = [
-            gs.Node(
-                "Node",
-                str(i),
-                None,
-                tensors_of(graph.wiring.needs[i]),
-                tensors_of(graph.outputs(i)),
-            )
-            for i in sketched
-        ]
-        cut = gs.Graph(nodes, tensors_of(enters), tensors_of(leaves)).cleanup(
-            remove_unused_graph_inputs=True
-        )
-    except Exception as error:
-        name = graph.view.model.graph.name
-        raise ModelError(
-            f"onnx-graphsurgeon cannot cut the region out of {name!r}: {error}"
-        ) from error
-    names = graph.view.scopes[0].names
-    return [int(node.name) for node in cut.nodes], [names[tensor.name] for tensor in cut.inputs]
 
 
 _EXPECTED: Final = ".expected"
@@ -335,8 +278,7 @@ class Region:
     """Whatever may be unexpected about the region, in sentences."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """Values at the border of a region by name; None for those that are not tensors."""
 
     inputs: Mapping[str, Array | None]

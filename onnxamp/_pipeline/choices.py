@@ -155,15 +155,14 @@ _MASKS: Final = 1e30
 """Where masks begin; a type that goes so far needs no exponents."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A model in some precision.
 
     ``time`` is in microseconds per run of the pipeline, estimated; ``weights`` are bytes. ``tolerance`` is that of a
     choice of level "auto", on the model's own outputs, and ``own_error`` its error there.
     """
 
-    plan: Plan = field(repr=False)
+    plan: Plan
     time: float
     weights: int
     nodes: int
@@ -201,8 +200,7 @@ def written(options: Options) -> str:
     return json.dumps(options.as_json(), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(NamedTuple):
     """Estimates times of a model's conversions, for the shapes that the pipeline feeds to it."""
 
     calls: Calls

@@ -21,9 +21,9 @@ A model with ``dtypes = []`` stays as it is.
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from onnxamp._dtypes import DtypeName, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
@@ -48,8 +48,7 @@ Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
 """Runs the models, and returns a number or a dict of outputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A model of a pipeline.
 
     ``file`` is where its result goes in the folder for results; ``options`` are keywords as
@@ -69,30 +68,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What a manifest says besides its models; None and () where it says nothing."""
-
-    function: str | Function | None = None
-    tolerance: float | None = None
-    metric: Any = None
-    better: str | None = None
-    dtypes: tuple[str, ...] | None = None
-    levels: tuple[str, ...] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def over(self, other: "Settings") -> "Settings":
-        """These settings, and those of the other where they say nothing."""
-        pairs = {
-            item.name: (getattr(self, item.name), getattr(other, item.name))
-            for item in fields(self)
-        }
-        values = {
-            name: mine if mine is not None else theirs for name, (mine, theirs) in pairs.items()
-        }
-        return Settings(**values | {"options": {**other.options, **self.options}})
-
-
-@dataclass(frozen=True, slots=True)
 class Pipeline:
     """Models in the order of the manifest, and the function that runs them.
 
@@ -107,6 +82,10 @@ class Pipeline:
     better: str = "lower"
     path: Path | None = None
 
+    def __getitem__(self, name: str) -> Member:
+        """The model of that name."""
+        return next(member for member in self.members if member.name == name)
+
     def __post_init__(self) -> None:
         if self.better not in BETTER:
             raise ArgumentError(f"better must be 'lower' or 'higher', not {self.better!r}.")
@@ -114,40 +93,48 @@ class Pipeline:
             raise ArgumentError("A pipeline needs at least one model: name some under [models].")
 
 
-def make_pipeline(source: Any, given: Settings) -> Pipeline:
-    """The pipeline of a manifest, or of models by name; what is given overrides what the manifest says.
+def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
+    """The pipeline of a manifest, or of models by name.
+
+    Args:
+        source: a manifest's path, or models by name.
+        given: what overrides the manifest: its keys besides the models. None says nothing.
 
     Raises:
         ArgumentError: the manifest cannot be read, or says something impossible. ArgumentTypeError: it is neither.
         ModelError: a model cannot be read.
     """
+    settings = {name: value for name, value in given.items() if value is not None}
+    path = None
     if isinstance(source, Mapping):
-        settings, models, path = given, dict(source), None
+        models = dict(source)
     elif isinstance(source, (str, Path)) or hasattr(source, "__fspath__"):
         path = as_path(source)
-        said, models = _read(path)
-        settings = given.over(said)
+        said = _read(path)
+        models = said.pop("models")
+        options = {**said.get("options", {}), **settings.get("options", {})}
+        settings = {**said, **settings, "options": options}
     else:
         raise ArgumentTypeError(
             f"pipeline must be a manifest's path or a dict of models by name, not {type(source).__name__}."
         )
-    run, called = _function(settings.function, None if given.function is not None else path)
+    beside = None if given.get("function") is not None else path
+    run, called = _function(settings.get("function"), beside)
     folder = path.absolute().parent if path is not None else None
     members = tuple(_member(name, entry, settings, folder) for name, entry in models.items())
     _check_files(members)
-    tolerance = 1e-2 if settings.tolerance is None else settings.tolerance
     return Pipeline(
         members=members,
         run=run,
         called=called,
-        tolerance=tolerance,
-        metric=settings.metric or "auto",
-        better=settings.better or "lower",
+        tolerance=settings.get("tolerance", 1e-2),
+        metric=settings.get("metric") or "auto",
+        better=settings.get("better") or "lower",
         path=path,
     )
 
 
-def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
+def _read(path: Path) -> dict[str, Any]:
     where = f"The manifest {str(path)!r}"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -155,8 +142,7 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
         raise cannot_read(f"the manifest {str(path)!r}", error) from None
     except ValueError as error:
         raise ArgumentError(f"{where} is not TOML: {error}.") from None
-    known = [item.name for item in fields(Settings)]
-    _check_keys(where, data, [*known, "models"])
+    _check_keys(where, data, ["function", *_KINDS, "models"])
     if not isinstance(data.get("models"), dict):
         raise ArgumentError(f'{where} names no models: write NAME = "FILE.onnx" under [models].')
     if not isinstance(data.get("function"), str):
@@ -166,7 +152,7 @@ def _read(path: Path) -> tuple[Settings, dict[str, Any]]:
     for name, (kinds, words) in _KINDS.items():
         if name in data and (isinstance(data[name], bool) or not isinstance(data[name], kinds)):
             raise ArgumentError(f"{where}: {name} must be {words}, not {data[name]!r}.")
-    return Settings(**{name: data[name] for name in known if name in data}), data["models"]
+    return data
 
 
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
@@ -208,18 +194,17 @@ def _function(given: str | Function | None, manifest: Path | None) -> tuple[Func
     ), given
 
 
-def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> Member:
+def _member(name: str, entry: Any, settings: Mapping[str, Any], folder: Path | None) -> Member:
     where = f"Model {name!r} of the pipeline"
     own = entry if folder is not None and isinstance(entry, dict) else {"path": entry}
     _check_keys(where, own, ("path", "dtypes", "levels", "options"))
-    options = {**settings.options, **_table(where, own.get("options", {}))}
+    options = {**settings.get("options", {}), **_table(where, own.get("options", {}))}
     if decided := sorted(_DECIDED & options.keys()):
         raise ArgumentError(
             f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries."
         )
     Options.of("O2", options)  # names what is wrong in them
-    dtypes = own.get("dtypes", settings.dtypes)
-    levels = own.get("levels", settings.levels)
+    tried = {"dtypes": get_args(DtypeName), "levels": LEVELS, **settings, **own}
     source = own.get("path")
     if folder is not None:
         if not isinstance(source, str):
@@ -229,13 +214,8 @@ def _member(name: str, entry: Any, settings: Settings, folder: Path | None) -> M
         name=name,
         model=Model.of(source),
         file=_file(name, source, folder),
-        dtypes=tuple(
-            low_type(one).name
-            for one in _list(where, "dtypes", get_args(DtypeName) if dtypes is None else dtypes)
-        ),
-        levels=tuple(
-            check_level(one) for one in _list(where, "levels", LEVELS if levels is None else levels)
-        ),
+        dtypes=tuple(low_type(one).name for one in _list(where, "dtypes", tried["dtypes"])),
+        levels=tuple(map(check_level, _list(where, "levels", tried["levels"]))),
         options=options,
     )
 

@@ -116,7 +116,7 @@ class PipelineRuns:
     def own_error(self, name: str, choice: Choice, metric: Metric) -> float:
         """The error of a converted model's own outputs on what the pipeline feeds to it."""
         self._runs(name, choice)
-        member = next(one for one in self.pipeline.members if one.name == name)
+        member = self.pipeline[name]
         made = self._converted[name][1]
         run = Run(inputs=self.samples(name), budget=self.budget)
         return converted_error(member.model, made, run, metric, self.engines[name])
@@ -145,9 +145,9 @@ class PipelineRuns:
         if choice.is_float32:
             return self._float32[name]
         if self._converted.get(name, ("",))[0] != choice.key:
-            member = next(one for one in self.pipeline.members if one.name == name)
-            model, plan, size = member.model, choice.plan, member.model.stock.size
-            path = self.folder / str([one.name for one in self.pipeline.members].index(name))
+            member, plan = self.pipeline[name], choice.plan
+            model, size = member.model, member.model.stock.size
+            path = self.folder / str(self.pipeline.members.index(member))
             path.mkdir(exist_ok=True)
             made = carried_out(
                 model,

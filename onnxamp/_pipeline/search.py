@@ -10,15 +10,16 @@ So the tolerance is one budget for all: whoever comes first may use all of it. T
 with all models as they are decided.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 from onnxamp._pipeline.choices import Choice, rank
 from onnxamp._pipeline.results import Measured, Trial
-from onnxamp._tuning.arguments import is_slower
+from onnxamp._runtime.run import Report
+from onnxamp._tuning.arguments import Search, is_slower
 
 PIPELINE_SECONDS: Final = 600.0
 """Time for a search, by default: a run of a pipeline may take many seconds."""
@@ -41,18 +42,21 @@ _STEP: Final = 0.5
 _FIRST: Final = 1e-3
 """The first of them where nothing is known: no choice gave a finite error."""
 
-Measure: TypeAlias = Callable[[Mapping[str, Choice]], Measured]
-"""Runs the pipeline with these models converted."""
 
-Refine: TypeAlias = Callable[[str, Choice, float], Choice | None]
-"""Level auto for a model, with type and exponents as a choice has them, at a tolerance of its own outputs; None if it
-lowers nothing."""
+class Job(Protocol):
+    """What runs a pipeline for a search."""
 
-OwnError: TypeAlias = Callable[[str, Choice], float]
-"""The error of a choice on a model's own outputs."""
+    def measure(self, chosen: Mapping[str, Choice]) -> Measured:
+        """Run the pipeline with these models converted."""
 
-Told: TypeAlias = Callable[[str, int, int], None]
-"""Called with the activity, the runs done, and their number."""
+    def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
+        """Level auto for a model, with type and exponents as a choice has them, at a tolerance of its own outputs.
+
+        None if it lowers nothing.
+        """
+
+    def own_error(self, name: str, choice: Choice) -> float:
+        """The error of a choice on a model's own outputs."""
 
 
 @dataclass(slots=True)
@@ -63,25 +67,21 @@ class PipelineSearch:
     choices: dict[str, list[Choice]]
     refined: frozenset[str]
     """Models for which level auto may be tried."""
-    tolerance: float
-    measure: Measure
-    refine: Refine
-    own_error: OwnError
-    progress: Told
-    runs: int = RUNS
-    seconds: float = PIPELINE_SECONDS
-    allow_slower: bool = False
+    asked: Search
+    """The tolerance of all models together, what may be run, and whether slower choices are allowed."""
+    job: Job
+    report: Report
     decided: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    """Error of the pipeline when a model was decided, with all that were decided before."""
+    """Error of the pipeline when a model was decided, with all that were decided before; in that order."""
     alone: dict[str, tuple[Choice, float]] = field(default_factory=dict)
     """The fastest choice of a model with which the pipeline holds if all others are float32, and the error."""
     trials: list[Trial] = field(default_factory=list)
     stopped: bool = False
     started: float = field(default_factory=monotonic)
 
-    def search(self) -> list[str]:
-        """Decide all models; returns their names in the order in which they were decided."""
+    def search(self) -> None:
+        """Decide all models."""
         for name in self.choices:
             if self._spent() > _ALONE:
                 self.stopped = True
@@ -89,22 +89,13 @@ class PipelineSearch:
             if (found := self.fit(name, {})) is not None:
                 self.alone[name] = found
         error = 0.0
-        order = sorted(self.float32, key=self.rank)
-        for name in order:
-            if self._is_first(name):
-                found = self.alone.get(name)
-            else:
-                found = self.fit(name, self.decided) if name in self.alone or self.stopped else None
-            if found is not None:
-                self.decided[name], error = found
-            else:
-                self.decided[name] = self.float32[name]
+        for name in sorted(self.float32, key=self.rank):
+            found = self.alone.get(name)
+            is_first = all(choice.is_float32 for choice in self.decided.values())
+            if self.stopped if found is None else not is_first:  # else nothing new can be found
+                found = self.fit(name, self.decided)
+            self.decided[name], error = found or (self.float32[name], error)
             self.errors[name] = error
-        return order
-
-    def _is_first(self, name: str) -> bool:
-        """Whether it was measured alone, and no other is low yet: then nothing new can be found."""
-        return name in self.alone and all(choice.is_float32 for choice in self.decided.values())
 
     def rank(self, name: str) -> tuple[int, float]:
         """Orders models: the least error per time saved first, then what saves bytes alone, then the rest."""
@@ -124,7 +115,7 @@ class PipelineSearch:
             error = self.tried(name, choice, decided)
             if error is None:
                 return held
-            if error <= self.tolerance:
+            if error <= self.asked.tolerance:
                 held = choice, error
                 break
             missed.append((choice, error))
@@ -146,21 +137,18 @@ class PipelineSearch:
             self.stopped = True
             return None
         done = len(self.trials)
-        self.progress(f"trying {name}: {choice.label}", done, max(self.runs, done + 1))
-        found = self.measure({**decided, name: choice})
-        others = tuple(other for other, one in decided.items() if not one.is_float32)
-        held = found.error <= self.tolerance
-        self.trials.append(
-            Trial(
-                model=name,
-                choice=choice.label,
-                others=others,
-                error=found.error,
-                held=held,
-                time=choice.time,
-                failure=found.failure,
-            )
+        self.report(f"trying {name}: {choice.label}", done, max(self.asked.runs, done + 1))
+        found = self.job.measure({**decided, name: choice})
+        trial = Trial(
+            model=name,
+            choice=choice.label,
+            others=tuple(other for other, one in decided.items() if not one.is_float32),
+            error=found.error,
+            held=found.error <= self.asked.tolerance,
+            time=choice.time,
+            failure=found.failure,
         )
+        self.trials.append(trial)
         return found.error
 
     def _refined(
@@ -172,14 +160,18 @@ class PipelineSearch:
     ) -> tuple[Choice, float] | None:
         """The best of what held and what level auto finds between that and what missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
-        own, last = (self.own_error(name, nearest) if isfinite(error) else None), inf
+        own, last = (self.job.own_error(name, nearest) if isfinite(error) else None), inf
         for _ in range(_REFINEMENTS):
             is_known = own is not None and isfinite(own) and isfinite(error)
-            scaled = own * _AIM * self.tolerance / error if own is not None and is_known else _FIRST
+            scaled = (
+                own * _AIM * self.asked.tolerance / error
+                if own is not None and is_known
+                else _FIRST
+            )
             last = min(scaled, _STEP * last)
-            choice = self.refine(name, nearest, last) if last > 0 else None
+            choice = self.job.refine(name, nearest, last) if last > 0 else None
             if choice is None or not (
-                self.allow_slower or not is_slower(choice, self.float32[name])
+                self.asked.allow_slower or not is_slower(choice, self.float32[name])
             ):
                 return held
             if held is not None and rank(choice) >= rank(held[0]):
@@ -187,7 +179,7 @@ class PipelineSearch:
             found = self.tried(name, choice, decided)
             if found is None:
                 return held
-            if found <= self.tolerance:
+            if found <= self.asked.tolerance:
                 self.choices[name] = sorted([*self.choices[name], choice], key=rank)
                 return choice, found
             own, error = choice.own_error, found
@@ -195,5 +187,5 @@ class PipelineSearch:
 
     def _spent(self) -> float:
         """The share of time or runs that is over."""
-        time = (monotonic() - self.started) / self.seconds if self.seconds else inf
-        return max(time, len(self.trials) / self.runs)
+        time = (monotonic() - self.started) / self.asked.seconds if self.asked.seconds else inf
+        return max(time, len(self.trials) / self.asked.runs)

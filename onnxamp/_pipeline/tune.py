@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Final, NamedTuple, Unpack
 
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelt import among, misspelt, refuse
@@ -22,14 +22,21 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
-from onnxamp._pipeline.manifest import Function, Pipeline, Settings, make_pipeline
-from onnxamp._pipeline.results import PART, PipelineState, TunedMember, TunedPipeline, facts_of
+from onnxamp._pipeline.manifest import Function, Pipeline, make_pipeline
+from onnxamp._pipeline.results import (
+    PART,
+    Measured,
+    PipelineState,
+    TunedMember,
+    TunedPipeline,
+    facts_of,
+)
 from onnxamp._pipeline.runs import PipelineRuns
-from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch, Told
+from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.run import Report, Run, RunOptions, silent
 from onnxamp._runtime.session import Provider
 from onnxamp._state.state import State, StateLike, opened
 from onnxamp._target.roofline import device_called
@@ -42,8 +49,7 @@ from onnxamp._warnings import warn
 from onnxamp._workers.executor import temporary_folder
 
 
-@dataclass(frozen=True, slots=True)
-class UnmatchedNames:
+class UnmatchedNames(NamedTuple):
     """Names in options that match nothing.
 
     Attributes:
@@ -74,25 +80,6 @@ def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
 _LOG: Final = logging.getLogger("onnxamp")
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineArguments:
-    """The arguments of a tuning besides the pipeline; see :func:`tune_pipeline` for each field."""
-
-    device: str = AUTO
-    provider: Provider | None = None
-    runs: int = RUNS
-    seconds: float = PIPELINE_SECONDS
-    state: StateLike = None
-    progress: Told | None = None
-    budget: int = BUDGET
-    allow_slower: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "device", meant_device(self.device))
-        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
-            raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
-
-
 @watched_sources()
 def tune_pipeline(
     pipeline: str | PathLike[str] | Mapping[str, ModelSource],
@@ -109,7 +96,7 @@ def tune_pipeline(
     runs: int = RUNS,
     seconds: float = PIPELINE_SECONDS,
     state: StateLike = None,
-    progress: Told | None = None,
+    progress: Report | None = None,
     budget: int = BUDGET,
     allow_slower: bool = False,
     **options: Unpack[OptionKeywords],
@@ -160,28 +147,19 @@ def tune_pipeline(
         {'text_encoder': False, 'acoustic': False, 'vocoder': True}
         >>> encoder16 = onnxamp.apply_plan("models/speech/text_encoder.onnx", tuned["text_encoder"].plan)
     """
-    said = Settings(
-        function=function,
-        tolerance=tolerance,
-        metric=metric,
-        better=better,
-        dtypes=dtypes,
-        levels=levels,
-        options=options,
-    )
-    arguments = PipelineArguments(
-        device=device,
-        provider=provider,
-        runs=runs,
-        seconds=seconds,
-        state=state,
-        progress=progress,
-        budget=budget,
-        allow_slower=allow_slower,
-    )
-    tuned = run_tuning(
-        make_pipeline(pipeline, said), arguments, None if output is None else as_path(output)
-    )
+    said = {
+        "function": function,
+        "tolerance": tolerance,
+        "metric": metric,
+        "better": better,
+        "dtypes": dtypes,
+        "levels": levels,
+        "options": options,
+    }
+    search = Search(device=device, runs=runs, seconds=seconds, allow_slower=allow_slower)
+    run = RunOptions(provider=provider, state=state, report=progress or silent, budget=budget)
+    folder = None if output is None else as_path(output)
+    tuned = run_tuning(make_pipeline(pipeline, said), search, run, folder)
     if output is None:
         confirm_sources()
     warn(tuned.warnings)
@@ -190,7 +168,8 @@ def tune_pipeline(
 
 def run_tuning(
     pipeline: Pipeline,
-    asked: PipelineArguments,
+    asked: Search,
+    options: RunOptions,
     output: Path | None = None,
     sink: Callable[[Path], Sink] = Sink,
 ) -> TunedPipeline:
@@ -201,7 +180,7 @@ def run_tuning(
     """
     if output is not None:
         check_targets(pipeline.members, output)
-    if asked.state is not None and not (
+    if options.state is not None and not (
         ":" in pipeline.called and isinstance(pipeline.metric, str)
     ):
         raise ArgumentError(
@@ -212,15 +191,15 @@ def run_tuning(
             stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
         unmatched = find_unmatched(pipeline)
         folder = stack.enter_context(temporary_folder())
-        kept = stack.enter_context(opened(asked.state))
-        job = _Job.of(pipeline, asked, folder, kept)
+        kept = stack.enter_context(opened(options.state))
+        job = _Job.of(pipeline, asked, options, folder, kept)
         job.unmatched = unmatched
         search = job.searched()
         if output is None:
             return job.outcome(search, {}, None, None, "nothing was written")
         ran: list[tuple[float | None, str]] = []
         chosen = search.decided
-        job.progress("writing", 0, 0)
+        options.report("writing", 0, 0)
         made = write_pipeline(
             members=pipeline.members,
             chosen=chosen,
@@ -238,93 +217,91 @@ class _Job:
     """One tuning: what runs the pipeline, and what is known of it."""
 
     runs: PipelineRuns
-    asked: PipelineArguments
+    asked: Search
+    options: RunOptions
     state: PipelineState
+    clocks: Mapping[str, Clock] = field(default_factory=dict)
     noise: float = 0.0
-    order: tuple[str, ...] = ()
     unmatched: UnmatchedNames = field(default_factory=lambda: UnmatchedNames({}, ()))
 
     @classmethod
     def of(
-        cls, pipeline: Pipeline, asked: PipelineArguments, folder: Path, kept: State | None
+        cls,
+        pipeline: Pipeline,
+        asked: Search,
+        options: RunOptions,
+        folder: Path,
+        kept: State | None,
     ) -> "_Job":
         """Run the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         engines = {
-            member.name: tuning_engine(asked.provider, member.asked(Level.O2, "float16").target)
+            member.name: tuning_engine(options.provider, member.asked(Level.O2, "float16").target)
             for member in pipeline.members
         }
-        runs = PipelineRuns(pipeline, engines, metric, folder, asked.budget)
+        runs = PipelineRuns(pipeline, engines, metric, folder, options.budget)
         low = _names(engines, "float16")
         part = None if kept is None else kept.part(PART, facts_of(pipeline, metric.name, low))
-        job = cls(runs, asked, PipelineState.of(part))
-        job.progress("running in float32", 0, asked.runs)
+        asked = replace(asked, tolerance=metric.tolerance, device=meant_device(asked.device))
+        job = cls(runs, asked, options, PipelineState.of(part))
+        options.report("running in float32", 0, asked.runs)
         runs.start()
-        noise = job.state.run({}, lambda: runs.measure({})).error
-        if noise > job.tolerance:
+        noise = job.measure({}).error
+        if noise > asked.tolerance:
             raise RuntimeFailure(
                 f"The function {pipeline.called!r} does not return the same twice: two runs in float32 differ by"
-                f" {noise:.2g}, more than the tolerance of {job.tolerance:g}. Seed what is random in it."
+                f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed what is random in it."
             )
         job.noise = noise
         return job
-
-    @property
-    def tolerance(self) -> float:
-        """The largest accepted error."""
-        return self.runs.metric.tolerance
-
-    def progress(self, activity: str, done: int, total: int) -> None:
-        """Tell what is being done."""
-        if self.asked.progress is not None:
-            self.asked.progress(activity, done, total)
 
     def searched(self) -> PipelineSearch:
         """The search, done."""
         runs, asked = self.runs, self.asked
         device, provider = device_called(asked.device), runs.engine.reference.provider
-        clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
+        self.clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
         float32, choices = dict[str, Choice](), dict[str, list[Choice]]()
         for member in runs.pipeline.members:
             name = member.name
-            self.progress(f"looking at {name}", 0, asked.runs)
+            self.options.report(f"looking at {name}", 0, asked.runs)
             samples = runs.samples(name)
-            run = Run(inputs=samples, provider=provider, budget=asked.budget)
+            run = Run(inputs=samples, provider=provider, budget=self.options.budget)
             proof = UpgradeProof(Comparison.of(member.model, run))
             float32[name], choices[name] = choices_of(
-                member, samples, clocks[name], provider, proof, allow_slower=asked.allow_slower
+                member, samples, self.clocks[name], provider, proof, allow_slower=asked.allow_slower
             )
-
-        def refined(name: str, like: Choice, tolerance: float) -> Choice | None:
-            """Level auto for a model."""
-            return self._refined(name, like, tolerance, clocks[name])
 
         search = PipelineSearch(
             float32=float32,
             choices=choices,
             refined=frozenset(m.name for m in runs.pipeline.members if Level.AUTO in m.levels),
-            tolerance=self.tolerance,
-            measure=lambda chosen: self.state.run(chosen, lambda: runs.measure(chosen)),
-            refine=refined,
-            own_error=lambda name, choice: runs.own_error(name, choice, make_metric("auto", 1.0)),
-            progress=self.progress,
-            runs=asked.runs,
-            seconds=asked.seconds,
-            allow_slower=asked.allow_slower,
+            asked=asked,
+            job=self,
+            report=self.options.report,
         )
-        self.order = tuple(search.search())
+        search.search()
         _LOG.info("tuned a pipeline of %d models in %d runs", len(float32), len(search.trials))
         return search
 
-    def _refined(self, name: str, like: Choice, tolerance: float, clock: Clock) -> Choice | None:
-        member = next(one for one in self.runs.pipeline.members if one.name == name)
-        options = like.plan.options
+    def measure(self, chosen: Mapping[str, Choice]) -> Measured:
+        """What is known of the pipeline with these models converted, or a run of it."""
+        return self.state.run(chosen, lambda: self.runs.measure(chosen))
+
+    def own_error(self, name: str, choice: Choice) -> float:
+        """The error of a choice on a model's own outputs."""
+        return self.runs.own_error(name, choice, make_metric("auto", 1.0))
+
+    def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
+        """Level auto for a model, likewise known or new."""
+        member, options = self.runs.pipeline[name], like.plan.options
         asked = member.asked(
             Level.AUTO,
             options.dtype,
             **({"rescale": True, "rescaling": options.rescaling} if options.rescale else {}),
         )
-        self.progress(f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs)
+        self.options.report(
+            f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs
+        )
 
         def find() -> tuple[Plan, float]:
             search = Search(
@@ -332,8 +309,8 @@ class _Job:
             )
             run = Run(
                 inputs=self.runs.samples(name),
-                provider=self.asked.provider,
-                budget=self.asked.budget,
+                provider=self.options.provider,
+                budget=self.options.budget,
             )
             tuned = tune(member.model, asked, search, run)
             return tuned.plan, tuned.error
@@ -343,7 +320,7 @@ class _Job:
         )
         plan, error = self.state.plan(words, find)
         _, analysis = analyse_safely(member.model, plan.options, plan)
-        choice = clock.choice(analysis, tolerance=tolerance, error=error, plan=plan)
+        choice = self.clocks[name].choice(analysis, tolerance=tolerance, error=error, plan=plan)
         return choice if choice.nodes else None
 
     def approved(
@@ -354,16 +331,16 @@ class _Job:
         Raises:
             RuntimeFailure: they do not run where they are meant to, or miss the tolerance.
         """
-        self.progress("running what was written", 0, 0)
+        self.options.report("running what was written", 0, 0)
         found, name = self.runs.written(paths), self.runs.engine.provider
         if found.failure and self.runs.engine.emulates:
             return None, f"on {name.upper()}: {found.failure.rstrip('.')}"
-        if found.error > self.tolerance and any(
+        if found.error > self.asked.tolerance and any(
             not choice.is_float32 for choice in chosen.values()
         ):
             raise RuntimeFailure(
                 f"As written, the pipeline is {found.error:.3g} worse than in float32, more than the tolerance of"
-                f" {self.tolerance:g}: {found.failure or 'sessions of ONNX Runtime compute something else'}. Nothing"
+                f" {self.asked.tolerance:g}: {found.failure or 'sessions of ONNX Runtime compute something else'}. Nothing"
                 " was put in place."
             )
         return found.error, ""
@@ -378,7 +355,7 @@ class _Job:
     ) -> TunedPipeline:
         """What is returned."""
         runs, pipeline, state, chosen = self.runs, self.runs.pipeline, self.state, search.decided
-        last = state.run(chosen, lambda: runs.measure(chosen))
+        last = self.measure(chosen)
         members = tuple(
             _member(
                 search=search,
@@ -404,17 +381,17 @@ class _Job:
         )
         return TunedPipeline(
             models=members,
-            order=self.order,
+            order=tuple(search.errors),
             source=pipeline.path,
             output=output,
             function=pipeline.called,
             metric=metric,
             better=pipeline.better,
-            tolerance=self.tolerance,
+            tolerance=self.asked.tolerance,
             reference=runs.value,
             value=last.value,
             error=last.error,
-            held=last.error <= self.tolerance,
+            held=last.error <= self.asked.tolerance,
             noise=self.noise,
             ran_on=_names(runs.engines, lowest),
             written_error=written,

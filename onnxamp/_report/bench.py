@@ -1,136 +1,104 @@
 """What a benchmark measured."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from onnxamp._bench.records import Bench, BenchReport, Cause, OpTime, Timing
-from onnxamp._report import parts
 from onnxamp._report.machine import document
+from onnxamp._report.parts import (
+    Figure,
+    Item,
+    Level,
+    Report,
+    Row,
+    Status,
+    Table,
+    Verdict,
+    notes,
+    section,
+    table,
+)
 from onnxamp._report.text import size
 
 _OPS: Final = 12
 """Op types that the terminal shows without -v."""
-_ALIKE: Final = "as fast as"
 
 
-def bench_report(report: BenchReport) -> parts.Report:
+def bench_report(report: BenchReport) -> Report:
     """Models timed side by side, the first of which is what the others are compared with."""
+    names = tuple(model.model for model in report.models)
+    is_alone = len(names) == 1
     where = "" if report.profiled is None else f" at batch {report.profiled}"
     waiting = ", each kernel waited for" if report.ran_on != "CPU" else ""
-    told = any(row.seconds is not None for model in report.models for row in model.ops)
-    ops = (
-        f"Time per op type{where}, in ms (profiled{waiting})"
-        if told
-        else f"Ops that ran{where} (profiled)"
-    )
-    causes = [_cause(cause, is_slower=cause.model in report.slower) for cause in report.causes]
-    return parts.Report(
+    ops = f"Ops that ran{where} (profiled)"
+    if any(row.seconds is not None for model in report.models for row in model.ops):
+        ops = f"Time per op type{where}, in ms (profiled{waiting})"
+    return Report(
         "bench",
         _verdict(report),
-        tuple(model.model for model in report.models) if len(report.models) == 1 else (),
+        names if is_alone else (),
         (report.ran_on, report.runtime, report.inputs),
-        tuple(map(_latency if len(report.models) == 1 else _speedup, _compared(report))),
+        tuple(_figure(one) for one in report.timings if is_alone or one.speedup is not None),
         sections=(
-            parts.section("Models", [_models(report.models)]),
-            parts.section("Latency", [_timings(report.timings)]),
-            parts.section(ops, _ops(report.models)),
-            parts.section("Causes", causes),
-            parts.section("Notes", parts.notes(report.notes)),
+            section("Models", _models(report.models)),
+            section("Latency", _timings(report.timings)),
+            section(ops, _ops(report.models)),
+            section("Causes", (_cause(one, one.model in report.slower) for one in report.causes)),
+            section("Notes", notes(report.notes)),
         ),
     )
 
 
-def _compared(report: BenchReport) -> Iterator[Timing]:
-    """Timings of all models but the first; of a model alone, its own."""
-    return (
-        timing for timing in report.timings if timing.speedup is not None or len(report.models) == 1
-    )
-
-
-def _latency(timing: Timing) -> parts.Figure:
-    """How long a run takes."""
+def _figure(timing: Timing) -> Figure:
+    """How long a run of a model alone takes, or how many times as fast as the first model another is."""
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
-    value = f"{1e3 * timing.latency.median:.3g} ms"
-    return parts.Figure(
-        f"latency{batch}", value, f"median of {timing.latency.runs:,} runs", f"{value}{batch}"
-    )
+    if (ratio := timing.speedup) is None:
+        value = f"{1e3 * timing.latency.median:.3g} ms"
+        told = f"median of {timing.latency.runs:,} runs"
+        return Figure(f"latency{batch}", value, told, f"{value}{batch}")
+    told = f"95 % sure: {ratio.low:.2f} to {ratio.high:.2f}; {timing.model}"
+    value = f"{ratio.value:.2f}"
+    return Figure(f"speed-up{batch}", value, told, f"speed-up {value}{batch}")
 
 
-def _speedup(timing: Timing) -> parts.Figure:
-    """How many times as fast as the first model."""
-    assert timing.speedup is not None
-    batch = "" if timing.batch is None else f" at batch {timing.batch}"
-    value, sure = (
-        f"{timing.speedup.value:.2f}",
-        f"95 % sure: {timing.speedup.low:.2f} to {timing.speedup.high:.2f}",
-    )
-    return parts.Figure(
-        f"speed-up{batch}", value, f"{sure}; {timing.model}", f"speed-up {value}{batch}"
-    )
-
-
-def _verdict(report: BenchReport) -> parts.Verdict:
-    first = report.models[0].model
+def _verdict(report: BenchReport) -> Verdict:
+    first, *others = (model.model for model in report.models)
     if report.slower:
-        verb = "is" if len(report.slower) == 1 else "are"
-        return parts.Verdict(
-            parts.Status.INEXACT, f"{', '.join(report.slower)} {verb} slower than {first}."
-        )
-    if len(report.models) == 1:
-        return parts.Verdict(parts.Status.PASSED, "The model was timed.")
-    told = ", and ".join(_clause(models, how, first) for how, models in _standings(report).items())
-    return parts.Verdict(parts.Status.PASSED, f"{told}.")
-
-
-def _clause(models: Sequence[str], how: str, first: str) -> str:
-    within = ", within the spread" if how == _ALIKE else ""
-    return f"{', '.join(models)} {'is' if len(models) == 1 else 'are'} {how} {first}{within}"
-
-
-def _standings(report: BenchReport) -> dict[str, list[str]]:
-    """How models compare with the first -> the models; of several batch sizes the least favourable counts."""
-    found: dict[str, list[str]] = {}
-    for model in report.models[1:]:
-        ratios = [
-            timing.speedup
-            for timing in report.timings
-            if timing.model == model.model and timing.speedup
-        ]
+        return Verdict(Status.INEXACT, f"{_are(report.slower)} slower than {first}.")
+    if not others:
+        return Verdict(Status.PASSED, "The model was timed.")
+    standings: dict[str, list[str]] = {}
+    for model in others:  # of several batch sizes the least favourable counts
+        ratios = [one.speedup for one in report.timings if one.model == model and one.speedup]
         is_faster = bool(ratios) and all(ratio.is_faster for ratio in ratios)
-        found.setdefault("faster than" if is_faster else _ALIKE, []).append(model.model)
-    return found
+        how = f"faster than {first}" if is_faster else f"as fast as {first}, within the spread"
+        standings.setdefault(how, []).append(model)
+    told = ", and ".join(f"{_are(models)} {how}" for how, models in standings.items())
+    return Verdict(Status.PASSED, f"{told}.")
 
 
-def _cause(cause: Cause, *, is_slower: bool) -> parts.Item:
-    level = parts.Level.WARNING if is_slower else parts.Level.NOTE
-    return parts.Item(f"{cause.model}: {cause.text}.", level, cause.kind, action=cause.action)
+def _are(models: Sequence[str]) -> str:
+    return f"{', '.join(models)} {'is' if len(models) == 1 else 'are'}"
 
 
-def _models(models: Sequence[Bench]) -> parts.Table:
-    rows = (
-        (
-            model.model,
-            f"{model.load:.2f}",
-            ", ".join(
-                f"{count} {name}"
-                for name, count in sorted(model.assigned.items(), key=lambda x: -x[1])
-            ),
-            "–" if model.memory is None else size(model.memory),
-            ", ".join(f"{name}={value}" for name, value in model.options.items() if value != "0")
-            or "–",
-        )
-        for model in models
-    )
-    return parts.table(
-        ("model", "load s", "nodes per provider", "device memory", "options"),
-        rows,
-        right=(1, 3),
-        prose=(2, 4),
-        drop=(4,),
-    )
+def _cause(cause: Cause, is_slower: bool) -> Item:
+    level = Level.WARNING if is_slower else Level.NOTE
+    return Item(f"{cause.model}: {cause.text}.", level, cause.kind, action=cause.action)
 
 
-def _timings(timings: Sequence[Timing]) -> parts.Table:
+def _models(models: Sequence[Bench]) -> Table:
+    columns = ("model", "load s", "nodes per provider", "device memory", "options")
+    rows = []
+    for model in models:
+        assigned = sorted(model.assigned.items(), key=lambda item: -item[1])
+        options = [f"{name}={value}" for name, value in model.options.items() if value != "0"]
+        memory = "–" if model.memory is None else size(model.memory)
+        nodes = ", ".join(f"{count} {name}" for name, count in assigned)
+        rows.append((model.model, f"{model.load:.2f}", nodes, memory, ", ".join(options) or "–"))
+    return table(columns, rows, right=(1, 3), prose=(2, 4), drop=(4,))
+
+
+def _timings(timings: Sequence[Timing]) -> Table:
     columns = (
         "model",
         "batch",
@@ -143,7 +111,7 @@ def _timings(timings: Sequence[Timing]) -> parts.Table:
         "speed-up [95 %]",
     )
     rows = map(_timing, sorted(timings, key=lambda timing: timing.batch or 0))
-    return parts.table(columns, rows, right=range(1, 9), drop=(7, 5, 2, 4, 6))
+    return table(columns, rows, right=range(1, 9), drop=(7, 5, 2, 4, 6))
 
 
 def _timing(timing: Timing) -> tuple[str, ...]:
@@ -157,19 +125,17 @@ def _timing(timing: Timing) -> tuple[str, ...]:
     return timing.model, batch, *times, f"{timing.throughput:.1f}", str(latency.runs), speedup
 
 
-def _ops(models: Sequence[Bench]) -> Iterator[parts.Table]:
+def _ops(models: Sequence[Bench]) -> Table:
     """One row per op type, provider and type: time and nodes of each model."""
     kinds: dict[tuple[str, str, str], dict[str, OpTime]] = {}
     for model in models:
         for row in model.ops:
             kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
-    if not kinds:
-        return
-    rows = [parts.Row(("all", "", "", *map(_total, models)), is_strong=True)]
+    rows = [Row(("all", "", "", *map(_total, models)), is_strong=True)] if kinds else []
     for kind, ran in sorted(kinds.items(), key=lambda item: _slowest_first(item[1].values())):
-        rows.append(parts.Row((*kind, *(_ran(ran.get(model.model)) for model in models))))
+        rows.append(Row((*kind, *(_ran(ran.get(model.model)) for model in models))))
     columns = ("op", "on", "type", *(model.model for model in models))
-    yield parts.table(columns, rows, right=range(3, 3 + len(models)), shown=_OPS + 1, drop=(2, 1))
+    return table(columns, rows, right=range(3, len(columns)), shown=_OPS + 1, drop=(2, 1))
 
 
 def _total(model: Bench) -> str:

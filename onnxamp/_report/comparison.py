@@ -8,7 +8,21 @@ from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
-from onnxamp._report import parts
+from onnxamp._report.parts import (
+    Figure,
+    Part,
+    Report,
+    Row,
+    Section,
+    Status,
+    Step,
+    Table,
+    Verdict,
+    hint,
+    notes,
+    section,
+    table,
+)
 from onnxamp._report.text import change, count, magnitude, number, shape
 
 _ROWS: Final = 12
@@ -40,13 +54,11 @@ _LEAST_FIRST: Final = tuple(
 """The columns that a narrow terminal leaves out, in this order."""
 
 
-def diff_report(diff: DiffReport | None) -> parts.Report:
+def diff_report(diff: DiffReport | None) -> Report:
     """A comparison; None where the models were not compared at all."""
     if diff is None:
-        return parts.Report(
-            "diff", parts.Verdict(parts.Status.UNKNOWN, "The models were not compared.")
-        )
-    return parts.Report(
+        return Report("diff", Verdict(Status.UNKNOWN, "The models were not compared."))
+    return Report(
         f"diff, {diff.lowest}",
         diff_verdict(diff),
         (diff.reference, diff.result),
@@ -54,32 +66,32 @@ def diff_report(diff: DiffReport | None) -> parts.Report:
         worst_figure(diff),
         (
             *comparison_sections(diff),
-            parts.section("Layers with the largest local errors", _layers(diff), on_page=False),
-            parts.section("Notes", parts.notes(comparison_notes(diff))),
+            section("Layers with the largest local errors", _layers(diff), on_page=False),
+            section("Notes", notes(comparison_notes(diff))),
         ),
         steps_of(diff.cure),
     )
 
 
-def status_of(diff: DiffReport | None) -> parts.Status:
+def status_of(diff: DiffReport | None) -> Status:
     """The verdict on a comparison in one word."""
     if diff is None or diff.skipped:
-        return parts.Status.UNKNOWN
+        return Status.UNKNOWN
     if not diff.passed:
-        return parts.Status.FAILED
-    return parts.Status.INEXACT if diff.warnings else parts.Status.PASSED
+        return Status.FAILED
+    return Status.INEXACT if diff.warnings else Status.PASSED
 
 
-def diff_verdict(diff: DiffReport) -> parts.Verdict:
+def diff_verdict(diff: DiffReport) -> Verdict:
     """The verdict on a comparison, with the first bad value."""
     status = status_of(diff)
     sentence = {
-        parts.Status.UNKNOWN: "The models were not compared.",
-        parts.Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
-        parts.Status.INEXACT: "The models agree, but less closely than usual.",
-        parts.Status.PASSED: f"The models agree: {outputs_match(diff)} the reference.",
+        Status.UNKNOWN: "The models were not compared.",
+        Status.FAILED: f"The models differ{'' if diff.failure else ' by more than the limits allow'}.",
+        Status.INEXACT: "The models agree, but less closely than usual.",
+        Status.PASSED: f"The models agree: {outputs_match(diff)} the reference.",
     }[status]
-    return parts.Verdict(status, sentence, details_of(diff))
+    return Verdict(status, sentence, details_of(diff))
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
@@ -101,17 +113,16 @@ def first_bad_sentence(bad: FirstBad) -> str:
 
 def outputs_match(diff: DiffReport) -> str:
     """The start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
+    all_of_them = len(diff.outputs)
     told = sum(not _is_blank(output) for output in diff.outputs)
-    if told < len(diff.outputs):
-        those = "the one" if told == 1 else f"the {told:,}"
-        verbs = ("holds", "matches") if told == 1 else ("hold", "match")
-        return f"{those} of {len(diff.outputs):,} outputs that {verbs[0]} numbers {verbs[1]}"
-    several = (
-        "both outputs match"
-        if len(diff.outputs) == 2
-        else f"all {len(diff.outputs):,} outputs match"
-    )
-    return "the output matches" if len(diff.outputs) == 1 else several
+    if told < all_of_them:
+        those, holds, match = f"the {told:,}", "hold", "match"
+        if told == 1:
+            those, holds, match = "the one", "holds", "matches"
+        return f"{those} of {all_of_them:,} outputs that {holds} numbers {match}"
+    if all_of_them == 1:
+        return "the output matches"
+    return f"{'both' if all_of_them == 2 else f'all {all_of_them:,}'} outputs match"
 
 
 def _is_blank(output: TensorDiff) -> bool:
@@ -125,48 +136,35 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     return () if ran is None else tuple(filter(None, (ran.ran_on, ran.inputs, loaded)))
 
 
-def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[parts.Step, ...]:
+def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
     """What came of the search for options that make the failure go away, if there was one."""
-    return (
-        ()
-        if cure is None or cure.applied
-        else (parts.Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
-    )
+    if cure is None or cure.applied:
+        return ()
+    return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
 
 
-def worst_figure(diff: DiffReport | None) -> tuple[parts.Figure, ...]:
+def worst_figure(diff: DiffReport | None) -> tuple[Figure, ...]:
     """The output that is farthest from the reference."""
     if diff is None or diff.skipped or not diff.outputs:
         return ()
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
-        error = number(found.error)
-        return (
-            parts.Figure(
-                "largest error of a detection",
-                error,
-                f"output {found.outputs[0]}",
-                f"error {error}",
-            ),
-        )
-    worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
-    error = number(worst.rel_l2)
-    return (
-        parts.Figure("largest relative L2 error", error, f"output {worst.name}", f"error {error}"),
-    )
+        label, output, error = "largest error of a detection", found.outputs[0], found.error
+    else:
+        worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
+        label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
+    return (Figure(label, number(error), f"output {output}", f"error {number(error)}"),)
 
 
-def comparison_sections(diff: DiffReport | None) -> tuple[parts.Section, ...]:
+def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
     """The outputs of both models side by side, their other metrics, and the limits."""
     if diff is None or diff.skipped:
         return ()
     return (
-        parts.section("Outputs", [_outputs(diff)] if diff.outputs else []),
-        parts.section("Detections", _detections(diff)),
-        parts.section(
-            "More metrics", [_more_metrics(diff)] if diff.outputs else [], is_detail=True
-        ),
-        parts.section("Limits", [_limits(diff)] if diff.judgements else [], is_detail=True),
+        section("Outputs", _outputs(diff)),
+        section("Detections", _detections(diff)),
+        section("More metrics", _more_metrics(diff), is_detail=True),
+        section("Limits", _limits(diff), is_detail=True),
     )
 
 
@@ -192,40 +190,38 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
 
 def _tokens(found: Parting) -> str:
     """Where sequences of tokens part."""
-    where = f"position {found.position}" + (
-        f" of sequence {found.sequence}" if found.sequences > 1 else ""
-    )
+    where = f"position {found.position}"
+    where += f" of sequence {found.sequence}" if found.sequences > 1 else ""
     where += f" of sample {found.sample}" if found.sample else ""
-    gap = (
-        "" if found.gap is None else f", where the reference's logits are {number(found.gap)} apart"
-    )
+    gap = ""
+    if found.gap is not None:
+        gap = f", where the reference's logits are {number(found.gap)} apart"
     parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
     change = f"{found.result} instead of {found.reference}{gap}"
     return f"Output {found.output!r}: {parted} part, the first at {where}: {change}."
 
 
-def _outputs(diff: DiffReport) -> parts.Table:
+def _outputs(diff: DiffReport) -> Table:
     missed = {judgement.output for judgement in diff.judgements if not judgement.passed}
     rows = [_output(output, is_missed=output.name in missed) for output in diff.outputs]
     if len(rows) > _ROWS:  # what is wrong must be among those that are shown
-        rows.sort(key=lambda row: row.status is parts.Status.PASSED)
-    return parts.table(
+        rows.sort(key=lambda row: row.status is Status.PASSED)
+    return table(
         _OUTPUT_COLUMNS, rows, right=range(3, 12), shown=_ROWS, key="output", drop=_LEAST_FIRST
     )
 
 
-def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
+def _output(d: TensorDiff, *, is_missed: bool) -> Row:
     """Metrics of one output; its status joins its alarm with the limits held against it."""
-    blank = parts.Status.UNKNOWN if _is_blank(d) else parts.Status.PASSED
-    status = parts.Status.FAILED if d.alarm else parts.Status.INEXACT if is_missed else blank
-    shapes, types = (d.reference_shape, d.result_shape), (d.reference_dtype, d.result_dtype)
+    status = Status.UNKNOWN if _is_blank(d) else Status.PASSED
+    if d.alarm or is_missed:
+        status = Status.FAILED if d.alarm else Status.INEXACT
+    shapes = map(shape, (d.reference_shape, d.result_shape))
     cells = (
         d.name,
-        " → ".join(dict.fromkeys(map(shape, shapes))),
-        " → ".join(dict.fromkeys(types)),
-        number(d.rel_l2),
-        number(d.max_abs),
-        number(d.max_rel),
+        " → ".join(dict.fromkeys(shapes)),
+        " → ".join(dict.fromkeys((d.reference_dtype, d.result_dtype))),
+        *map(number, (d.rel_l2, d.max_abs, d.max_rel)),
         number(d.snr_db, 4),
         number(d.cosine, 7),
         _share(d.argmax_agreement),
@@ -233,7 +229,7 @@ def _output(d: TensorDiff, *, is_missed: bool) -> parts.Row:
         change(d.reference_inf, d.result_inf),
         change(d.reference_zero, d.result_zero),
     )
-    return parts.Row(cells, status, d.alarm or _worst(d))
+    return Row(cells, status, d.alarm or _worst(d))
 
 
 def _worst(d: TensorDiff) -> str:
@@ -252,30 +248,17 @@ def _share(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.4g} %"
 
 
-def _detections(diff: DiffReport) -> list[parts.Part]:
+def _detections(diff: DiffReport) -> list[Part]:
     """What became of the rows of outputs that list detections."""
     if not diff.detections:
         return []
-    columns = (
-        "outputs",
-        "detections",
-        "matched",
-        "lost",
-        "new",
-        "worst overlap",
-        "worst score",
-        "error",
-    )
+    counts = ("detections", "matched", "lost", "new")
+    columns = ("outputs", *counts, "worst overlap", "worst score", "error")
     rows = (
         (
             ", ".join(d.outputs),
-            f"{d.rows:,}",
-            f"{d.matched:,}",
-            f"{d.lost:,}",
-            f"{d.new:,}",
-            number(d.worst_overlap),
-            number(d.worst_score),
-            number(d.error),
+            *(f"{n:,}" for n in (d.rows, d.matched, d.lost, d.new)),
+            *map(number, (d.worst_overlap, d.worst_score, d.error)),
         )
         for d in diff.detections
     )
@@ -283,57 +266,43 @@ def _detections(diff: DiffReport) -> list[parts.Part]:
         "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
         " near-equal ones may change places (--metric elements compares them in place)."
     )
-    return [
-        parts.Item(told, parts.Level.NONE),
-        parts.table(columns, rows, right=range(1, 8), drop=(5, 6)),
-    ]
+    return [hint(told), table(columns, rows, right=range(1, 8), drop=(5, 6))]
 
 
-def _more_metrics(diff: DiffReport) -> parts.Table:
+def _more_metrics(diff: DiffReport) -> Table:
     """The metrics that the table of outputs leaves out."""
     columns = ("output", "mean abs", "RMS", "required tolerance", "top-5", "differing")
     rows = (
         (
             d.name,
-            number(d.mean_abs),
-            number(d.rmse),
-            number(d.required_tolerance),
+            *map(number, (d.mean_abs, d.rmse, d.required_tolerance)),
             _share(d.top5_agreement),
             f"{_share(d.differing)} of {d.size:,}",
         )
         for d in diff.outputs
     )
-    return parts.table(columns, rows, right=range(1, 6))
+    return table(columns, rows, right=range(1, 6))
 
 
-def _limits(diff: DiffReport) -> parts.Table:
+def _limits(diff: DiffReport) -> Table:
     """The limits, broken ones first."""
-    rows = (
-        parts.Row(
-            (
-                j.output,
-                metric_name(j.metric),
-                number(j.found, 7 if j.metric == "cosine" else 3),
-                number(j.limit, 7),
-            ),
-            parts.Status.PASSED if j.passed else parts.Status.FAILED,
-        )
-        for j in sorted(diff.judgements, key=lambda judgement: judgement.passed)
-    )
-    return parts.table(("output", "metric", "value", "limit"), rows, right=(2, 3), drop=())
+    rows = []
+    for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
+        found = number(one.found, 7 if one.metric == "cosine" else 3)
+        cells = (one.output, metric_name(one.metric), found, number(one.limit, 7))
+        rows.append(Row(cells, Status.PASSED if one.passed else Status.FAILED))
+    return table(("output", "metric", "value", "limit"), rows, right=(2, 3), drop=())
 
 
-def _layers(diff: DiffReport) -> list[parts.Part]:
+def _layers(diff: DiffReport) -> list[Part]:
     """The values that both models share, those with the largest local error first."""
     if not diff.layers:
         return []
     columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
     told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2. Local: of this op alone."
-    return [
-        parts.Item(told, parts.Level.NONE),
-        parts.table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6)),
-    ]
+    layers = table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6))
+    return [hint(told), layers]
 
 
 def _layer(row: LayerDiff) -> tuple[str, ...]:
@@ -344,8 +313,5 @@ def _layer(row: LayerDiff) -> tuple[str, ...]:
     return row.value, row.op, row.dtype, *errors, peak, alarm
 
 
-def _badness(row: LayerDiff) -> tuple[float, float]:
-    return (
-        row.local.rel_l2 if row.local else -1.0,
-        row.accumulated.rel_l2 if row.accumulated else -1.0,
-    )
+def _badness(row: LayerDiff) -> list[float]:
+    return [error.rel_l2 if error else -1.0 for error in (row.local, row.accumulated)]

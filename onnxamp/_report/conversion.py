@@ -12,7 +12,6 @@ from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._report import parts
 from onnxamp._report.comparison import (
     comparison_notes,
     comparison_sections,
@@ -25,7 +24,26 @@ from onnxamp._report.comparison import (
     worst_figure,
 )
 from onnxamp._report.machine import document
-from onnxamp._report.parts import node_bar, node_figure, traffic_figures, weight_bar
+from onnxamp._report.parts import (
+    Bars,
+    Figure,
+    Item,
+    Level,
+    Part,
+    Report,
+    Status,
+    Step,
+    Table,
+    Verdict,
+    hint,
+    node_bar,
+    node_figure,
+    notes,
+    section,
+    table,
+    traffic_figures,
+    weight_bar,
+)
 from onnxamp._report.text import as_sentence, count, percent, size, tally
 from onnxamp._state.state import as_data
 
@@ -37,55 +55,47 @@ _READERS: Final = 3
 """Readers of a weight that a table names."""
 
 
-def conversion_report(made: Conversion, audit: Audit | None = None) -> parts.Report:
+def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
     """Return all that a conversion and its validation have to say; ``audit`` is of the result."""
     plan, validation = made.plan, made.validation
-    return parts.Report(
+    told = notes([*conversion_notes(made), *comparison_notes(validation)])
+    causes = [cause for cause in made.causes if cause.casts]
+    costs = (Item(sentence_of(one), label=count(one.casts, "Cast")) for one in causes)
+    return Report(
         f"convert, {plan.level} {plan.dtype} for {plan.target}",
         _verdict(made, validation),
         (str(made.source), str(made.target)),
         where_it_ran(validation),
         (*worst_figure(validation), *_figures(made), *_speed_up(made)),
         (
-            parts.section("Warnings", _warnings(made.plan), is_detail=True),
-            parts.section("Kept in float32 to pass validation", _healed(validation)),
+            section("Warnings", warning_items(plan), is_detail=True),
+            section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
-            parts.section("What float32 costs", _causes(made)),
-            parts.section(_hazard_title(made.plan), _hazards(made.plan), on_page=False),
-            parts.section("Large weights that stay float32", _kept(made)),
-            parts.section("Weights that lost elements", _losses(made)),
-            parts.section("Nodes and weights", _sizes(made, audit), is_detail=True),
-            parts.section("Decisions", [decision_table(made.plan)], is_detail=True, on_page=False),
-            parts.section(
-                "Notes", parts.notes([*conversion_notes(made), *comparison_notes(validation)])
-            ),
+            section("What float32 costs", costs),
+            section(_hazard_title(plan), _hazards(plan), on_page=False),
+            section("Large weights that stay float32", _kept(made)),
+            section("Weights that lost elements", _losses(made)),
+            section("Nodes and weights", _sizes(made, audit), is_detail=True),
+            section("Decisions", decision_table(plan), is_detail=True, on_page=False),
+            section("Notes", told),
         ),
         steps_of(validation.cure if validation else None),
     )
 
 
-def preview_report(made: Conversion, audit: Audit, command: str) -> parts.Report:
+def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
     """What a conversion would do; ``command`` makes it, and ``audit`` is of the model that it would write."""
     plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
-    low, floats = (
-        nodes.get(plan.dtype, 0) + nodes.get("mixed", 0),
-        sum(nodes.values()) - nodes.get("no floats", 0),
-    )
+    low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
+    floats = sum(nodes.values()) - nodes.get("no floats", 0)
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
     why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
-    return replace(
-        conversion_report(made, audit),
+    text = "This command converts the model, and compares the result with the original."
+    return conversion_report(made, audit)._replace(
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
-        verdict=parts.Verdict(
-            parts.Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")
-        ),
+        verdict=Verdict(Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")),
         models=(str(made.source),),
-        steps=(
-            parts.Step(
-                "This command converts the model, and compares the result with the original.",
-                command,
-            ),
-        ),
+        steps=(Step(text, command),),
     )
 
 
@@ -117,99 +127,70 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
         yield f"{subnormal:,} of {elements:,} converted weight elements became subnormal and lost digits."
 
 
-def _warnings(plan: Plan) -> Iterator[parts.Item]:
-    """Commands give them at once, so the terminal shows them again with -v alone."""
-    return (parts.Item(text, parts.Level.WARNING) for text in plan.warnings)
+def warning_items(plan: Plan) -> Iterator[Item]:
+    """Return what commands say at once, so that their reports show it again with -v alone."""
+    return (Item(text, Level.WARNING) for text in plan.warnings)
 
 
 def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
     return {dtype if kind == "low" else kind: times for kind, times in counts.items()}
 
 
-def decision_table(plan: Plan) -> parts.Table:
+def decision_table(plan: Plan) -> Table:
     """Every precision variable, its precision and the reason."""
-    rows = (
-        (
-            row.key,
-            row.op,
-            plan.dtype if row.low else "float32",
-            row.why,
-        )
-        for row in plan.rows
-    )
-    return parts.table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
+    rows = ((row.key, row.op, plan.dtype if row.low else "float32", row.why) for row in plan.rows)
+    return table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
 
 
-def _figures(made: Conversion) -> tuple[parts.Figure, ...]:
+def _figures(made: Conversion) -> Iterator[Figure]:
     """Nodes in low precision, Casts and weights."""
     summary, dtype = made.summary, made.plan.dtype
+    after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
     if summary.pairs_removed:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
-    weights = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
-    return (
-        parts.Figure(
-            "Casts", f"{summary.casts_after:,}", casts, count(summary.casts_after, "Cast")
-        ),
-        *node_figure(dtype, _by_precision(summary.nodes, dtype)),
-        *(
-            [
-                parts.Figure(
-                    "weights", size(made.bytes_after), weights, f"weights {size(made.bytes_after)}"
-                )
-            ]
-            if made.bytes_before
-            else []
-        ),
-    )
+    yield Figure("Casts", f"{after:,}", casts, count(after, "Cast"))
+    yield from node_figure(dtype, _by_precision(summary.nodes, dtype))
+    if made.bytes_before:
+        weights = size(made.bytes_after)
+        share = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
+        yield Figure("weights", weights, share, f"weights {weights}")
 
 
-def _speed_up(made: Conversion) -> Iterator[parts.Figure]:
+def _speed_up(made: Conversion) -> Iterator[Figure]:
     """What the conversion should gain."""
-    expected = made.speed_up
-    if expected is None:
+    if (expected := made.speed_up) is None:
         return
-    sizes = ", ".join(
-        f"{name} {'×'.join(map(str, shape)) or 'a scalar'}"
-        for name, shape in expected.shapes.items()
-    )
+    shapes = expected.shapes.items()
+    sizes = ", ".join(f"{name} {'×'.join(map(str, dims)) or 'a scalar'}" for name, dims in shapes)
     shown = sizes if len(sizes) <= _SIZES else "the inputs' sizes"
     remark = f"estimate for {expected.device} at {shown}, not measured: onnxamp bench measures it"
-    yield parts.Figure(
-        "speed-up", f"{expected.factor:.2f}×", remark, f"estimated speed-up {expected.factor:.2f}×"
-    )
+    factor = f"{expected.factor:.2f}×"
+    yield Figure("speed-up", factor, remark, f"estimated speed-up {factor}")
 
 
-def _causes(made: Conversion) -> Iterator[parts.Item]:
-    """What keeps nodes in float32 and costs Casts, and the options that save them."""
-    for cause in made.causes:
-        if cause.casts:
-            yield parts.Item(sentence_of(cause), parts.Level.NOTE, count(cause.casts, "Cast"))
-
-
-def _healed(validation: DiffReport | None) -> Iterator[parts.Part]:
+def _healed(validation: DiffReport | None) -> Iterator[Part]:
     """What is wrong with the conversion that was asked for, and what was done instead."""
     cure = validation.cure if validation is not None else None
     if validation is None or cure is None or not cure.applied:
         return
-    yield parts.Item(f"Without it: {cure.failure}", parts.Level.WARNING)
+    yield Item(f"Without it: {cure.failure}", Level.WARNING)
     if cure.first_bad is not None:
-        yield parts.Item(first_bad_sentence(cure.first_bad), parts.Level.NOTE)
+        yield Item(first_bad_sentence(cure.first_bad))
+    told = cure.outcome
     if cure.confirmed:
-        kept = f"{count(len(cure.nodes), 'node')} {'stays' if len(cure.nodes) == 1 else 'stay'} float32"
-        kept = kept if cure.nodes else "Known hazards stay float32, see below"
-        kept = cure.outcome.removesuffix(".") if cure.level else kept
+        kept = "Known hazards stay float32, see below"
+        if cure.level:
+            kept = cure.outcome.removesuffix(".")
+        elif cure.nodes:
+            stay = "stays" if len(cure.nodes) == 1 else "stay"
+            kept = f"{count(len(cure.nodes), 'node')} {stay} float32"
         trials = f"; found in {count(cure.trials, 'trial')}" if cure.trials else ""
-        found = f"{kept}{_price(cure)}{trials}."
-        yield parts.Item(found, parts.Level.NOTE, members=cure.nodes)
-    else:
-        yield parts.Item(cure.outcome, parts.Level.NOTE, members=cure.nodes)
+        told = f"{kept}{_price(cure)}{trials}."
+    yield Item(told, members=cure.nodes)
     if validation.inputs.startswith("made-up"):
-        text = "The inputs are made up. Real ones (--inputs) may pass without it."
-        yield parts.Item(text, parts.Level.NOTE)
-    yield parts.Item(
-        "--no-cure writes the conversion as it was asked for, under another name.", parts.Level.NONE
-    )
+        yield Item("The inputs are made up. Real ones (--inputs) may pass without it.")
+    yield hint("--no-cure writes the conversion as it was asked for, under another name.")
 
 
 def _price(cure: Cure) -> str:
@@ -220,15 +201,13 @@ def _price(cure: Cure) -> str:
     return f", with {count(now, 'Cast')}{', as many as without' if now == literal else f' instead of {literal:,}'}"
 
 
-def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
+def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     plan, status = made.plan, status_of(validation)
     head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
     cure = validation.cure if validation is not None else None
     if validation is not None and cure is not None and cure.applied and not cure.confirmed:
         told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
-        return parts.Verdict(
-            status, "The model stays float32: no conversion passed validation.", told
-        )
+        return Verdict(status, "The model stays float32: no conversion passed validation.", told)
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = f"at level {cure.level}" if cure.level else f"with {kept} in float32"
@@ -237,18 +216,15 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> parts.Verdict:
         more = " more" if made.summary.nodes_before.get("low") else ""
         head, why = f"Nothing{more} was converted", (_why_nothing(made),)
     if validation is None:
-        return parts.Verdict(
-            status,
-            f"{head}; not validated.",
-            (*why, "The result was not compared with the original."),
-        )
+        why = (*why, "The result was not compared with the original.")
+        return Verdict(status, f"{head}; not validated.", why)
     sentence = {
-        parts.Status.UNKNOWN: f"{head}; not validated.",
-        parts.Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
-        parts.Status.INEXACT: f"{head}, with a larger error than usual.",
-        parts.Status.PASSED: f"{head}; {outputs_match(validation)} the original.",
+        Status.UNKNOWN: f"{head}; not validated.",
+        Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
+        Status.INEXACT: f"{head}, with a larger error than usual.",
+        Status.PASSED: f"{head}; {outputs_match(validation)} the original.",
     }[status]
-    return parts.Verdict(status, sentence, (*why, *details_of(validation)))
+    return Verdict(status, sentence, (*why, *details_of(validation)))
 
 
 def _why_nothing(made: Conversion) -> str:
@@ -261,15 +237,14 @@ def _why_nothing(made: Conversion) -> str:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
     reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
+    if not plan.rows:
+        return "The model does not compute in float32."
     if not reasons:
-        return (
-            "Only constants are float32." if plan.rows else "The model does not compute in float32."
-        )
-    reason = reasons.most_common(1)[0][0]
+        return "Only constants are float32."
+    ((reason, _),) = reasons.most_common(1)
     if reason == "cut":
-        return (
-            "Most nodes stay float32 because the Casts around them would cost more than they gain."
-        )
+        reason = "because the Casts around them would cost more than they gain"
+        return f"Most nodes stay float32 {reason}."
     return f"Most nodes stay float32 for this reason: {title_of(reason)}."
 
 
@@ -284,22 +259,23 @@ def _hazard_title(plan: Plan) -> str:
     return f"Hazards: {', '.join(fates)}{several}"
 
 
-def _hazards(plan: Plan) -> Iterator[parts.Part]:
+def _hazards(plan: Plan) -> Iterator[Part]:
     """One item per kind of hazard, with its nodes."""
     hazards = _decisive_hazards(plan)
     for reason, _ in Counter(row.reason for row in hazards).most_common():
         mine = [row for row in hazards if row.reason == reason]
-        level = parts.Level.WARNING if any(row.low for row in mine) else parts.Level.NOTE
-        members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
-        yield parts.Item(
-            as_sentence(title_of(reason)),
-            level,
-            count(len({row.node for row in mine}), "node"),
-            members,
-        )
+        level = Level.WARNING if any(row.low for row in mine) else Level.NOTE
+        nodes = count(len({row.node for row in mine}), "node")
+        yield Item(as_sentence(title_of(reason)), level, nodes, detailed(mine))
     if hazards and plan.options.hazards:
-        text = "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
-        yield parts.Item(text, parts.Level.NONE)
+        yield hint(
+            "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
+        )
+
+
+def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
+    """Return nodes, each with the detail that there is."""
+    return tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in rows)
 
 
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
@@ -310,7 +286,7 @@ def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
     return [row for row in plan.hazards if row.reason in reasons]
 
 
-def _losses(made: Conversion) -> list[parts.Part]:
+def _losses(made: Conversion) -> list[Part]:
     """Weights with elements that lost more than digits."""
     lost = [(name, c) for name, c in made.weights.items() if c.overflowed or c.flushed]
     if not lost:
@@ -322,33 +298,22 @@ def _losses(made: Conversion) -> list[parts.Part]:
     )
     columns = ("weight", "elements", "saturated", "became zero", "became subnormal")
     told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
-    return [
-        parts.Item(told, parts.Level.NONE),
-        parts.table(columns, rows, right=range(1, 5), shown=_ROWS, drop=(4,)),
-    ]
+    return [hint(told), table(columns, rows, right=range(1, 5), shown=_ROWS, drop=(4,))]
 
 
-def _kept(made: Conversion) -> list[parts.Part]:
+def _kept(made: Conversion) -> Table:
     """Weights of more than 1 % of the result that stay float32, and why."""
-    kept = made.summary.kept_weights
-    rows = [
+    columns = ("weight", "size", "readers", "reason")
+    rows = (
         (
             weight.name,
             f"{size(weight.size)}{', also stored low' if weight.copied else ''}",
             _shortened([*weight.readers]),
-            _shortened(list(dict.fromkeys(weight.readers.values())), 1),
+            _shortened([*dict.fromkeys(weight.readers.values())], 1),
         )
-        for weight in kept
-    ]
-    return (
-        [
-            parts.table(
-                ("weight", "size", "readers", "reason"), rows, right=(1,), prose=(3,), shown=_ROWS
-            )
-        ]
-        if rows
-        else []
+        for weight in made.summary.kept_weights
     )
+    return table(columns, rows, right=(1,), prose=(3,), shown=_ROWS)
 
 
 def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
@@ -356,23 +321,15 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
     return f"{', '.join(texts[:shown])}{more}"
 
 
-def _sizes(made: Conversion, audit: Audit | None) -> Iterable[parts.Part]:
+def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
     """Nodes and weights before and after."""
     summary, dtype = made.summary, made.plan.dtype
-    before, after = (
-        _by_precision(counts, dtype) for counts in (summary.nodes_before, summary.nodes)
-    )
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
-    bars = (
-        parts.Bars("nodes", (node_bar("before", before), node_bar("after", after))),
-        parts.Bars(
-            "weights",
-            (weight_bar("before", {"weights": made.bytes_before}), weight_bar("after", sizes)),
-        ),
-    )
-    return [group for group in bars if any(bar.shares for bar in group.bars)] + list(
-        traffic_figures(audit)
-    )
+    nodes = {"before": summary.nodes_before, "after": summary.nodes}
+    weights = {"before": {"weights": made.bytes_before}, "after": sizes}
+    yield Bars("nodes", tuple(node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items()))
+    yield Bars("weights", tuple(weight_bar(label, found) for label, found in weights.items()))
+    yield from traffic_figures(audit)
 
 
 def conversion_json(made: Conversion) -> str:

@@ -16,8 +16,21 @@ from onnxamp._graph.types import infer_types
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import weight_bytes
 from onnxamp._ops.facts import op_key
-from onnxamp._report import parts
 from onnxamp._report.machine import document
+from onnxamp._report.parts import (
+    Figure,
+    Part,
+    Report,
+    Row,
+    Status,
+    Step,
+    Table,
+    Verdict,
+    hint,
+    notes,
+    section,
+    table,
+)
 from onnxamp._report.text import count, shape, size
 from onnxamp._runtime.values import Array
 
@@ -32,45 +45,37 @@ class ValueFacts:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    least: float | None
-    largest: float | None
-    nan: int
-    inf: int
-    zero: int
+    least: float | None = None
+    largest: float | None = None
+    nan: int = 0
+    inf: int = 0
+    zero: int = 0
 
 
 def value_facts(name: str, array: Array) -> ValueFacts:
     """Measure an array; of strings only the shape is known."""
     shape = tuple(array.shape)
     if array.dtype.kind in "OUS":
-        return ValueFacts(
-            name=name, dtype="string", shape=shape, least=None, largest=None, nan=0, inf=0, zero=0
-        )
-    numbers: Array = (
-        array
-        if array.dtype.kind in "iu"
-        else array.astype(np.int64 if array.dtype == bool else np.float64)
-    )
-    finite, nan = numbers, 0
-    if numbers.dtype.kind == "f":
-        finite, nan = numbers[np.isfinite(numbers)], int(np.isnan(numbers).sum())
-    least, largest = (finite.min().item(), finite.max().item()) if finite.size else (None, None)
-    zero = int((numbers == 0).sum())
+        return ValueFacts(name, "string", shape)
+    numbers = array
+    if array.dtype.kind not in "iu":
+        numbers = array.astype(np.int64 if array.dtype == bool else np.float64)
+    is_float = numbers.dtype.kind == "f"
+    finite = numbers[np.isfinite(numbers)] if is_float else numbers
+    nan = int(np.isnan(numbers).sum()) if is_float else 0
     return ValueFacts(
         name=name,
         dtype=array.dtype.name,
         shape=shape,
-        least=least,
-        largest=largest,
+        least=finite.min().item() if finite.size else None,
+        largest=finite.max().item() if finite.size else None,
         nan=nan,
         inf=numbers.size - finite.size - nan,
-        zero=zero,
+        zero=int((numbers == 0).sum()),
     )
 
 
-def region_report(
-    region: Region, files: Sequence[Path], arguments: Sequence[str] = ()
-) -> parts.Report:
+def region_report(region: Region, files: Sequence[Path], arguments: Sequence[str] = ()) -> Report:
     """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next.
 
     ``arguments`` are those that every command about it needs.
@@ -78,130 +83,101 @@ def region_report(
     counts = Counter(op_key(node) for node in region.model.graph.node)
     among = " and ".join(count(counts[op], op) for op in ("Cast", "Constant") if counts[op])
     remark = f"of {region.total:,}" + (f"; {among} among them" if among else "")
-    return parts.Report(
+    nodes = len(region.nodes)
+    none, unsaved = "None: it only reads constants.", "None that can be saved."
+    return Report(
         "extract",
         _verdict(region),
         (region.source,),
         figures=(
-            parts.Figure(
-                "nodes", f"{len(region.nodes):,}", remark, count(len(region.nodes), "node")
-            ),
-            parts.Figure("weights", size(weight_bytes(region.model))),
+            Figure("nodes", f"{nodes:,}", remark, count(nodes, "node")),
+            Figure("weights", size(weight_bytes(region.model))),
         ),
         sections=(
-            parts.section("Notes", parts.notes(region.notes)),
-            parts.section("Nodes", [_nodes(region)]),
-            parts.section(
-                f"Inputs: {region.sample}", _values(region.inputs, "None: it only reads constants.")
-            ),
-            parts.section(
-                f"Outputs: {region.ran_on}", _values(region.expected, "None that can be saved.")
-            ),
-            parts.section("Files", [_files(files)]),
+            section("Notes", notes(region.notes)),
+            section("Nodes", _nodes(region)),
+            section(f"Inputs: {region.sample}", _values(region.inputs, none)),
+            section(f"Outputs: {region.ran_on}", _values(region.expected, unsaved)),
+            section("Files", _files(files)),
         ),
         steps=_steps(region, files, arguments),
     )
 
 
-def _verdict(region: Region) -> parts.Verdict:
+def _verdict(region: Region) -> Verdict:
     """Whether the region computes the same alone."""
     sentence = f"Cut out {', '.join(region.around[:3])}"
     sentence += f" and {len(region.around) - 3:,} more" if len(region.around) > 3 else ""
     if not region.differing:
-        return parts.Verdict(
-            parts.Status.PASSED,
-            f"{sentence}.",
-            ("Run alone on its inputs, it computes the same bit for bit.",),
+        same = "Run alone on its inputs, it computes the same bit for bit."
+        return Verdict(Status.PASSED, f"{sentence}.", (same,))
+    sentence += ", but alone it computes something else."
+    details = []
+    for name, error in region.differing.items():
+        known = "the two cannot be compared"
+        if np.isfinite(error):
+            known = f"off by {error:.1e} of its largest element"
+        details.append(
+            f"Run alone, it computes another {name!r}: {known} (expected for random ops)."
         )
-    details = tuple(
-        f"Run alone, it computes another {name!r}: {_error(x)}."
-        for name, x in region.differing.items()
-    )
-    return parts.Verdict(
-        parts.Status.INEXACT, f"{sentence}, but alone it computes something else.", details
-    )
+    return Verdict(Status.INEXACT, sentence, tuple(details))
 
 
-def _error(error: float) -> str:
-    known = (
-        f"off by {error:.1e} of its largest element"
-        if np.isfinite(error)
-        else "the two cannot be compared"
-    )
-    return f"{known} (expected for random ops)"
-
-
-def _nodes(region: Region) -> parts.Table:
+def _nodes(region: Region) -> Table:
     """The nodes without Constants, starting close to those that were asked for."""
     view = Graph.of(region.model)
     types, asked = infer_types(view), set(region.around)
     rows = []
     for name, node in zip(region.nodes, view.nodes, strict=False):
-        kinds = dict.fromkeys(
-            readable_types(types[value]) for value in node.outputs if value != ABSENT
-        )
         if node.key != "Constant":
-            rows.append(
-                parts.Row(
-                    ("→" if name in asked else "", name, node.key, ", ".join(kinds)),
-                    is_strong=name in asked,
-                )
-            )
+            kinds = (readable_types(types[value]) for value in node.outputs if value != ABSENT)
+            is_asked = name in asked
+            cells = ("→" if is_asked else "", name, node.key, ", ".join(dict.fromkeys(kinds)))
+            rows.append(Row(cells, is_strong=is_asked))
     first = next((place for place, row in enumerate(rows) if row.is_strong), 0)
     first = max(0, min(first - _ROWS // 2, len(rows) - _ROWS))
-    return parts.table(
-        ("", "node", "op", "output type"), rows[first:] + rows[:first], shown=_ROWS, drop=(3,)
-    )
+    columns = ("", "node", "op", "output type")
+    return table(columns, rows[first:] + rows[:first], shown=_ROWS, drop=(3,))
 
 
-def _values(arrays: Mapping[str, Array], nothing: str) -> list[parts.Part]:
+def _values(arrays: Mapping[str, Array], nothing: str) -> Part:
     columns = ("value", "type", "shape", "least", "largest", "NaN", "Inf", "zero")
     rows = [_value(value_facts(name, array)) for name, array in arrays.items()]
-    return (
-        [parts.table(columns, rows, right=range(3, 8), shown=_ROWS, drop=(7, 1))]
-        if rows
-        else [parts.Item(nothing, parts.Level.NONE)]
-    )
+    if not rows:
+        return hint(nothing)
+    return table(columns, rows, right=range(3, 8), shown=_ROWS, drop=(7, 1))
 
 
-def _value(facts: ValueFacts) -> parts.Row:
-    counts = (str(n) for n in (facts.nan, facts.inf, facts.zero))
-    cells = (
-        facts.name,
-        facts.dtype,
-        shape(facts.shape),
-        _number(facts.least),
-        _number(facts.largest),
-        *counts,
-    )
-    return parts.Row(cells, is_strong=bool(facts.nan or facts.inf))
+def _value(facts: ValueFacts) -> Row:
+    counts = (facts.nan, facts.inf, facts.zero)
+    numbers = map(_number, (facts.least, facts.largest))
+    cells = (facts.name, facts.dtype, shape(facts.shape), *numbers, *map(str, counts))
+    return Row(cells, is_strong=bool(facts.nan or facts.inf))
 
 
 def _number(x: float | None) -> str:
-    return "–" if x is None else f"{x:.4g}" if isinstance(x, float) else str(int(x))
+    if x is None:
+        return "–"
+    return f"{x:.4g}" if isinstance(x, float) else str(int(x))
 
 
-def _files(files: Sequence[Path]) -> parts.Table:
+def _files(files: Sequence[Path]) -> Table:
     contents = ("the region as a model", "its inputs", "its outputs (read it with numpy.load)")
-    rows = (
-        (str(file), size(file.stat().st_size), text)
-        for file, text in zip(files, contents, strict=True)
-    )
-    return parts.table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
+    pairs = zip(files, contents, strict=True)
+    rows = ((str(file), size(file.stat().st_size), text) for file, text in pairs)
+    return table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
 
 
-def _steps(
-    region: Region, files: Sequence[Path], arguments: Sequence[str]
-) -> tuple[parts.Step, ...]:
+def _steps(region: Region, files: Sequence[Path], arguments: Sequence[str]) -> tuple[Step, ...]:
     model, inputs = (shlex.quote(str(file)) for file in files[:2])
     more = "".join(f" {shlex.quote(text)}" for text in arguments)
     given = (f" --inputs {inputs}" if region.inputs else "") + more
     is_low = "emulated" in region.ran_on or any(
         "float16" in str(array.dtype) for array in region.expected.values()
     )
-    look = parts.Step("See what is in it:", f"onnxamp inspect {model}{more}")
-    convert = parts.Step("See what a conversion does to it:", f"onnxamp convert {model}{given}")
-    check = parts.Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")
+    look = Step("See what is in it:", f"onnxamp inspect {model}{more}")
+    convert = Step("See what a conversion does to it:", f"onnxamp convert {model}{given}")
+    check = Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")
     return check, look if is_low else convert
 
 

@@ -4,9 +4,9 @@ Texts may hold names from models as they are; whatever shows them makes them har
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Final, TypeAlias
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit.findings import Audit
 from onnxamp._dtypes import FORMATS
@@ -33,8 +33,7 @@ class Level(IntEnum):
     ERROR = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """``sentence`` is the headline, ``details`` are the sentences that follow it."""
 
     status: Status
@@ -42,8 +41,7 @@ class Verdict:
     details: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A key figure: what it is, the number with its unit, and a remark; ``brief`` says it within a line."""
 
     label: str
@@ -52,8 +50,7 @@ class Figure:
     brief: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row of a table. ``remark`` follows the row; ``is_strong`` sets it off from the others."""
 
     cells: tuple[str, ...]
@@ -62,8 +59,7 @@ class Row:
     is_strong: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows under titles; the columns whose positions are in ``right`` hold numbers.
 
     ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
@@ -73,16 +69,15 @@ class Table:
     """
 
     columns: tuple[str, ...]
-    right: tuple[int, ...]
+    right: Sequence[int]
     rows: tuple[Row, ...]
     shown: int | None = None
     key: str = ""
-    prose: tuple[int, ...] = ()
-    drop: tuple[int, ...] | None = None
+    prose: Sequence[int] = ()
+    drop: Sequence[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A statement, and what it is about: ``members`` are names, or "name: detail". ``action`` says what to do."""
 
     text: str
@@ -92,17 +87,15 @@ class Item:
     action: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Part of a bar; ``kind`` chooses its colour."""
 
     kind: str
-    count: int
+    amount: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """Shares of a total, such as the nodes per precision before the conversion."""
 
     label: str
@@ -110,8 +103,7 @@ class Bar:
     shares: tuple[Share, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(NamedTuple):
     """Bars that share one scale: on the terminal, columns of a table."""
 
     title: str
@@ -121,8 +113,7 @@ class Bars:
 Part: TypeAlias = Table | Item | Bars | Figure
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """Parts under a heading.
 
     ``is_detail``: the terminal shows it only with -v. ``on_page``: False for what the page shows in its own way, as a
@@ -140,8 +131,7 @@ class Section:
         return self.title.lower().replace(" ", "-")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What to do next, or what was tried: ``command`` is to be copied, ``nodes`` are those that it keeps in float32.
 
     ``is_options``: the command is only options, for converting the original. ``confirmed`` is False where no trial was
@@ -155,8 +145,7 @@ class Step:
     is_options: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Everything a command has to say.
 
     ``task`` is what was done ("convert, O2 float16 for cuda"), ``models`` are the files, original first, and ``ran``
@@ -183,24 +172,27 @@ def table(
     drop: Sequence[int] | None = None,
 ) -> Table:
     """A table of rows, or of cells alone."""
-    made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    left_out = None if drop is None else tuple(drop)
-    return Table(
-        columns=tuple(columns),
-        right=tuple(right),
-        rows=made,
-        shown=shown,
-        key=key,
-        prose=tuple(prose),
-        drop=left_out,
-    )
+    every = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
+    return Table(tuple(columns), tuple(right), every, shown, key, prose, drop)
 
 
 def section(
-    title: str, parts: Iterable[Part], *, is_detail: bool = False, on_page: bool = True
+    title: str, *parts: Part | Iterable[Part], is_detail: bool = False, on_page: bool = True
 ) -> Section:
-    """A section; without parts it is left out wherever the report is shown."""
-    return Section(title, tuple(parts), is_detail, on_page)
+    """A section of parts that hold anything; without any it is left out wherever the report is shown."""
+    flat = chain.from_iterable((part,) if isinstance(part, Part) else part for part in parts)
+    return Section(title, tuple(filter(_holds, flat)), is_detail, on_page)
+
+
+def _holds(part: Part) -> bool:
+    if isinstance(part, Bars):
+        return any(bar.shares for bar in part.bars)
+    return not isinstance(part, Table) or bool(part.rows)
+
+
+def hint(text: str) -> Item:
+    """A sentence without a sign."""
+    return Item(text, Level.NONE)
 
 
 def notes(texts: Iterable[str]) -> list[Item]:
@@ -230,11 +222,8 @@ def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
     floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
     kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
     share = percent(low, floats)
-    return (
-        (Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}"),)
-        if floats
-        else ()
-    )
+    figure = Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}")
+    return (figure,) if floats else ()
 
 
 def node_bar(label: str, counts: Mapping[str, int]) -> Bar:

@@ -5,38 +5,51 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Final
 
-from onnxamp._pipeline.results import Trial, TunedMember, TunedPipeline
-from onnxamp._report import parts
+from onnxamp._pipeline.results import TunedMember, TunedPipeline
 from onnxamp._report.machine import document
+from onnxamp._report.parts import (
+    Figure,
+    Item,
+    Report,
+    Row,
+    Status,
+    Step,
+    Table,
+    Verdict,
+    hint,
+    notes,
+    section,
+    table,
+)
 from onnxamp._report.text import count, number, percent, size
 from onnxamp._report.tuning import time_text
 from onnxamp._state.state import as_data
 
+_TIMES: Final = (
+    "Models were decided in this order: the least error per time saved first, each as fast as the pipeline holds with"
+    " those before it. Times are estimates for {}, per run of the pipeline."
+)
 _UP: Final = 1.06
 """What a number is multiplied by so that two digits of it are not less than itself."""
 
 
-def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> parts.Report:
+def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Report:
     """All that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
-    models = tuple(str(path) for path in (tuned.source, tuned.output) if path is not None)
-    steps = (
-        []
-        if state or not tuned.stopped
-        else [parts.Step("--state FILE keeps what was measured, to go on later.")]
-    )
-    return parts.Report(
+    paths = (tuned.source, tuned.output)
+    told = "--state FILE keeps what was measured, to go on later."
+    return Report(
         "tune pipeline",
         _verdict(tuned),
-        models,
+        tuple(str(path) for path in paths if path is not None),
         (tuned.ran_on, tuned.function),
         _figures(tuned),
         (
-            parts.section("Models", [_models(tuned), parts.Item(_times(tuned), parts.Level.NONE)]),
-            parts.section("Kept float32", _kept(tuned)),
-            parts.section("Tried", [_trials(tuned)] if tuned.trials else []),
-            parts.section("Effort", parts.notes(_effort(tuned))),
+            section("Models", _models(tuned), hint(_TIMES.format(tuned.device))),
+            section("Kept float32", _kept(tuned)),
+            section("Tried", _trials(tuned)),
+            section("Effort", notes(_effort(tuned))),
         ),
-        tuple(steps),
+        () if state or not tuned.stopped else (Step(told),),
     )
 
 
@@ -48,8 +61,8 @@ def pipeline_json(tuned: TunedPipeline) -> str:
     return document("tune pipeline", {"verdict": _status(tuned), **facts})
 
 
-def _status(tuned: TunedPipeline) -> parts.Status:
-    return parts.Status.PASSED if tuned.held else parts.Status.FAILED
+def _status(tuned: TunedPipeline) -> Status:
+    return Status.PASSED if tuned.held else Status.FAILED
 
 
 def _compared(tuned: TunedPipeline) -> str:
@@ -63,90 +76,59 @@ def _compared(tuned: TunedPipeline) -> str:
     )
 
 
-def _verdict(tuned: TunedPipeline) -> parts.Verdict:
+def _verdict(tuned: TunedPipeline) -> Verdict:
     low, text = [model for model in tuned.models if not model.is_float32], _compared(tuned)
     status = _status(tuned)
     if not tuned.held:
-        return parts.Verdict(status, "The pipeline does not meet the tolerance.", (text,))
+        return Verdict(status, "The pipeline does not meet the tolerance.", (text,))
     if not low:
-        nearest = _nearest(tuned.trials)
-        why = "No model has a choice in low precision that is no slower than float32: --allow-slower takes slower ones."
-        if nearest is not None:
-            why = (
-                f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"
-                f" --tolerance {_UP * nearest.error:.2g} takes it."
-            )
-        elif tuned.trials:
-            why = "Every choice broke the pipeline; Tried says how."
-        return parts.Verdict(
-            status,
-            "Nothing was converted: no model can be in low precision within the tolerance.",
-            (why, text),
-        )
-    kept = (
-        f", {count(len(tuned.models) - len(low), 'model')} stays float32"
-        if len(tuned.models) - len(low) == 1
-        else ""
+        sentence = "Nothing was converted: no model can be in low precision within the tolerance."
+        return Verdict(status, sentence, (_why_nothing(tuned), text))
+    kept = len(tuned.models) - len(low)
+    sentence = f"The tolerance is met with {len(low)} of {count(len(tuned.models), 'model')} in low precision"
+    sentence += ", 1 model stays float32." if kept == 1 else "."
+    return Verdict(status, sentence, (text,))
+
+
+def _why_nothing(tuned: TunedPipeline) -> str:
+    """Why no model is low: the choice that missed by the least, alone, if there is one."""
+    if not tuned.trials:
+        return "No model has a choice in low precision that is no slower than float32: --allow-slower takes slower ones."
+    able = [trial for trial in tuned.trials if not trial.others and isfinite(trial.error)]
+    if not able:
+        return "Every choice broke the pipeline; Tried says how."
+    nearest = min(able, key=lambda trial: trial.error)
+    return (
+        f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"
+        f" --tolerance {_UP * nearest.error:.2g} takes it."
     )
-    sentence = f"The tolerance is met with {len(low)} of {count(len(tuned.models), 'model')} in low precision{kept}."
-    return parts.Verdict(status, sentence, (text,))
-
-
-def _nearest(trials: tuple[Trial, ...]) -> Trial | None:
-    """The choice that missed by the least, alone."""
-    able = [trial for trial in trials if not trial.others and isfinite(trial.error)]
-    return min(able, key=lambda trial: trial.error, default=None)
 
 
 def _speedup(before: float, after: float) -> str:
     return f"{before / after:.2f}×" if after else "–"
 
 
-def _figures(tuned: TunedPipeline) -> tuple[parts.Figure, ...]:
-    label = tuned.metric or "worse by"
+def _figures(tuned: TunedPipeline) -> tuple[Figure, ...]:
+    label, error = tuned.metric or "worse by", number(tuned.error)
     faster = _speedup(tuned.time_before, tuned.time)
-    before, after = (
-        sum(getattr(model, name) for model in tuned.models)
-        for name in ("weights_before", "weights")
-    )
+    before = sum(model.weights_before for model in tuned.models)
+    weights = f"{size(before)} → {size(sum(model.weights for model in tuned.models))}"
     return (
-        parts.Figure(
-            label,
-            number(tuned.error),
-            f"tolerance {tuned.tolerance:.3g}",
-            f"{label} {number(tuned.error)}",
-        ),
-        parts.Figure("speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"),
-        parts.Figure(
-            "weights",
-            f"{size(before)} → {size(after)}",
-            "",
-            f"weights {size(before)} → {size(after)}",
-        ),
+        Figure(label, error, f"tolerance {tuned.tolerance:.3g}", f"{label} {error}"),
+        Figure("speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"),
+        Figure("weights", weights, "", f"weights {weights}"),
     )
 
 
-def _models(tuned: TunedPipeline) -> parts.Table:
-    columns = (
-        "order",
-        "model",
-        "choice",
-        "alone",
-        "together",
-        "time",
-        "speed-up",
-        "calls",
-        "nodes low",
-        "exponents",
-        "weights",
-    )
+def _models(tuned: TunedPipeline) -> Table:
+    numbers = ("alone", "together", "time", "speed-up", "calls", "nodes low", "exponents")
+    columns = ("order", "model", "choice", *numbers, "weights")
     rows = (_model(place, tuned[name]) for place, name in enumerate(tuned.order, 1))
-    return parts.table(
-        columns, rows, right=(0, *range(3, 11)), key="model", drop=(9, 8, 7, 10, 5, 0)
-    )
+    drop = (9, 8, 7, 10, 5, 0)
+    return table(columns, rows, right=(0, *range(3, 11)), key="model", drop=drop)
 
 
-def _model(place: int, model: TunedMember) -> parts.Row:
+def _model(place: int, model: TunedMember) -> Row:
     cells = (
         str(place),
         model.name,
@@ -160,55 +142,36 @@ def _model(place: int, model: TunedMember) -> parts.Row:
         f"{model.exponents:,}" if model.exponents else "",
         f"{size(model.weights_before)} → {size(model.weights)}",
     )
-    return parts.Row(cells, is_strong=not model.is_float32)
+    return Row(cells, is_strong=not model.is_float32)
 
 
-def _times(tuned: TunedPipeline) -> str:
-    return (
-        f"Models were decided in this order: the least error per time saved first, each as fast as the pipeline holds"
-        f" with those before it. Times are estimates for {tuned.device}, per run of the pipeline."
-    )
-
-
-def _kept(tuned: TunedPipeline) -> Iterator[parts.Item]:
+def _kept(tuned: TunedPipeline) -> Iterator[Item]:
     """Why models stay float32."""
     for model in (model for model in tuned.models if model.is_float32):
-        mine = [trial for trial in tuned.trials if trial.model == model.name]
-        nearest = min(
-            (one for one in mine if not one.held), key=lambda one: one.error, default=None
-        )
-        if nearest is None:
-            text = (
-                "nothing was tried: the search was over"
-                if tuned.stopped
-                else "nothing is faster or smaller"
-            )
-        elif nearest.error == inf:
-            text = f"every choice breaks the pipeline, {nearest.choice} as well"
-            text += f": {nearest.failure}" if nearest.failure else ""
+        missed = [one for one in tuned.trials if one.model == model.name and not one.held]
+        if not missed:
+            text = "nothing is faster or smaller"
+            text = "nothing was tried: the search was over" if tuned.stopped else text
+            yield Item(f"{text}.", label=model.name)
+            continue
+        nearest = min(missed, key=lambda one: one.error)
+        if nearest.error == inf:
+            why = f": {nearest.failure}" if nearest.failure else ""
+            text = f"every choice breaks the pipeline, {nearest.choice} as well{why}"
         else:
             beside = f" beside {', '.join(nearest.others)}" if nearest.others else ""
             text = f"the nearest choice, {nearest.choice}{beside}, makes it worse by {number(nearest.error)}"
-        yield parts.Item(f"{text.rstrip('.')}.", label=model.name)
+        yield Item(f"{text.rstrip('.')}.", label=model.name)
 
 
-def _trials(tuned: TunedPipeline) -> parts.Table:
-    rows = (
-        parts.Row(
-            (one.model, one.choice, ", ".join(one.others), number(one.error), time_text(one.time)),
-            parts.Status.PASSED if one.held else parts.Status.FAILED,
-            one.failure,
-        )
-        for one in tuned.trials
-    )
-    return parts.table(
-        ("model", "choice", "beside", "error", "time"),
-        rows,
-        right=(3, 4),
-        shown=12,
-        key="trial",
-        drop=(2, 4),
-    )
+def _trials(tuned: TunedPipeline) -> Table:
+    rows = []
+    for one in tuned.trials:
+        beside, time = ", ".join(one.others), time_text(one.time)
+        cells = (one.model, one.choice, beside, number(one.error), time)
+        rows.append(Row(cells, Status.PASSED if one.held else Status.FAILED, one.failure))
+    columns = ("model", "choice", "beside", "error", "time")
+    return table(columns, rows, right=(3, 4), shown=12, key="trial", drop=(2, 4))
 
 
 def _effort(tuned: TunedPipeline) -> Iterator[str]:

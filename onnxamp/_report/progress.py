@@ -1,14 +1,17 @@
 """The progress of every command: a bar on a terminal, or in a notebook, and elsewhere a line now and then."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from html import escape
 from importlib import import_module
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from onnxamp._errors import printable
 from onnxamp._report.text import percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Told: TypeAlias = Callable[..., None]
 """Takes what is being done ("measuring: sample 1 of 4"), how much of it is done, and how much there is (0: unknown)."""
@@ -58,7 +61,7 @@ def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Tol
         >>> tuned.held
         True
     """
-    with (_nothing if quiet else _shown())() as bar:
+    with nullcontext(_ignore) if quiet else _shown() as bar:
 
         def told(*step: Any) -> None:
             if len(step) == 1:  # a FolderProgress
@@ -70,14 +73,21 @@ def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Tol
         yield told
 
 
-def _shown() -> Callable[[], AbstractContextManager[_Bar]]:
+def _ignore(text: str, done: int, total: int) -> None:
+    """Show nothing: some versions of rich print an empty line for a bar that is switched off."""
+    del text, done, total
+
+
+def _shown() -> AbstractContextManager[_Bar]:
     """Return how progress is shown here."""
     from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
 
     console = make_console(stderr=True)
     if console.is_jupyter:
-        return _notebook
-    return _terminal if console.is_terminal else _lines
+        return _notebook()
+    if console.is_terminal:
+        return _terminal(console)
+    return nullcontext(progress_lines(console.file.write))
 
 
 def _folder_text(running: Sequence[str]) -> str:
@@ -87,24 +97,9 @@ def _folder_text(running: Sequence[str]) -> str:
 
 
 @contextmanager
-def _nothing() -> Iterator[_Bar]:
-    """Some versions of rich print an empty line for a bar that is switched off."""
-    yield lambda _text, _done, _total: None
-
-
-@contextmanager
-def _lines() -> Iterator[_Bar]:
-    from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
-
-    yield progress_lines(make_console(stderr=True).file.write)
-
-
-@contextmanager
-def _terminal() -> Iterator[_Bar]:
+def _terminal(console: "Console") -> Iterator[_Bar]:
     """What changes before a colon starts anew, with a time left of its own."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
 
     columns = (
         SpinnerColumn(),
@@ -112,7 +107,7 @@ def _terminal() -> Iterator[_Bar]:
         BarColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task, current = bar.add_task("starting", total=None), ""
 
         def told(text: str, done: int, total: int) -> None:

@@ -199,8 +199,8 @@ class _Shown:
         for at in () if self.whole else _leaving(part, columns):
             if at in shown and sum(least[position] for position in shown) > room:
                 shown.remove(at)
-        is_tight = sum(natural[at] for at in shown) > room
-        wide = lead - _GAP + sum(least[at] for at in shown)
+        is_tight = sum(natural[at] for at in shown) > room and not (self.whole and not part.prose)
+        wide = lead - _GAP + sum((least if is_tight else natural)[at] for at in shown)
         grid = Grid(
             box=None,
             padding=(0, _GAP, 0, 0),

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf, log10
 from pathlib import Path
 from typing import Final
@@ -11,9 +10,23 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
-from onnxamp._report import parts
-from onnxamp._report.conversion import conversion_data, conversion_report
+from onnxamp._report.conversion import conversion_data, conversion_report, detailed
 from onnxamp._report.machine import document
+from onnxamp._report.parts import (
+    Figure,
+    Item,
+    Part,
+    Report,
+    Row,
+    Status,
+    Step,
+    Table,
+    Verdict,
+    hint,
+    notes,
+    section,
+    table,
+)
 from onnxamp._report.text import as_sentence, count, number, percent, size, tally
 from onnxamp._state.state import as_data
 from onnxamp._tuning.arguments import saved
@@ -54,38 +67,41 @@ def tuning_report(
     *,
     state: Path | None = None,
     audit: Audit | None = None,
-) -> parts.Report:
+) -> Report:
     """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
-    base = conversion_report(made, audit)
+    base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
-    told = parts.Step("--pick K with the same --state writes candidate K without running again.")
-    report = replace(
-        base,
-        figures=(*_figures(tuned), *base.figures),
-        sections=(*_sections(tuned, state), *base.sections),
+    told = Step("--pick K with the same --state writes candidate K without running again.")
+    report = base._replace(
+        figures=(*mine.figures, *base.figures),
+        sections=(*mine.sections, *base.sections),
         steps=(*base.steps, *([told] if several else [])),
     )
     if made.validation is not None:
         return report
-    task = report.task.replace("convert", "tune", 1)
-    return replace(report, task=task, verdict=_verdict(tuned), ran=(tuned.ran_on, tuned.inputs))
-
-
-def outcome_report(tuned: Tuned) -> parts.Report:
-    """All that a tuning has to say of itself, without the model that was written."""
-    task = f"tune, {tuned.plan.level} {tuned.plan.dtype} for {tuned.plan.target}"
-    return parts.Report(
-        task,
-        _verdict(tuned),
-        ran=(tuned.ran_on, tuned.inputs),
-        figures=_figures(tuned),
-        sections=_sections(tuned, None),
+    return report._replace(
+        task=base.task.replace("convert", "tune", 1), verdict=mine.verdict, ran=mine.ran
     )
 
 
-def tuning_status(tuned: Tuned) -> parts.Status:
+def outcome_report(tuned: Tuned, state: Path | None = None) -> Report:
+    """All that a tuning has to say of itself, without the model that was written."""
+    return Report(
+        f"tune, {tuned.plan.level} {tuned.plan.dtype} for {tuned.plan.target}",
+        _verdict(tuned),
+        ran=(tuned.ran_on, tuned.inputs),
+        figures=_figures(tuned),
+        sections=(
+            section("Candidates", _candidates(tuned), _notes(tuned, state)),
+            section("Kept float32", _kept(tuned)),
+            section("Effort", notes(effort(tuned))),
+        ),
+    )
+
+
+def tuning_status(tuned: Tuned) -> Status:
     """The verdict on a tuning in one word."""
-    return parts.Status.PASSED if tuned.held else parts.Status.FAILED
+    return Status.PASSED if tuned.held else Status.FAILED
 
 
 def effort(tuned: Tuned) -> Iterator[str]:
@@ -192,18 +208,18 @@ def is_expected(tuned: Tuned, position: int) -> bool:
     return not tuned.candidates[position].verified
 
 
-def _verdict(tuned: Tuned) -> parts.Verdict:
+def _verdict(tuned: Tuned) -> Verdict:
     written = tuned.candidates[tuned.chosen]
     verb = "is expected to be" if is_expected(tuned, tuned.chosen) else "is"
     text = f"{tuned.metric} {verb} {error_text(tuned, tuned.error)}; the tolerance is {tolerance_text(tuned)}."
     status = tuning_status(tuned)
     if not tuned.held:
-        return parts.Verdict(status, "The result does not meet the tolerance.", (text,))
+        return Verdict(status, "The result does not meet the tolerance.", (text,))
     if not written.nodes:
         return _unconverted(tuned, status, text)
     share = percent(written.bytes, 1.0)
     details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
-    return parts.Verdict(
+    return Verdict(
         status,
         f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.",
         details,
@@ -227,14 +243,14 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
     return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
 
 
-def _unconverted(tuned: Tuned, status: parts.Status, text: str) -> parts.Verdict:
+def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
     """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
     written, timed = tuned.candidates[tuned.chosen], dict(tuned.timed)
     held = [
         one for one in tuned.candidates if one.nodes and one.best_known_error <= tuned.tolerance
     ]
     if any(one.time <= written.time for one in held) or (held and not tuned.smaller):
-        return parts.Verdict(
+        return Verdict(
             status,
             f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.",
             (text,),
@@ -243,20 +259,20 @@ def _unconverted(tuned: Tuned, status: parts.Status, text: str) -> parts.Verdict
         lead = (
             f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         )
-        return parts.Verdict(
+        return Verdict(
             status,
             "Nothing was gained: the model stays as it is.",
             (f"Timed whole, the candidate takes {lead}.", text),
         )
     lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
     if lost is not None:
-        return parts.Verdict(
+        return Verdict(
             status,
             "Nothing was gained by the estimate: the model stays as it is.",
             (_slower(tuned, lost), text),
         )
     why = "no node can be in low precision within the tolerance"
-    return parts.Verdict(status, f"Nothing was converted: {why}.", (text,))
+    return Verdict(status, f"Nothing was converted: {why}.", (text,))
 
 
 def _smaller(tuned: Tuned) -> str:
@@ -266,61 +282,38 @@ def _smaller(tuned: Tuned) -> str:
     return f"Candidate {number} is slower than float32, and its weights are {percent(share, 1)} smaller: --pick {number}."
 
 
-def _figures(tuned: Tuned) -> tuple[parts.Figure, ...]:
+def _figures(tuned: Tuned) -> tuple[Figure, ...]:
     wanted, error = f"tolerance {tolerance_text(tuned)}", error_text(tuned, tuned.error)
     faster = speedup_text(tuned, tuned.candidates[tuned.chosen])
     return (
-        parts.Figure(tuned.metric, error, wanted, f"{tuned.metric} {error}"),
-        parts.Figure("speed-up", faster, f"{tuned.times}", f"speed-up {faster}"),
+        Figure(tuned.metric, error, wanted, f"{tuned.metric} {error}"),
+        Figure("speed-up", faster, f"{tuned.times}", f"speed-up {faster}"),
     )
 
 
-def _sections(tuned: Tuned, state: Path | None) -> tuple[parts.Section, ...]:
-    free = "" if state else "; with --state FILE, without running again"
-    told = [parts.Item(f"Times are {tuned.times}.", parts.Level.NONE)]
+def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
+    """What there is to know about the candidates."""
+    yield hint(f"Times are {tuned.times}.")
     if tuned.timed:
         each = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed)
-        told.append(parts.Item(f"Timed whole on {tuned.ran_on}: {each}.", parts.Level.NONE))
+        yield hint(f"Timed whole on {tuned.ran_on}: {each}.")
     if any(candidate.nodes and not candidate.verified for candidate in tuned.candidates):
-        told.append(parts.Item(_EXPECTED, parts.Level.NONE))
+        yield hint(_EXPECTED)
     if tuned.smaller:
-        told.append(parts.Item(_smaller(tuned), parts.Level.NONE))
-    told += (
-        [parts.Item(f"--pick K writes candidate K instead{free}.", parts.Level.NONE)]
-        if len(tuned.candidates) > 1
-        else []
-    )
-    return (
-        parts.section("Candidates", (_candidates(tuned), *told)),
-        parts.section("Kept float32", _kept(tuned)),
-        parts.section("Effort", parts.notes(effort(tuned))),
-    )
+        yield hint(_smaller(tuned))
+    if len(tuned.candidates) > 1:
+        free = "" if state else "; with --state FILE, without running again"
+        yield hint(f"--pick K writes candidate K instead{free}.")
 
 
-def _candidates(tuned: Tuned) -> parts.Table:
-    columns = (
-        "#",
-        "time",
-        "speed-up",
-        "measured",
-        "predicted",
-        "nodes low",
-        "Casts",
-        "arithmetic",
-        "traffic",
-        "weights",
-        "",
-    )
-    rows = (
-        _candidate(tuned, position, candidate)
-        for position, candidate in enumerate(tuned.candidates)
-    )
-    return parts.table(
-        columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6)
-    )
+def _candidates(tuned: Tuned) -> Table:
+    errors, shares = ("measured", "predicted"), ("arithmetic", "traffic", "weights")
+    columns = ("#", "time", "speed-up", *errors, "nodes low", "Casts", *shares, "")
+    rows = (_candidate(tuned, place, one) for place, one in enumerate(tuned.candidates))
+    return table(columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6))
 
 
-def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
+def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
     measured, is_chosen = measured_error(tuned, position), position == tuned.chosen
     known = candidate.predicted if measured is None else measured
     about = "≈ " if is_expected(tuned, position) else ""
@@ -337,26 +330,24 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> parts.Row:
         size(candidate.weights),
         "← written" if is_chosen else "",
     )
-    return parts.Row(
+    return Row(
         cells,
-        parts.Status.PASSED if known <= tuned.tolerance else parts.Status.FAILED,
+        Status.PASSED if known <= tuned.tolerance else Status.FAILED,
         is_strong=is_chosen,
     )
 
 
-def _kept(tuned: Tuned) -> Iterator[parts.Part]:
+def _kept(tuned: Tuned) -> Iterator[Part]:
     """What stays float32, by reason."""
     for why, times in Counter(row.why for row in tuned.kept).most_common():
         mine = [row for row in tuned.kept if row.why == why]
-        members = tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in mine)
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
-        yield parts.Item(text, label=count(times, "node"), members=members)
+        yield Item(text, label=count(times, "node"), members=detailed(mine))
     nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS}
     for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
         if reason in _UNMEASURED:
-            yield parts.Item(
-                as_sentence(f"{title_of(reason)}, as at other levels"), label=count(times, "node")
-            )
+            text = as_sentence(f"{title_of(reason)}, as at other levels")
+            yield Item(text, label=count(times, "node"))
 
 
 def tuning_json(made: Conversion, tuned: Tuned) -> str:

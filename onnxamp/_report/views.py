@@ -5,9 +5,9 @@ Each kind of result loads no more than its own report.
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
@@ -23,8 +23,7 @@ _LINES: Final = 30
 """A screen."""
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
+class _View(NamedTuple):
     """The module and the function that make the report, and the fields that hold records, the usual one first."""
 
     module: str
@@ -32,10 +31,9 @@ class _View:
     tables: Sequence[str]
 
     def report(self, result: Any) -> Report:
-        made: Report = getattr(import_module(f"onnxamp._report.{self.module}"), self.function)(
-            result
-        )
-        return made
+        module = import_module(f"onnxamp._report.{self.module}")
+        report: Report = getattr(module, self.function)(result)
+        return report
 
 
 _VIEWS: Final[Mapping[str, _View]] = {

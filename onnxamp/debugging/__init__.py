@@ -21,16 +21,17 @@ warn (:class:`NumericsWarning`) or write a file. What is switched on applies to 
 """
 
 from onnxamp._public import export
-from onnxamp.debugging._checker import (
-    StepCheck,
-    TensorChecker,
-    disable_tensor_checker,
-    enable_tensor_checker,
-    tensor_checker,
-)
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
-from onnxamp.debugging._records import ValueRecord, read_dump
+from onnxamp.debugging._records import (
+    StepCheck,
+    TensorChecker,
+    ValueRecord,
+    disable_tensor_checker,
+    enable_tensor_checker,
+    read_dump,
+    tensor_checker,
+)
 from onnxamp.debugging._steps import InferenceSession
 from onnxamp.debugging._tensors import (
     NumericsWarning,

@@ -135,26 +135,18 @@ def compare_accuracy(
         )
     kinds = {row.dtype for row in (*one.values(), *other.values())} & LOWNESS.keys()
     lowest = min(kinds, key=LOWNESS.__getitem__, default="float32")
-    keys = (
-        dict.fromkeys((*one, *other)) if dump_all_tensors else [key for key in one if key in other]
-    )
-    rows = [_row(key, one.get(key), other.get(key), TOLERANCES[lowest], loss_scale) for key in keys]
-    rows.sort(key=lambda row: row.step)
+    keys = [key for key in one if key in other]
+    if dump_all_tensors:
+        keys = [*dict.fromkeys((*one, *other))]
+    rows = []
+    for key in sorted(keys, key=lambda key: key[0]):
+        a, b = one.get(key), other.get(key)
+        flags = _flags(a, b, TOLERANCES[lowest], loss_scale) if a and b else ()
+        rows.append(AccuracyRow(*key, a, b, tuple(flags)))
     write_table(
         path, _HEADS, map(_cells, rows), alarming=lambda cells: bool(cells[_HEADS.index("flags")])
     )
     return tuple(rows)
-
-
-def _row(
-    key: tuple[int, str],
-    one: ValueRecord | None,
-    other: ValueRecord | None,
-    tolerance: float,
-    scale: float,
-) -> AccuracyRow:
-    flags = () if one is None or other is None else tuple(_flags(one, other, tolerance, scale))
-    return AccuracyRow(*key, one, other, flags)
 
 
 def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float) -> list[str]:
@@ -284,24 +276,13 @@ def compare_models(
 
 
 def _layer_cells(row: LayerDiff, first: FirstBad | None) -> list[Cell]:
-    starts_here = first is not None and row.value == first.value
-    alarm = f"starts here: {first.alarm}" if first is not None and starts_here else _alarm(row)
+    alarms = (side.alarm for side in (row.local, row.accumulated) if side and side.alarm)
+    alarm = next(alarms, None)
+    if first is not None and row.value == first.value:
+        alarm = f"starts here: {first.alarm}"
     cells: list[Cell] = []
     for path in _LAYER_COLUMNS.values():
         owner, _, name = path.rpartition(".")
         source = getattr(row, owner) if owner else row
-        cells.append(
-            alarm if name == "alarm" else None if source is None else getattr(source, name)
-        )
+        cells.append(alarm if name == "alarm" else getattr(source, name, None))
     return cells
-
-
-def _alarm(row: LayerDiff) -> str | None:
-    return next(
-        (
-            measured.alarm
-            for measured in (row.local, row.accumulated)
-            if measured and measured.alarm
-        ),
-        None,
-    )

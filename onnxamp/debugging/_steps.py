@@ -13,9 +13,10 @@ What depends on them is expected, too.
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from os import fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto
@@ -32,8 +33,7 @@ from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, expose, make_flow
 from onnxamp._runtime.session import Provider, cuda_available, make_session, run, run_values
 from onnxamp._runtime.values import from_value
-from onnxamp.debugging._checker import TensorChecker, next_check
-from onnxamp.debugging._records import ValueRecord
+from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
 from onnxamp.debugging._tensors import OperatorStats, active_stats, count_operators, tensor_stats
 from onnxamp.debugging._watch import RunRecords, Watcher, conclude, records_of
 
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(NamedTuple):
     """A session that shows its values, and what it shows."""
 
     session: "ort.InferenceSession"
@@ -108,7 +107,7 @@ class StepWatch:
         outputs = run_values(shown.session, feeds, list(dict.fromkeys((*wanted, *shown.names))))
         run = self._records(shown, step, feeds, outputs)
         if not checker.config.scaled_overflows and skips(outputs):
-            run = replace(run, records=_without_overflows(run.records, shown.scaled))
+            run = run._replace(records=_without_overflows(run.records, shown.scaled))
         conclude(checker, run)
         return {name: outputs[name] for name in wanted}
 
@@ -208,8 +207,6 @@ class InferenceSession:
         cast, source = active_cast(), _parsed(path_or_bytes)
         self._source: ModelProto | str = source if cast is None else convert_as(source, cast)
         self._lock = threading.Lock()
-        self._watcher: Watcher | None = None
-        self._counted: OperatorStats | None = None
         if sess_options is None and providers is None and provider_options is None:
             on_cuda = cuda_available()
             emulated = cast is not None and not on_cuda and isinstance(self._source, ModelProto)
@@ -250,7 +247,7 @@ class InferenceSession:
             self._check(*check, input_feed)
         stats = active_stats()
         if stats is not None:
-            stats.add(self._operators())
+            stats.add(self._operators)
         if run_options is not None:
             return list(self._session.run(output_names or None, dict(input_feed), run_options))
         names = list(output_names or ()) or [item.name for item in self._session.get_outputs()]
@@ -272,22 +269,18 @@ class InferenceSession:
     def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
         config = checker.config
         with self._lock:  # threads that share this object share the sessions of its watcher
-            watched = self._watcher_of_source().watch(
-                step, _arrays(feeds), config.ops, stop=config.aborts
-            )
+            watched = self._watcher.watch(step, _arrays(feeds), config.ops, stop=config.aborts)
         conclude(checker, watched)
 
-    def _watcher_of_source(self) -> Watcher:
-        if self._watcher is None:
-            on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
-            engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
-            self._watcher = Watcher(Executable(Model.of(self._source), engine))
-        return self._watcher
+    @cached_property
+    def _watcher(self) -> Watcher:
+        on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
+        engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
+        return Watcher(Executable(Model.of(self._source), engine))
 
+    @cached_property
     def _operators(self) -> OperatorStats:
-        if self._counted is None:
-            self._counted = count_operators(self._source)
-        return self._counted
+        return count_operators(self._source)
 
 
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:

@@ -147,22 +147,17 @@ def _as_xlsx(
     sheet.freeze_panes = "A2"
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     for number, column in enumerate(columns):
-        longest = max(
-            (len(str(row[number])) for row in rows if isinstance(row[number], str)), default=0
-        )
-        sheet.column_dimensions[get_column_letter(number + 1)].width = min(
-            _WIDEST, max(longest, len(column), 10) + 2
-        )
+        texts = (cell for row in rows if isinstance(cell := row[number], str))
+        longest = max(map(len, (column, " " * 10, *texts)))
+        letter = get_column_letter(number + 1)
+        sheet.column_dimensions[letter].width = min(_WIDEST, longest + 2)
 
     def styled(cell: Cell, **style: Any) -> Any:
-        empty, number = (
-            cell is None or cell == "",
-            isinstance(cell, (int, float)) and isfinite(cell),
-        )
-        made = WriteOnlyCell(
-            sheet, None if empty else cell if number else escaped(str(cell))[:_LONGEST]
-        )
-        if not empty and not number:
+        is_number = isinstance(cell, (int, float)) and isfinite(cell)
+        if cell is None or cell == "" or is_number:
+            made = WriteOnlyCell(sheet, cell if is_number else None)
+        else:
+            made = WriteOnlyCell(sheet, escaped(str(cell))[:_LONGEST])
             made.data_type = "s"  # openpyxl takes text that starts with "=" for a formula, and "#N/A" for an error
             made.quotePrefix = True
         for name, value in style.items():
@@ -172,12 +167,8 @@ def _as_xlsx(
     sheet.append([styled(column, font=Font(bold=True)) for column in columns])
     red = {"fill": PatternFill("solid", fgColor="FFC7CE")}
     for row in rows:
-        sheet.append(
-            [
-                styled(cell, **(red if alarming is not None and alarming(row) else {}))
-                for cell in row
-            ]
-        )
+        style = red if alarming is not None and alarming(row) else {}
+        sheet.append([styled(cell, **style) for cell in row])
     stream = io.BytesIO()
     book.save(stream)
     return stream.getvalue()

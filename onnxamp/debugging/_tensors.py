@@ -88,9 +88,9 @@ class TensorStats:
     @property
     def fp16(self) -> str | None:
         """How the tensor would leave the range of float16: "overflow", "underflow", or None."""
-        return (
-            "overflow" if self.fp16_over else "underflow" if self.fp16_loss > LOST_ABOVE else None
-        )
+        if self.fp16_over:
+            return "overflow"
+        return "underflow" if self.fp16_loss > LOST_ABOVE else None
 
     def __str__(self) -> str:
         return (

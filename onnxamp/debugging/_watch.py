@@ -3,10 +3,10 @@
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -23,9 +23,15 @@ from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import Feed, check_inputs, from_value
-from onnxamp.debugging._checker import StepCheck, TensorChecker
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
-from onnxamp.debugging._records import ValueRecord, counted, dump_path, write_dump
+from onnxamp.debugging._records import (
+    StepCheck,
+    TensorChecker,
+    ValueRecord,
+    counted,
+    dump_path,
+    write_dump,
+)
 from onnxamp.debugging._tensors import NumericsWarning, TensorStats, tensor_stats
 
 if TYPE_CHECKING:
@@ -35,8 +41,7 @@ _NAMED: Final = 6
 """Values that an error names per level."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecords:
+class RunRecords(NamedTuple):
     """The records of one run by value, in the order of execution, with the inputs of the model first.
 
     ``step`` is the number of the run; ``nodes`` has the node of the flow that produces each value other than inputs.
@@ -68,11 +73,9 @@ class RunRecords:
     def story(self, bad: ValueRecord, height: int) -> str:
         """Sentences about the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
         source = next((row for row in self.records.values() if row.fault), None)
-        text = (
-            f"It started at {source} ({source.fault})."
-            if bad.inherited and source is not None
-            else ""
-        )
+        text = ""
+        if bad.inherited and source is not None:
+            text = f"It started at {source} ({source.fault})."
         level, seen = [bad], {bad.tensor}
         for depth in range(height):
             before = {row.tensor: row for later in level for row in self.sources(later.tensor)}
@@ -120,46 +123,25 @@ class Watcher:
         runner = self.executable.prepare(feeds)
         if runner is not self._runner:
             self._runner, self._rows = runner, watched_values(runner.flow)
-        run = _Run(step, runner, self.executable.budget, WatchedRun(runner.flow, self._rows))
-        ops = ops or OpFilter()
-        watched: RunRecords | None = None
-        for is_odd in run.parts(feeds):
-            watched = None
-            if stop and is_odd:
-                watched = run.watched()
-                if watched.first_bad(ops) is not None:
-                    break
-        return watched or run.watched()
+        measured = WatchedRun(runner.flow, self._rows)
+        stats: dict[str, TensorStats] = {}
 
-
-@dataclass(slots=True)
-class _Run:
-    """The measurements of one run so far."""
-
-    step: int
-    runner: Runner
-    budget: int
-    measured: WatchedRun
-    stats: dict[str, TensorStats] = field(default_factory=dict)
-
-    def parts(self, feeds: Mapping[str, Feed]) -> Iterator[bool]:
-        """Run some nodes at a time; yields whether there has been NaN or Inf so far."""
-        odd = False
+        is_odd = False
 
         def see(name: str, value: "ort.OrtValue") -> None:
-            nonlocal odd
-            self.stats[name] = stats = tensor_stats(np.asarray(from_value(value)))
-            odd = odd or not stats.finite
+            nonlocal is_odd
+            stats[name] = tensor_stats(np.asarray(from_value(value)))
+            is_odd = is_odd or not stats[name].finite
 
-        rows = self.measured.rows
-        for part in watched_parts(self.runner, rows, feeds, self.budget, seen=see):
-            self.measured.add(part)
-            yield odd
+        def so_far() -> RunRecords:
+            return records_of(step, runner.flow, measured.inputs, measured.checks(), stats)
 
-    def watched(self) -> RunRecords:
-        """The records so far."""
-        measured = self.measured
-        return records_of(self.step, measured.flow, measured.inputs, measured.checks(), self.stats)
+        budget = self.executable.budget
+        for part in watched_parts(runner, measured.rows, feeds, budget, seen=see):
+            measured.add(part)
+            if stop and is_odd and (watched := so_far()).first_bad(ops or OpFilter()):
+                return watched
+        return so_far()
 
 
 def records_of(
@@ -178,22 +160,19 @@ def records_of(
         checks: the values that were watched, in the order of execution.
         stats: statistics of the elements of all these.
     """
-    makers = sorted({flow.maker[name] for name in flow.own if name in flow.maker})
-    ranks = {
-        node: rank for rank, node in enumerate(makers)
-    }  # without the nodes that emulation adds
+    makers = {flow.maker[name] for name in flow.own if name in flow.maker}
+    ranks = {node: rank for rank, node in enumerate(sorted(makers))}  # without those of emulation
     records = {
         name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name]) for name in inputs
     }
     for row in checks:
-        position, dtype = ranks[flow.maker[row.value]], dtype_of(flow, row.value)
         records[row.value] = ValueRecord(
             step=step,
-            position=position,
+            position=ranks[flow.maker[row.value]],
             op=row.op,
             node=row.node,
             tensor=row.value,
-            dtype=dtype,
+            dtype=dtype_of(flow, row.value),
             stats=stats[row.value],
             fault=row.fault,
             inherited=row.inherited,
@@ -239,18 +218,14 @@ def _warn(
 ) -> None:
     """Warn of what was found in a run that continues."""
     where = "" if file is None else f" All are in {str(file)!r}."
-    bad = [row for row in records if row.is_bad]
-    if bad:
-        text = f"Run {step}: there is NaN or Inf in {counted(bad)}; the first is {bad[0]}.{where}"
-        warnings.warn(text, NumericsWarning, stacklevel=_caller())
-    wide = (
-        [row for row in records if row.fp16]
-        if config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW
-        else []
-    )
-    if wide:
-        text = f"Run {step}: {counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}.{where}"
-        warnings.warn(text, NumericsWarning, stacklevel=_caller())
+    told = []
+    if bad := [row for row in records if row.is_bad]:
+        told.append(f"there is NaN or Inf in {counted(bad)}; the first is {bad[0]}")
+    wide = [row for row in records if row.fp16]
+    if wide and config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
+        told.append(f"{counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}")
+    for text in told:
+        warnings.warn(f"Run {step}: {text}.{where}", NumericsWarning, stacklevel=_caller())
 
 
 def _caller() -> int:
@@ -369,14 +344,7 @@ def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
     produced = [run.records[name] for name in run.nodes]
     chosen: set[str] = set()
     for name in names:
-        matches = {row.tensor for row in produced if name in (row.node, row.tensor)}
-        if not matches:
-            pattern = _compiled(name)
-            matches = {
-                row.tensor
-                for row in produced
-                if pattern.fullmatch(row.node) or pattern.fullmatch(row.tensor)
-            }
+        matches = _matching(produced, name.__eq__) or _matching(produced, _compiled(name).fullmatch)
         if not matches:
             raise ArgumentError(
                 f"No node with float outputs is called {name!r} or matches it as a regular expression; the first ones"
@@ -384,6 +352,10 @@ def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
             )
         chosen |= matches
     return [row for row in produced if row.tensor in chosen]
+
+
+def _matching(records: Iterable[ValueRecord], fits: Callable[[str], object]) -> set[str]:
+    return {row.tensor for row in records if fits(row.node) or fits(row.tensor)}
 
 
 def _compiled(text: str) -> re.Pattern[str]:
@@ -395,10 +367,8 @@ def _compiled(text: str) -> re.Pattern[str]:
 
 def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
     """Float weights of the nodes, including constants."""
-    order = sorted(nodes)
-    for name in dict.fromkeys(
-        name for node in order for name in (*flow.held[node], *flow.reads[node])
-    ):
+    names = (name for node in sorted(nodes) for name in (*flow.held[node], *flow.reads[node]))
+    for name in dict.fromkeys(names):
         constant = flow.constants.get(name)
         if name in flow.shell.weights:
             array = flow.shell.array(name, raised=True)

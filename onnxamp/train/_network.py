@@ -15,7 +15,7 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.values import from_value, to_value
-from onnxamp.debugging._checker import TensorChecker
+from onnxamp.debugging._records import TensorChecker
 from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import (

@@ -1,7 +1,7 @@
 """The pages of a folder of models: one per model, and an index with a table of them that sorts."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from onnxamp._job.folder import FolderReport, Row, page_of
@@ -14,16 +14,14 @@ from onnxamp._report.text import number, size
 from onnxamp._tuning.results import Tuned
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell of the index, and the number by which it sorts; None sorts last."""
 
     text: str
     order: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A model of the index: its page, None where it has none, and what is said below its name."""
 
     name: str
@@ -78,11 +76,5 @@ def _line(row: Row, folder: Path) -> Line:
         Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
         Cell(size(row.bytes_after) if is_known else "", row.bytes_after if is_known else None),
     )
-    return Line(
-        name=row.name,
-        link=link,
-        status=status_of(row),
-        outcome=row.outcome,
-        remark=row.healed or row.message,
-        cells=cells,
-    )
+    remark = row.healed or row.message
+    return Line(row.name, link, status_of(row), row.outcome, remark, cells)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
@@ -11,7 +11,7 @@ from onnxamp._decide.words import title_of, told
 from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.measure import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
-from onnxamp._report.check import LEVELS, finding_text
+from onnxamp._report.check import finding_text
 from onnxamp._report.parts import Level
 from onnxamp._report.text import number
 
@@ -21,40 +21,63 @@ _MILD: Final = frozenset({"flushed"})
 """Faults of a value that only cost accuracy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A statement about a node."""
 
     level: Level
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeRow:
-    """A node. ``why`` is the kind of the reason for its precision, ``reason`` all of it.
+    """A node, while facts about it are gathered and when they are.
 
-    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown;
-    ``is_cast``: a Cast between two float types.
+    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown.
     """
 
     name: str
     op: str
-    scope: str
-    precision: str
-    provider: str
-    why: str
-    reason: str
-    is_cast: bool
-    messages: tuple[Message, ...]
+    scope: str = ""
+    precision: str = ""
+    provider: str = ""
+    verdicts: list[tuple[str, str, str, bool]] = field(default_factory=list)
+    """(type parameter, reason, detail, low)."""
+    messages: list[Message] = field(default_factory=list)
+
+    def say(self, level: Level, text: str) -> None:
+        """Note a statement."""
+        self.messages.append(Message(level, text))
 
     @property
     def level(self) -> Level:
         """That of the worst message."""
         return max((message.level for message in self.messages), default=Level.NONE)
 
+    @property
+    def why(self) -> str:
+        """The kind of the reason for its precision."""
+        high = [title_of(reason) for _, reason, _, low in self.verdicts if not low]
+        kinds = high or [title_of(reason, low=True) for _, reason, _, _ in self.verdicts]
+        return kinds[0] if kinds else ""
 
-@dataclass(frozen=True, slots=True)
-class ValueRow:
+    @property
+    def reason(self) -> str:
+        """All of it."""
+        texts: dict[str, list[str]] = {}
+        for param, reason, detail, low in self.verdicts:
+            text = told(reason, "" if detail == self.op else detail, low=low)
+            texts.setdefault(text, []).append(param)
+        if len(texts) < 2:
+            return next(iter(texts), "")
+        return "; ".join(f"{', '.join(params)}: {text}" for text, params in texts.items())
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is a Cast between two float types."""
+        return self.op == "Cast" and self.precision == "mixed"
+
+
+class ValueRow(NamedTuple):
     """A measured value: the number of its node, relative L2 errors, and magnitudes of the reference.
 
     ``least`` is the smallest non-zero |x|, ``largest`` the largest finite one; None where nothing was measured. The
@@ -75,33 +98,10 @@ Measured: TypeAlias = LayerDiff | ValueCheck
 """A value of a comparison, or of a check."""
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A node while facts about it are gathered."""
-
-    name: str
-    op: str
-    scope: str = ""
-    precision: str = ""
-    provider: str = ""
-    verdicts: list[tuple[str, str, str, bool]] = field(default_factory=list)
-    """(type parameter, reason, detail, low)."""
-    messages: list[Message] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """Nodes, their values, and the number of the node that goes wrong first."""
-
-    nodes: tuple[NodeRow, ...]
-    values: tuple[ValueRow, ...]
-    first_bad: int | None
-
-
 class Places:
     """Where nodes are, by name: of several of one name the one with the wanted op type."""
 
-    def __init__(self, nodes: Sequence[_Draft]) -> None:
+    def __init__(self, nodes: Sequence[NodeRow]) -> None:
         """Number the nodes in their order."""
         self._of: dict[str, list[int]] = defaultdict(list)
         self._ops = [node.op for node in nodes]
@@ -128,8 +128,8 @@ def join_nodes(
     measured: Iterable[Measured],
     limit: float | None = None,
     bad: FirstBad | None = None,
-) -> Nodes:
-    """Join all facts.
+) -> tuple[tuple[NodeRow, ...], tuple[ValueRow, ...], int | None]:
+    """Join all facts: the nodes, their values, and the number of the node that goes wrong first.
 
     The audit's nodes give the order where there is an audit, else the plan's and the measured ones. A measured node
     that is not among them comes behind the one that was measured before it. Complexity: linear, but for a sort.
@@ -142,28 +142,26 @@ def join_nodes(
         bad: the value that goes wrong first.
     """
     ordered = sorted(measured, key=lambda item: item.position)
-    drafts = _skeleton(audit, plan)
-    drafts, owners = _with_measured(drafts, Places(drafts), ordered)
-    places, values = Places(drafts), []
-    for item, node in zip(ordered, owners, strict=True):
-        drafts[node].messages += _messages(item, limit)
-        values.append(_value(node, item))
-    _add_types(drafts, values)
-    if plan is not None:
-        _add_plan(drafts, places, plan)
+    rows = _skeleton(audit, plan)
+    rows, owners = _with_measured(rows, Places(rows), ordered)
+    places, values = Places(rows), []
     first = places.find(bad.node, bad.op) if bad is not None else None
     if bad is not None and first is not None:
         level, text = Level.WARNING, "the error exceeds the limit from here on"
         if bad.breaks:
             level, text = Level.ERROR, "first bad value"
-        drafts[first].messages.insert(0, Message(level, f"{text}: {bad.alarm}"))
+        rows[first].say(level, f"{text}: {bad.alarm}")
+    for item, node in zip(ordered, owners, strict=True):
+        rows[node].messages += _messages(item, limit)
+        values.append(_value(node, item))
+    _add_types(rows, values)
+    if plan is not None:
+        _add_plan(rows, places, plan)
     for finding in audit.findings if audit is not None else ():
         where = places.find(finding.node, finding.op) if finding.node else None
         if where is not None:
-            drafts[where].messages.append(
-                Message(LEVELS.get(finding.severity, Level.NOTE), finding_text(finding))
-            )
-    return Nodes(tuple(map(_row, drafts)), tuple(values), first)
+            rows[where].say(Level[finding.severity.upper()], finding_text(finding))
+    return tuple(rows), tuple(values), first
 
 
 def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
@@ -194,32 +192,32 @@ def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
     return (item.measured, None) if isinstance(item, ValueCheck) else (item.local, item.accumulated)
 
 
-def _skeleton(audit: Audit | None, plan: Plan | None) -> list[_Draft]:
+def _skeleton(audit: Audit | None, plan: Plan | None) -> list[NodeRow]:
     if audit is not None:
         nodes = sorted(audit.nodes, key=lambda node: node.position)
         return [
-            _Draft(node.node, node.op, node.scope, node.precision, node.provider) for node in nodes
+            NodeRow(node.node, node.op, node.scope, node.precision, node.provider) for node in nodes
         ]
-    found: dict[tuple[str, str, int], _Draft] = {}
+    found: dict[tuple[str, str, int], NodeRow] = {}
     for row in plan.rows if plan is not None else ():
         if row.op != "initializer":
-            found.setdefault((row.scope, row.node, row.rank), _Draft(row.node, row.op, row.scope))
+            found.setdefault((row.scope, row.node, row.rank), NodeRow(row.node, row.op, row.scope))
     return list(found.values())
 
 
 def _with_measured(
-    drafts: list[_Draft], places: Places, measured: Sequence[Measured]
-) -> tuple[list[_Draft], list[int]]:
+    rows: list[NodeRow], places: Places, measured: Sequence[Measured]
+) -> tuple[list[NodeRow], list[int]]:
     """Drafts with those of measured nodes that were missing, and the place of the node of each measured value."""
-    keys: list[tuple[int, int]] = [(place, 0) for place in range(len(drafts))]
+    keys: list[tuple[int, int]] = [(place, 0) for place in range(len(rows))]
     new: dict[tuple[str, str], int] = {}
-    found, anchor, every = [], -1, list(drafts)
+    found, anchor, every = [], -1, list(rows)
     for item in measured:
         place = places.find(item.node, item.op)
         if place is None:
             place = new.setdefault((item.node, item.op), len(every))
             if place == len(every):
-                every.append(_Draft(item.node, item.op))
+                every.append(NodeRow(item.node, item.op))
                 keys.append((anchor, place))
         else:
             anchor = place
@@ -246,58 +244,34 @@ def _value(node: int, item: Measured) -> ValueRow:
     )
 
 
-def _add_types(drafts: Sequence[_Draft], values: Iterable[ValueRow]) -> None:
+def _add_types(rows: Sequence[NodeRow], values: Iterable[ValueRow]) -> None:
     """Where nothing else tells a node's precision, the types of its values do."""
     seen: dict[int, set[str]] = defaultdict(set)
     for value in values:
         if value.dtype in ("float32", *FORMATS):
             seen[value.node].add(value.dtype)
     for place, types in seen.items():
-        if not drafts[place].precision:
-            drafts[place].precision = types.pop() if len(types) == 1 else "mixed"
+        if not rows[place].precision:
+            rows[place].precision = types.pop() if len(types) == 1 else "mixed"
 
 
-def _add_plan(drafts: Sequence[_Draft], places: Places, plan: Plan) -> None:
+def _add_plan(nodes: Sequence[NodeRow], places: Places, plan: Plan) -> None:
     decided: dict[int, set[bool]] = defaultdict(set)
     for row in plan.rows:
         path = f"{row.scope}/{row.node}" if row.scope else row.node
         place = None if row.op == "initializer" else places.find(path, row.op, row.rank)
         if place is not None:
-            drafts[place].verdicts.append((row.param, row.reason, row.detail, row.low))
+            nodes[place].verdicts.append((row.param, row.reason, row.detail, row.low))
             decided[place].add(row.low)
     for place, lows in decided.items():
-        if not drafts[place].precision:
-            drafts[place].precision = (
-                "mixed" if len(lows) == 2 else plan.dtype if True in lows else "float32"
-            )
+        precision = plan.dtype if True in lows else "float32"
+        nodes[place].precision = nodes[place].precision or (
+            "mixed" if len(lows) == 2 else precision
+        )
     for hazard in plan.hazards:
         place = places.find(hazard.node, hazard.op)
         if place is not None:
             fate = f"{plan.dtype} despite a hazard" if hazard.low else "kept float32"
             level = Level.WARNING if hazard.low else Level.NOTE
             text = f"{fate}: {told(hazard.reason, hazard.detail)}"
-            drafts[place].messages.append(Message(level, text))
-
-
-def _row(draft: _Draft) -> NodeRow:
-    texts: dict[str, list[str]] = {}
-    for param, reason, detail, low in draft.verdicts:
-        texts.setdefault(told(reason, "" if detail == draft.op else detail, low=low), []).append(
-            param
-        )
-    reason = next(iter(texts), "")
-    if len(texts) > 1:
-        reason = "; ".join(f"{', '.join(params)}: {text}" for text, params in texts.items())
-    high = [title_of(reason) for _, reason, _, low in draft.verdicts if not low]
-    kinds = high or [title_of(reason, low=True) for _, reason, _, _ in draft.verdicts]
-    return NodeRow(
-        name=draft.name,
-        op=draft.op,
-        scope=draft.scope,
-        precision=draft.precision,
-        provider=draft.provider,
-        why=kinds[0] if kinds else "",
-        reason=reason,
-        is_cast=draft.op == "Cast" and draft.precision == "mixed",
-        messages=tuple(dict.fromkeys(draft.messages)),
-    )
+            nodes[place].say(level, text)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
@@ -35,16 +35,14 @@ _EDGE: Final = 8.0
 """Percent of an axis that is left free at either end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A mark on an axis: where, in percent of its length from the left or the top, and its label."""
 
     at: float
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """A candidate, in percent from the left and from the top; ``read`` are the lines of its tooltip."""
 
     x: float
@@ -54,8 +52,7 @@ class Point:
     read: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(NamedTuple):
     """Candidates, those from fast to slow that none is both faster and more accurate than, axes, and the tolerance."""
 
     metric: str
@@ -131,18 +128,14 @@ def _ticks(least: float, most: float) -> list[float]:
 
 def _point(tuned: Tuned, position: int, x: float, y: float) -> Point:
     candidate, error = tuned.candidates[position], _known_error(tuned, position)
-    is_chosen, expected = position == tuned.chosen, is_expected(tuned, position)
+    is_chosen = position == tuned.chosen
     flops, traffic = percent(candidate.flops, 1.0), percent(candidate.bytes, 1.0)
+    status = ", expected" if is_expected(tuned, position) else ""
+    if measured_error(tuned, position) is None:
+        status = ", predicted"
     read = (
         f"Candidate {position}" + (", written" if is_chosen else ""),
-        f"{tuned.metric} {error_text(tuned, error)}"
-        + (
-            ", predicted"
-            if measured_error(tuned, position) is None
-            else ", expected"
-            if expected
-            else ""
-        ),
+        f"{tuned.metric} {error_text(tuned, error)}{status}",
         f"{time_text(candidate.time)}, {speedup_text(tuned, candidate)} as fast as float32",
         f"{candidate.nodes:,} of {count(tuned.units, 'node')} low: {flops} of the arithmetic, {traffic} of the traffic",
     )
@@ -244,20 +237,16 @@ def _page(
     ran: DiffReport | RunCheck | None,
     plan: Plan | None = None,
 ) -> Page:
-    bad, limit = (
-        ran.first_bad if ran else None,
-        _shared_limit(ran) if isinstance(ran, DiffReport) else None,
-    )
-    joined = join_nodes(audit, plan, measured, limit, bad)
-    told = f"{bad.op}: {bad.alarm}" if bad else ""
+    bad = ran.first_bad if ran else None
+    limit = _shared_limit(ran) if isinstance(ran, DiffReport) else None
+    nodes, values, first = join_nodes(audit, plan, measured, limit, bad)
     return Page(
         report=report,
-        nodes=joined.nodes,
-        values=joined.values,
-        low=None,
+        nodes=nodes,
+        values=values,
         limit=limit,
-        first_bad=joined.first_bad,
-        first_bad_text=told,
+        first_bad=first,
+        first_bad_text=f"{bad.op}: {bad.alarm}" if bad else "",
     )
 
 
@@ -269,5 +258,5 @@ def _shared_limit(diff: DiffReport) -> float | None:
 
 def _with_findings(report: Report, audit: Audit | None) -> Report:
     """The report with what looking at the result found."""
-    found = section("Findings in the result", finding_items(audit) if audit else [])
-    return replace(report, sections=(*report.sections, found))
+    found = section("Findings in the result", finding_items(audit))
+    return report._replace(sections=(*report.sections, found))

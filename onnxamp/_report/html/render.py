@@ -189,7 +189,9 @@ def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
         **{text: _table(getattr(node, text) for node in nodes) for text in texts},
         "casts": [number for number, node in enumerate(nodes) if node.is_cast],
         "messages": {
-            number: [[int(message.level), said(message.text)] for message in node.messages]
+            number: [
+                [int(message.level), said(message.text)] for message in dict.fromkeys(node.messages)
+            ]
             for number, node in enumerate(nodes)
             if node.messages
         },

@@ -22,6 +22,7 @@ from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.limits import Accept
+from onnxamp._ops.targets import read_table
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
@@ -42,36 +43,7 @@ __all__ = [
     "convert_tensor_float_to_float16",
 ]
 
-DEFAULT_OP_BLOCK_LIST: list[str] = [
-    "ArrayFeatureExtractor",
-    "Binarizer",
-    "CastMap",
-    "CategoryMapper",
-    "DictVectorizer",
-    "FeatureVectorizer",
-    "Imputer",
-    "LabelEncoder",
-    "LinearClassifier",
-    "LinearRegressor",
-    "Normalizer",
-    "OneHotEncoder",
-    "RandomUniformLike",
-    "SVMClassifier",
-    "SVMRegressor",
-    "Scaler",
-    "TreeEnsembleClassifier",
-    "TreeEnsembleRegressor",
-    "ZipMap",
-    "NonMaxSuppression",
-    "TopK",
-    "RoiAlign",
-    "Resize",
-    "Range",
-    "CumSum",
-    "Min",
-    "Max",
-    "Upsample",
-]
+DEFAULT_OP_BLOCK_LIST: list[str] = read_table("blocked")["onnxconverter-common"]["ops"]
 """Op types that stay float32 where no ``op_block_list`` is given, as in onnxconverter-common 1.16."""
 
 Judge: TypeAlias = Callable[[list[Any], list[Any]], bool]

@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._ops.targets import read_table
 from onnxamp._public import export
 from onnxamp.compat._convert import (
     Range,
@@ -32,36 +33,7 @@ __all__ = [
     "float_to_float16_max_diff",
 ]
 
-DEFAULT_OP_BLOCK_LIST: list[str] = [
-    "ArrayFeatureExtractor",
-    "Binarizer",
-    "CastMap",
-    "CategoryMapper",
-    "DictVectorizer",
-    "FeatureVectorizer",
-    "Imputer",
-    "LabelEncoder",
-    "LinearClassifier",
-    "LinearRegressor",
-    "Normalizer",
-    "OneHotEncoder",
-    "RandomUniformLike",
-    "SVMClassifier",
-    "SVMRegressor",
-    "Scaler",
-    "TreeEnsembleClassifier",
-    "TreeEnsembleRegressor",
-    "TreeEnsemble",
-    "ZipMap",
-    "NonMaxSuppression",
-    "TopK",
-    "RoiAlign",
-    "Range",
-    "CumSum",
-    "Min",
-    "Max",
-    "Upsample",
-]
+DEFAULT_OP_BLOCK_LIST: list[str] = read_table("blocked")["onnxruntime"]["ops"]
 """Op types that stay float32 where no ``op_block_list`` is given, as in ONNX Runtime 1.31."""
 
 _LEAST: Final = 5.96e-08
