@@ -21,12 +21,17 @@ from onnxamp.train._feeds import Loss, LossFunction, find_loss
 from onnxamp.train._forward import training_model
 from onnxamp.train._grad_scaler import GradScaler
 from onnxamp.train._levels import make_precision
-from onnxamp.train._masters import Halves, find_masters
+from onnxamp.train._masters import find_masters
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._recorded import RESULTS, Held, Recorded
-from onnxamp.train._scale import LossScale
-from onnxamp.train._scaling import FROM_LEVEL, DynamicLossScaleManager, FromLevel, LossScaleManager
+from onnxamp.train._scaling import (
+    FROM_LEVEL,
+    DynamicLossScaleManager,
+    FromLevel,
+    LossScale,
+    LossScaleManager,
+)
+from onnxamp.train._sessions import Halves, Held, Recorded
 from onnxamp.train._step import build_step
 
 if TYPE_CHECKING:
@@ -126,7 +131,7 @@ def build_train_network(
     is_exact = precision.options.level == Level.O0
     forward = training_model(masters.model, precision.opset(masters.model))
     loss = None if loss_fn is None else find_loss(loss_fn)
-    scale = LossScale.of(manager, "float32" if is_exact else precision.options.dtype)
+    scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
     step = build_step(forward, optimizer, loss, scale.scaling, plugin.lacks if plugin else ())
     wanted = precision.options_for(forward.model)
@@ -134,7 +139,9 @@ def build_train_network(
     graph = step.model if is_exact else convert_as(step.model, wanted)
     ready = emulate(graph) if chosen == "cpu" and not is_exact else graph
     session = _session(ready, chosen)
-    recorded = Recorded(ready, chosen, step.successors, RESULTS) if boost_level == "O2" else None
+    held = Held(step.successors, on_device=boost_level == "O1")
+    if boost_level == "O2":
+        held = Recorded(step.successors, on_device=True, model=ready, provider=chosen)
     net = TrainNetwork(
         source=source,
         masters=masters,
@@ -144,7 +151,7 @@ def build_train_network(
         scale=scale,
         session=session,
         halves=Halves(step, ready, chosen),
-        held=Held(boost_level != "O0", recorded),
+        held=held,
         runs_on=_runs_on(chosen, is_exact=is_exact),
         seed=seed,
         save_dtype=decorated.save_dtype if decorated else None,

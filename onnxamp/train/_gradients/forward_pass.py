@@ -1,88 +1,75 @@
-"""The forward pass as gradient rules see it: the path of the gradients, types, shapes and constants."""
+"""The forward pass as gradient rules see it: all rules, the path of the gradients, types, shapes and constants.
 
-from collections.abc import Iterable, Mapping, Sequence
+Ops on the path without a rule are replaced by ops that have one: functions are inlined, recurrent ops unrolled.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_ELEMS, element_name
+from onnxamp._dtypes import FLOAT_ELEMS
+from onnxamp._errors import GradientError
+from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.wiring import wire
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp.train._gradients.calls import Call
-from onnxamp.train._gradients.table import FLAT
-from onnxamp.train._gradients.writer import Tensor, Writer
+from onnxamp.train._gradients import linear, movement, normalisations, pointwise
+from onnxamp.train._gradients.recurrent import UNROLLED, unroll
+from onnxamp.train._gradients.writer import Call, Forward, Rule, Tensor, Writer, elem_of
+
+RULES: Final[Mapping[str, Rule]] = {
+    **linear.RULES,
+    **movement.RULES,
+    **normalisations.RULES,
+    **pointwise.RULES,
+}
+"""Rules by op type of ai.onnx."""
+
+FORWARD: Final[Mapping[str, Forward]] = {
+    **linear.FORWARD,
+    **normalisations.FORWARD,
+    **pointwise.FORWARD,
+}
+"""Ops whose forward pass keeps values for the rule, or is decomposed."""
+
+ALWAYS: Final = frozenset({"BatchNormalization"})
+"""Those of them that may have no kernel: they are decomposed off the path to the loss, too."""
+
+FLAT: Final = frozenset(
+    {
+        "Bernoulli",
+        "Ceil",
+        "ConstantOfShape",
+        "EyeLike",
+        "Floor",
+        "Hardmax",
+        "Multinomial",
+        "OneHot",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Round",
+        "Sign",
+    }
+)
+"""Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
+
+Outputs that are not floats end the path, too, and need no entry.
+"""
 
 SMALL: Final = 4096
 """Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
-_KINDS: Final[Mapping[str, Any]] = {
-    "value_int": np.int64,
-    "value_ints": np.int64,
-    "value_float": np.float32,
-    "value_floats": np.float32,
-}
+_ROUNDS: Final = 8
+"""How deep function bodies may be nested."""
 
 _Known = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """Nodes of the main graph through which gradients flow, in order, and the values that have one."""
-
-    nodes: tuple[Node, ...]
-    moved: frozenset[int]
-    """Values that depend on a wanted one through floats."""
-    elems: Sequence[int]
-    """Element type by value; 0 if it is unknown, or the value is not a tensor."""
-
-
-def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> Path:
-    """Find the nodes that depend on a wanted value, and the loss on them, through floats. Linear."""
-    elems = [ELEM_NUMBERS.get(element_name(kind), 0) for kind in graph.types]
-    differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
-    moved = set(wanted)
-    movers: list[Node] = []
-    captured = _captured(graph)
-    order = [graph.nodes[index] for index in graph.order if graph.nodes[index].scope == 0]
-    for node in order:
-        reads = (*node.inputs, *captured.get(node.index, ()))
-        if node.key not in FLAT and any(value in moved for value in reads):
-            movers.append(node)
-            moved.update(
-                value
-                for value in node.outputs
-                if value != ABSENT and elems[value] in differentiable
-            )
-    needed, between = {loss} & moved, []
-    for node in reversed(movers):
-        if any(value in needed for value in node.outputs):
-            between.append(node)
-            needed.update(
-                value for value in (*node.inputs, *captured.get(node.index, ())) if value in moved
-            )
-    return Path(tuple(between[::-1]), frozenset(moved), elems)
-
-
-def _captured(graph: Graph) -> dict[int, list[int]]:
-    """By node of the main graph: the values of the main graph that its bodies read."""
-    owners: dict[int, int] = {}
-    for body in graph.scopes[1:]:  # outer scopes come first
-        outer = graph.nodes[body.owner].scope
-        owners[body.index] = body.owner if outer == 0 else owners[outer]
-    captured: dict[int, list[int]] = {}
-    for value in graph.values:
-        if value.scope == 0:
-            scopes = [graph.nodes[index].scope for index, _ in graph.uses[value.index]]
-            for scope in filter(
-                None, (*scopes, *(scope for scope, _ in graph.results[value.index]))
-            ):
-                captured.setdefault(owners[scope], []).append(value.index)
-    return captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +77,9 @@ class ForwardPass:
     """A model, the path of its gradients, the shapes of its values by index, and its small constants by name."""
 
     graph: Graph
-    path: Path
+    path: Sequence[Node]
+    moved: frozenset[int]
+    """Values that depend on a wanted one through floats."""
     dims: Sequence[Dims | None]
     known: Mapping[str, NDArray[Any]]
 
@@ -98,60 +87,133 @@ class ForwardPass:
         """A value as rules see it; None for an absent one."""
         if value == ABSENT:
             return None
-        return Tensor(
-            writer, self.graph.values[value].name, self.path.elems[value], self.dims[value]
-        )
+        name, elem = self.graph.values[value].name, elem_of(self.graph.types[value])
+        return Tensor(writer, name, elem, self.dims[value])
 
-    def call(self, writer: Writer, node: Node) -> Call:
-        """A node as rules see it; its proto is a copy that they may change."""
+    def call(self, writer: Writer, node: Node, **more: Any) -> Call:
+        """A node as rules see it."""
         return Call(
             writer=writer,
-            proto=copied(node),
+            node=node,
             inputs=tuple(self.handle(writer, value) for value in node.inputs),
             outputs=tuple(self.handle(writer, value) for value in node.outputs),
-            wants=tuple(value in self.path.moved for value in node.inputs),
-            label=node.label,
+            wants=tuple(value in self.moved for value in node.inputs),
             known=self.known,
+            **more,
         )
 
 
-def copied(node: Node) -> NodeProto:
-    """A copy of a node's proto."""
-    proto = NodeProto()
-    proto.CopyFrom(node.proto)
-    return proto
+def expand(model: ModelProto, loss: str, wanted: Sequence[str]) -> ForwardPass:
+    """The model, with a rule for each op between the wanted values and the loss.
+
+    Raises:
+        GradientError: an op has neither a rule nor a function body.
+        ModelError: a function cannot be inlined.
+    """
+    model = inline_functions(model, partly=True)
+    for _ in range(_ROUNDS):
+        graph = Graph.of(model)
+        path, moved = find_path(
+            graph, [value_of(graph, name) for name in wanted], value_of(graph, loss)
+        )
+        lacking = [node for node in path if node.key not in RULES]
+        for node in lacking:
+            _check(node)
+        unrolled = [node for node in lacking if node.key in UNROLLED]
+        if unrolled or not lacking:
+            forward = _read(graph, path, moved)
+            if not lacking:
+                return forward
+            model = _unrolled(forward, unrolled)
+        else:
+            ops = {(node.proto.domain, node.proto.op_type) for node in lacking}
+            model = inline_functions(model, ops)
+    raise GradientError(
+        f"Function bodies are nested deeper than {_ROUNDS} levels: inline them first."
+    )
 
 
-def read_forward_pass(graph: Graph, path: Path) -> ForwardPass:
+def value_of(graph: Graph, name: str) -> int:
+    """The index of a value of the main graph.
+
+    Raises:
+        GradientError: there is no such value.
+    """
+    if name not in graph.scopes[0].names:
+        raise GradientError(f"The model has no value {name!r} to differentiate.")
+    return graph.scopes[0].names[name]
+
+
+def _check(node: Node) -> None:
+    what = f"Node {node.label!r} ({node.key}) lies between the loss and a trained weight"
+    if node.bodies:
+        raise GradientError(
+            f"{what}, and has subgraphs, for which there is no gradient rule: unroll or inline it first."
+        )
+    if node.key not in UNROLLED and (node.signature is None or not node.signature.has_function):
+        raise GradientError(
+            f"{what}, and has no gradient rule: replace it, or do not train the weights before it."
+        )
+
+
+def _unrolled(forward: ForwardPass, nodes: Sequence[Node]) -> ModelProto:
+    """The model with these recurrent nodes unrolled."""
+    writer = Writer(GraphEditor(forward.graph))
+    for node in nodes:
+        writer.prefix = node.label
+        unroll(forward.call(writer, node))
+        writer.replace(node.index)
+    return writer.finish()
+
+
+def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> tuple[list[Node], set[int]]:
+    """Nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
+
+    Returns:
+        The nodes in order, and the values that depend on a wanted one. Linear.
+    """
+    needs, moved, movers = wire(graph).needs, set(wanted), list[Node]()
+    differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
+    for node in (graph.nodes[index] for index in graph.order if index in needs):
+        if node.key not in FLAT and not moved.isdisjoint(needs[node.index]):
+            movers.append(node)
+            moved.update(
+                value
+                for value in node.outputs
+                if value != ABSENT and elem_of(graph.types[value]) in differentiable
+            )
+    needed, between = {loss} & moved, []
+    for node in reversed(movers):
+        if not needed.isdisjoint(node.outputs):
+            between.append(node)
+            needed.update(moved.intersection(needs[node.index]))
+    return between[::-1], moved
+
+
+def _read(graph: Graph, path: Sequence[Node], moved: Iterable[int]) -> ForwardPass:
     """Analyse a model. Linear, except for onnx's shape inference."""
     dims = graph.ask(symbolic_shapes)
-    known = _constants(graph, path.elems, dims)
+    known = _constants(graph, dims)
     computed = {
-        name
-        for node in graph.nodes
-        if node.scope == 0 and node.key != "Constant"
-        for name in node.proto.output
-    }
-    folded = {
         name: numpy_helper.from_array(array, name)
         for name, array in known.items()
-        if name in computed
+        if (producer := graph.producer(graph.scopes[0].names[name])) is not None
+        and producer.key != "Constant"
     }
-    if folded:
-        dims = symbolic_shapes(graph, folded)
-    return ForwardPass(graph, path, dims, known)
+    if computed:
+        dims = symbolic_shapes(graph, computed)
+    return ForwardPass(graph, path, frozenset(moved), dims, known)
 
 
-def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) -> _Known:
+def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
     """Small constants of the main graph: initializers that callers cannot override, Constant nodes, static shapes, and
     integers computed from these.
     """
-    listed = {entry.name for entry in graph.model.graph.input}
     constants: _Known = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in graph.model.graph.initializer
-        if tensor.name not in listed
-        and _is_small(tensor)
+        graph.values[value].name: numpy_helper.to_array(tensor)
+        for value, tensor in graph.constants.tensors.items()
+        if graph.values[value].scope == 0
+        and elements(tuple(tensor.dims)) <= SMALL
         and tensor.data_location != TensorProto.EXTERNAL
     }
     known, computed = set(constants), []
@@ -164,55 +226,39 @@ def _constants(graph: Graph, elems: Sequence[int], dims: Sequence[Dims | None]) 
             end = attribute(node.proto, "end")
             constants[name] = np.asarray(shape[attribute(node.proto, "start") or 0 : end], np.int64)
             known.add(name)
-        elif node.key == "Constant":
-            constants.update(_constant(node.proto))
-            known.update(constants.keys() & {name})
-        elif (
-            node.inputs
-            and all(not n or n in known for n in node.proto.input)
-            and _counts(node, elems)
-        ):
+        elif _is_fixed(graph, node, known):
             computed.append(node)
             known.update(node.proto.output)
-    return _evaluated(graph.model, computed, constants)
+    return constants | _evaluated(graph.model, computed, constants)
 
 
-def _counts(node: Node, elems: Sequence[int]) -> bool:
-    """Whether all outputs are integers or bools."""
-    return all(value == ABSENT or elems[value] not in (0, *FLOAT_ELEMS) for value in node.outputs)
-
-
-def _constant(node: NodeProto) -> _Known:
-    value = attribute(node, "value")
-    if isinstance(value, TensorProto):
-        return {node.output[0]: numpy_helper.to_array(value)} if _is_small(value) else {}
-    for kind, dtype in _KINDS.items():
-        if (number := attribute(node, kind)) is not None:
-            return {node.output[0]: np.asarray(number, dtype)}
-    return {}
-
-
-def _is_small(tensor: TensorProto) -> bool:
-    return elements(tuple(tensor.dims)) <= SMALL
+def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
+    """Whether a node makes integers or bools of what is known, or numbers of its attributes."""
+    if node.key == "Constant":
+        return any(item.name.startswith("value_") for item in node.proto.attribute)
+    inputs = node.proto.input
+    kinds = {elem_of(graph.types[value]) for value in node.outputs if value != ABSENT}
+    is_known = bool(inputs) and all(not name or name in known for name in inputs)
+    return is_known and kinds.isdisjoint({0, *FLOAT_ELEMS})
 
 
 def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
-    """The constants, and those that the nodes compute from them."""
+    """What the nodes compute from constants."""
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - it takes long to import
 
     if not nodes:
-        return constants
+        return {}
     outputs = [name for node in nodes for name in node.proto.output if name]
-    read_names = {name for node in nodes for name in node.proto.input} & constants.keys()
-    feeds = {name: constants[name] for name in read_names}
+    read = {name for node in nodes for name in node.proto.input} & constants.keys()
     inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), None)
-        for n, a in feeds.items()
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), None
+        )
+        for name in read
     ]
     results = [helper.make_empty_tensor_value_info(name) for name in outputs]
     graph = helper.make_graph([node.proto for node in nodes], "constants", inputs, results)
-    opsets = [
-        helper.make_opsetid(domain, version) for domain, version in opset_imports(model).items()
-    ]
-    made = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds)
-    return constants | {name: np.asarray(array) for name, array in zip(outputs, made, strict=True)}
+    opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
+    evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
+    arrays = evaluator.run(None, {name: constants[name] for name in read})
+    return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}

@@ -1,19 +1,24 @@
 """Reverse mode: the forward pass, then the gradients from the loss back to the wanted values."""
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import copy_without, opset_imports
-from onnxamp.train._gradients.expand import expand, value_of
-from onnxamp.train._gradients.forward_pass import ForwardPass, copied
-from onnxamp.train._gradients.table import ALWAYS, FORWARD, RULES
+from onnxamp._model.protos import opset_imports
+from onnxamp.train._gradients.forward_pass import (
+    ALWAYS,
+    FORWARD,
+    RULES,
+    ForwardPass,
+    expand,
+    value_of,
+)
 from onnxamp.train._gradients.writer import MIN_OPSET, Tensor, Writer
 
 _PARTIAL = frozenset({"Split"})
@@ -92,32 +97,32 @@ def differentiate(
             f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
         )
     forward = expand(model, loss, names)
-    writer = Writer(NewNames(forward.graph.all_names()), lacks=lacks)
+    writer = Writer(GraphEditor(forward.graph), lacks=lacks)
     saved = _write_forward(forward, writer)
     gradients = _Backward(forward, writer).write(saved, value_of(forward.graph, loss))
-    by_name = {name: gradients.get(value_of(forward.graph, name)) for name in names}
-    if missing := [name for name, gradient in by_name.items() if gradient is None]:
-        raise GradientError(
-            f"The loss {loss!r} does not depend on {missing[0]!r}, or only through ops of zero gradient."
-        )
-    return _assembled(
-        forward,
-        writer,
-        {name: gradient for name, gradient in by_name.items() if gradient is not None},
-    )
+    outputs: dict[str, str] = {}
+    for name in names:
+        value = value_of(forward.graph, name)
+        if value not in gradients:
+            raise GradientError(
+                f"The loss {loss!r} does not depend on {name!r}, or only through ops of zero gradient."
+            )
+        writer.prefix = outputs[name] = writer.editor.names.fresh(f"{name}/gradient")
+        gradient = gradients[value].op("Identity", into=outputs[name])
+        writer.output(gradient, forward.dims[value])
+    return Gradients(writer.finish(), outputs)
 
 
 def _write_forward(forward: ForwardPass, writer: Writer) -> dict[int, tuple[Tensor, ...]]:
-    """Write the forward pass; returns what nodes keep for their rules, by node index."""
-    saved, on_path = {}, {node.index for node in forward.path.nodes}
+    """Write what changes in the forward pass; returns what nodes keep for their rules, by node index."""
+    saved, on_path = {}, {node.index for node in forward.path}
     for node in (forward.graph.nodes[index] for index in forward.graph.order):
-        if node.scope:
-            continue
-        writer.prefix = node.label
-        if node.key in FORWARD and (node.index in on_path or node.key in ALWAYS):
+        if node.key in FORWARD and (
+            node.index in on_path or (node.key in ALWAYS and node.scope == 0)
+        ):
+            writer.prefix = node.label
             saved[node.index] = FORWARD[node.key](forward.call(writer, node))
-        else:
-            writer.nodes.append(copied(node))
+            writer.replace(node.index)
     return saved
 
 
@@ -133,22 +138,21 @@ class _Backward:
 
     def write(self, saved: Mapping[int, tuple[Tensor, ...]], loss: int) -> Mapping[int, Tensor]:
         """The gradients of all values on the path."""
+        self.writer.prefix = f"{self.forward.graph.values[loss].name}/gradient"
         self.addends[loss] = [self._seed(loss)]
-        for node in reversed(self.forward.path.nodes):
+        for node in reversed(self.forward.path):
             dys = [self._total(value) for value in node.outputs]
             if all(dy is None for dy in dys):
                 continue
-            call = replace(
-                self.forward.call(self.writer, node), saved=saved.get(node.index, ()), dys=dys
-            )
+            kept = saved.get(node.index, ())
+            call = self.forward.call(self.writer, node, saved=kept, dys=dys)
             if dys[0] is None and node.key not in _PARTIAL:
                 raise call.error(
                     "reaches the loss through an output other than the first, which has no gradient rule"
                 )
             self.writer.prefix = f"{node.label}/gradient"
-            for value, dx, is_wanted in zip(
-                node.inputs, RULES[node.key](call), call.wants, strict=False
-            ):
+            rows = zip(node.inputs, RULES[node.key](call), call.wants, strict=False)
+            for value, dx, is_wanted in rows:
                 if dx is not None and is_wanted:
                     self.addends.setdefault(value, []).append(dx)
         for value in list(self.addends):
@@ -169,10 +173,9 @@ class _Backward:
             raise GradientError(
                 f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
             )
-        one = self.writer.number(1, value.elem)
         if value.dims is None:
-            return one.op("Expand", value.op("Shape"))
-        return one.op("Reshape", [1] * len(value.dims))
+            return value.like(1).op("Expand", value.op("Shape"))
+        return value.like(1).op("Reshape", [1] * len(value.dims))
 
     def _total(self, value: int) -> Tensor | None:
         """The gradient of a value, once all its consumers have been visited."""
@@ -183,16 +186,3 @@ class _Backward:
                 addends = [addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])]
             self.totals[value] = addends[0]
         return self.totals.get(value)
-
-
-def _assembled(forward: ForwardPass, writer: Writer, gradients: Mapping[str, Tensor]) -> Gradients:
-    result, outputs = copy_without(forward.graph.model, "node"), {}
-    for name, gradient in gradients.items():
-        writer.prefix = outputs[name] = writer.names.fresh(f"{name}/gradient")
-        gradient.op("Identity", into=outputs[name])
-        dims = forward.dims[value_of(forward.graph, name)]
-        result.graph.output.append(
-            helper.make_tensor_value_info(outputs[name], gradient.elem, dims)
-        )
-    writer.add_to(result.graph)
-    return Gradients(result, outputs)
