@@ -5,17 +5,23 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxamp._dtypes import FLOAT, FORMATS, Format
 from onnxamp._errors import GradientError, ModelError
+from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._model.lowering import convert
+from onnxamp._model.protos import copied
+from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.prepare import inline
 from onnxamp._rewrite.upgrade.upgrade import upgraded
-from onnxamp.train._gradients.forward_pass import find_path
+from onnxamp._runtime.emulate import without_rounding
 from onnxamp.train._gradients.normalisations import RUNNING
+from onnxamp.train._gradients.walk import find_path
 from onnxamp.train._gradients.writer import MIN_OPSET, Tensor, Writer
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {
@@ -160,3 +166,166 @@ def as_inputs(graph: Graph, names: Iterable[str]) -> tuple[ModelProto, dict[str,
         writer.editor.drop_weight(value)
         writer.input(name, TensorProto.FLOAT, arrays[name].shape)
     return writer.finish(), arrays
+
+
+_LOW: Final = {low.elem: low for low in FORMATS.values()}
+
+
+class Masters(NamedTuple):
+    """A model whose floats are float32.
+
+    Attributes:
+        model: the model.
+        dtype: the low-precision type that it had; None if it had none.
+        copies: low-precision initializers of the original that are copies of a float32 one, with its name: they share
+            one master.
+        lowered: whether a node was in low precision, by label. Nodes that took both are left out, and so are Casts and
+            Constants.
+    """
+
+    model: ModelProto
+    dtype: str | None
+    copies: Mapping[str, str]
+    lowered: Mapping[str, bool]
+
+
+def find_masters(model: ModelProto) -> Masters:
+    """The float32 model behind a converted one; a model without low-precision values is returned as it is.
+
+    Raises:
+        ModelError: float16 and bfloat16 values are mixed.
+    """
+    inlined = inline_functions(model)
+    graph = Graph.of(inlined)
+    names = {low.tensor: low.name for low in FORMATS.values()}
+    dtypes = {names[kind] for kind in graph.types if kind in names}
+    if not dtypes:
+        return Masters(model, None, {}, {})
+    if len(dtypes) > 1:
+        raise ModelError(
+            "The model holds float16 and bfloat16 values: training takes one low-precision type."
+        )
+    copies = _copies(inlined)
+    masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
+    return Masters(masters, dtypes.pop(), copies, _lowered(graph))
+
+
+def _copies(model: ModelProto) -> dict[str, str]:
+    """Low-precision initializers whose names and numbers say that a conversion copied them from float32 ones."""
+    listed = {entry.name for entry in model.graph.input}
+    exact = {
+        t.name: t
+        for t in model.graph.initializer
+        if t.data_type == TensorProto.FLOAT and t.name not in listed
+    }
+    copies = {}
+    for tensor in model.graph.initializer:
+        low = _LOW.get(tensor.data_type)
+        stem = tensor.name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
+        if (
+            low is not None
+            and stem in exact
+            and exact[stem].dims == tensor.dims
+            and tensor.name not in listed
+        ):
+            ((rounded, _),) = convert([(numpy_helper.to_array(exact[stem]), low.max_finite)], low)
+            if rounded == numpy_helper.to_array(tensor).tobytes():
+                copies[tensor.name] = stem
+    return copies
+
+
+def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
+    """A copy with its nodes named by their labels, which Casts that go would change, and casts in place of copies."""
+    editor, scope = GraphEditor(graph), graph.scopes[0]
+    for low, exact in copies.items():
+        cast = editor.make("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT)
+        editor.insert(0, scope.nodes.start, cast)
+        editor.drop_weight(scope.names[low])
+    for index in scope.nodes:
+        editor.node(index).name = graph.nodes[index].label
+    return editor.finish()
+
+
+def _lowered(graph: Graph) -> dict[str, bool]:
+    found: dict[str, set[bool]] = {}
+    floats = {FLOAT: False, **{low.tensor: True for low in FORMATS.values()}}
+    for node in graph.nodes:
+        kinds = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+        if node.scope == 0 and node.key not in ("Cast", "Constant"):
+            found.setdefault(node.label, set()).update(
+                floats[kind] for kind in kinds if kind in floats
+            )
+    return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
+
+
+def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) -> ModelProto:
+    """A copy of the model whose initializers hold these numbers, each in the type that it has.
+
+    Finite numbers that a low-precision type cannot hold become its largest.
+    """
+    result = copied(model)
+    for tensor in result.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(_tensor(arrays[tensor.name], tensor.name, _LOW.get(tensor.data_type)))
+    return result
+
+
+def _tensor(array: NDArray[np.float32], name: str, low: Format | None) -> TensorProto:
+    if low is None:
+        return numpy_helper.from_array(array, name)
+    ((raw, _),) = convert([(array, low.max_finite)], low)
+    return TensorProto(name=name, data_type=low.elem, dims=array.shape, raw_data=raw)
+
+
+def trained_model(
+    source: ModelProto, masters: Masters, arrays: Mapping[str, NDArray[Any]], save_dtype: str | None
+) -> ModelProto:
+    """The model that training started from, with its trained weights stored in a type.
+
+    Args:
+        source: the model.
+        masters: what is trained in its place.
+        arrays: the trained weights and running statistics.
+        save_dtype: "float16", "bfloat16" or "float64"; "float32" or None for the type that each weight came in.
+    """
+    copies = {copy: arrays[name] for copy, name in masters.copies.items() if name in arrays}
+    result = with_arrays(source, {**arrays, **copies})
+    if save_dtype in (None, "float32"):
+        return result
+    exact = [
+        tensor.name
+        for tensor in result.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and tensor.name in arrays
+    ]
+    return _stored(Graph.of(result), exact, save_dtype)
+
+
+def _stored(graph: Graph, weights: Iterable[str], dtype: str) -> ModelProto:
+    """The model with float32 initializers stored in another type; a Cast behind each gives the model float32.
+
+    Initializers keep their names. Numbers beyond the range of the type become its largest ones. An initializer that is
+    an output of the model stays as it is. Linear in nodes.
+
+    Args:
+        graph: a well-formed model.
+        weights: names of float32 initializers.
+        dtype: "float16", "bfloat16" or "float64".
+    """
+    elem = getattr(TensorProto, "DOUBLE" if dtype == "float64" else dtype.upper())
+    limit = FORMATS[dtype].max_finite if dtype in FORMATS else np.inf
+    editor, scope = GraphEditor(graph), graph.scopes[0]
+    for name in weights:
+        value = scope.names[name]
+        if graph.results[value]:
+            continue
+        raised = editor.names.fresh(f"{name}/float32")
+        for node, port in graph.uses[value]:
+            editor.node(node).input[port] = raised
+        cast = editor.make("Cast", [name], [raised], editor.names.fresh(f"{raised}/cast"), to=1)
+        editor.insert(0, scope.nodes.start, cast)
+        tensor = editor.weight(value)
+        array = np.clip(numpy_helper.to_array(tensor), -limit, limit).astype(
+            helper.tensor_dtype_to_np_dtype(elem)
+        )
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+    return editor.finish()

@@ -35,9 +35,9 @@ from onnxamp._options.levels import Level
 from onnxamp._options.lists import ops_named
 from onnxamp._options.options import Options, Rule
 from onnxamp._patterns.patterns import find_patterns, patterns_of
+from onnxamp.train._forward import Masters
 from onnxamp.train._gradients.normalisations import RUNNING, SCALED
 from onnxamp.train._gradients.writer import MIN_OPSET
-from onnxamp.train._masters import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import OWN, Step
 

@@ -27,7 +27,7 @@ from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
-from onnxamp.train._masters import Masters, trained_model, with_arrays
+from onnxamp.train._forward import Masters, trained_model, with_arrays
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import LossScale, LossScaleManager
 from onnxamp.train._sessions import Halves, Held, StepGradients, StepResult, values_of

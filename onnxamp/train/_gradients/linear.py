@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -17,14 +18,13 @@ def _gemm(call: Call) -> Grads:
     dy, a, b = call.dy, call[0], call[1]
     alpha, beta = call.attribute("alpha"), call.attribute("beta")
     flip_a, flip_b = call.attribute("transA"), call.attribute("transB")
-    da = db = dc = None
-    if call.wants[0]:
-        da = _gemm_of(b, dy, flip_b, 1, alpha) if flip_a else _gemm_of(dy, b, 0, 1 - flip_b, alpha)
-    if call.wants[1]:
-        db = _gemm_of(dy, a, 1, flip_a, alpha) if flip_b else _gemm_of(a, dy, 1 - flip_a, 0, alpha)
-    if call.wants_input(2):
-        dc = sum_to(dy if beta == 1 else dy * beta, call.y.dims, call[2])
-    return [da, db, dc]
+    da = (b, dy, flip_b, 1) if flip_a else (dy, b, 0, 1 - flip_b)
+    db = (dy, a, 1, flip_a) if flip_b else (a, dy, 1 - flip_a, 0)
+    return [
+        lambda: _gemm_of(*da, alpha=alpha),
+        lambda: _gemm_of(*db, alpha=alpha),
+        lambda: sum_to(dy if beta == 1 else dy * beta, call.y.dims, call[2]),
+    ]
 
 
 def _gemm_of(a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0) -> Tensor:
@@ -42,11 +42,9 @@ def _matmul(call: Call) -> Grads:
         b, dy = _unsqueezed(b, -1), _unsqueezed(dy, -1)
     if rank_a == 1:
         a, dy = _unsqueezed(a, -2), _unsqueezed(dy, -2)
-    da = _left(dy, a, b) if call.wants[0] else None
-    db = _right(dy, a, b) if call.wants[1] else None
     return [
-        da.reshape_like(call[0]) if da is not None and rank_a == 1 else da,
-        db.reshape_like(call[1]) if db is not None and rank_b == 1 else db,
+        lambda: _left(dy, a, b).reshape_like(call[0]) if rank_a == 1 else _left(dy, a, b),
+        lambda: _right(dy, a, b).reshape_like(call[1]) if rank_b == 1 else _right(dy, a, b),
     ]
 
 
@@ -99,7 +97,7 @@ def _einsum(call: Call) -> Grads:
         )
     if any(len(set(term)) != len(term) for term in (*terms, result)):
         raise call.error(f"has the equation {equation!r}, which repeats a letter in one term")
-    grads: list[Tensor | None] = []
+    grads = []
     for position, term in enumerate(terms):
         others = [i for i in range(len(terms)) if i != position]
         known = [result, *(terms[i] for i in others)]
@@ -108,9 +106,7 @@ def _einsum(call: Call) -> Grads:
                 f"has the equation {equation!r}, which sums over a letter of one operand only"
             )
         reverse, operands = f"{','.join(known)}->{term}", [call[i] for i in others]
-        grads.append(
-            call.dy.op("Einsum", *operands, equation=reverse) if call.wants[position] else None
-        )
+        grads.append(partial(call.dy.op, "Einsum", *operands, equation=reverse))
     return grads
 
 
@@ -185,9 +181,9 @@ def _conv(call: Call) -> Grads:
     dy, x, weight = call.dy, call[0], call[1]
     window, group = _window(call, _kernel_of(call)), call.attribute("group")
     return [
-        _spread(dy, weight, window, group, x) if call.wants[0] else None,
-        _weight_gradient(x, dy, window, group) if call.wants[1] else None,
-        _bias_gradient(dy, window) if call.wants_input(2) else None,
+        lambda: _spread(dy, weight, window, group, x),
+        lambda: _weight_gradient(x, dy, window, group),
+        lambda: _bias_gradient(dy, window),
     ]
 
 
@@ -260,9 +256,9 @@ def _conv_transpose(call: Call) -> Grads:
         raise call.error(
             "has an output_padding that is not smaller than its strides, for which there is no gradient rule"
         )
-    dx = dw = None
-    if call.wants[0]:
-        dx = dy.op(
+
+    def dx() -> Tensor:
+        return dy.op(
             "Conv",
             weight,
             group=group,
@@ -271,9 +267,12 @@ def _conv_transpose(call: Call) -> Grads:
             pads=window.pads,
             kernel_shape=window.kernel,
         )
-    if call.wants[1]:
-        dw = _weight_gradient(dy, x, window, group)
-    return [dx, dw, _bias_gradient(dy, window) if call.wants_input(2) else None]
+
+    return [
+        dx,
+        lambda: _weight_gradient(dy, x, window, group),
+        lambda: _bias_gradient(dy, window),
+    ]
 
 
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxamp._ops.facts import op_facts
 from onnxamp.train._gradients.writer import Call, Grads, Rule, Tensor, sum_to
 
 _SAMPLE: Final = 5
@@ -41,21 +42,21 @@ def _split(call: Call) -> Grads:
         for y, dy in zip(call.outputs, call.dys, strict=True)
         if y is not None
     ]
-    return [pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis")), None]
+    return [pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis"))]
 
 
 def _expand(call: Call) -> Grads:
-    return [sum_to(call.dy, call.y.dims, call.x), None]
+    return [sum_to(call.dy, call.y.dims, call.x)]
 
 
 def _tile(call: Call) -> Grads:
     """Split every axis into (copies, size), and sum the copies."""
     rank = call.rank()
     if rank == 0:
-        return [call.dy, None]
+        return [call.dy]
     rows = call.writer.concat([call[1].reshape(1, rank), call.x.shape().reshape(1, rank)], 0)
     pairs = rows.transpose([1, 0]).reshape(-1)
-    return [call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False), None]
+    return [call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False)]
 
 
 def _slice(call: Call) -> Grads:
@@ -78,7 +79,7 @@ def _slice(call: Call) -> Grads:
     ):  # by axis, without the input that names axes: ONNX Runtime's transpose optimizer ignores it
         amounts = (pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank))
         dy = dy.op("Pad", call.writer.vector(*amounts))
-    return [dy, *[None] * 4]
+    return [dy]
 
 
 def _places(call: Call, position: int, axis: int, step: int) -> _Places:
@@ -140,7 +141,7 @@ def _pad(call: Call) -> Grads:
     ends = dict(zip(axes, np.reshape(pads, (2, -1)).T.tolist(), strict=True))
     dx = call.dy
     if mode == "constant":
-        return [_cropped(dx, ends, rank), None]
+        return [_cropped(dx, ends, rank)]
     for axis, (before, after) in ends.items():
         size = call.x.known_size(axis)
         if (before, after) != (0, 0):
@@ -148,7 +149,7 @@ def _pad(call: Call) -> Grads:
                 raise call.error(f"pads axis {axis}, whose size is unknown, in mode {mode!r}")
             places = np.pad(np.arange(size, dtype=np.int64), (before, after), mode=mode)
             dx = scatter(dx, places, axis, size, rank)
-    return [dx, None]
+    return [dx]
 
 
 def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
@@ -163,7 +164,7 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
 
 
 def _trilu(call: Call) -> Grads:
-    return [call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper")), None]
+    return [call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))]
 
 
 def _depth_to_space(call: Call) -> Grads:
@@ -189,25 +190,25 @@ def _gather(call: Call) -> Grads:
         head = [data.op("Shape", start=0, end=axis)] if axis else []
         dy = dy.reshape(*head, -1, data.op("Shape", start=axis + 1))
     size, rank = data.size(axis), call.rank(0) if axis else 1
-    return [scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank), None]
+    return [scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)]
 
 
 def _gather_elements(call: Call) -> Grads:
     zeros, axis = call.x.zeros_like(), call.attribute("axis")
-    return [zeros.op("ScatterElements", call[1], call.dy, axis=axis, reduction="add"), None]
+    return [zeros.op("ScatterElements", call[1], call.dy, axis=axis, reduction="add")]
 
 
 def _gather_nd(call: Call) -> Grads:
     if call.attribute("batch_dims"):
         raise call.error("has batch_dims; only GatherND without them has a gradient rule")
-    return [call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add"), None]
+    return [call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add")]
 
 
 def _top_k(call: Call) -> Grads:
     indices, axis = call.outputs[1], call.attribute("axis")
     if indices is None:
         raise call.error("leaves out its second output, the indices, which its gradient needs")
-    return [call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis), None]
+    return [call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis)]
 
 
 def _resize(call: Call) -> Grads:
@@ -236,7 +237,7 @@ def _resize(call: Call) -> Grads:
             dy = _along(dy, matrix, axis, rank)
         else:
             raise call.error(f"resizes axis {axis}, whose size is unknown")
-    return [dy.reshape_like(call.x), None, None, None]
+    return [dy.reshape_like(call.x)]
 
 
 def _resized(call: Call) -> dict[int, float | None]:
@@ -294,20 +295,22 @@ def _along(dy: Tensor, matrix: NDArray[np.float32], axis: int, rank: int) -> Ten
 
 
 def _scatter_elements(call: Call) -> Grads:
-    axis, dy = call.attribute("axis"), call.dy
-    data = dy
-    if _overwrites(call):
+    axis, dy, overwrites = call.attribute("axis"), call.dy, _overwrites(call)
+
+    def data() -> Tensor:
         zeros = call[1].shape().zeros(dy.elem)
-        data = dy.op("ScatterElements", call[1], zeros, axis=axis)
-    return [data, None, dy.op("GatherElements", call[1], axis=axis)]
+        return dy.op("ScatterElements", call[1], zeros, axis=axis)
+
+    return [data if overwrites else dy, None, lambda: dy.op("GatherElements", call[1], axis=axis)]
 
 
 def _scatter_nd(call: Call) -> Grads:
-    dy = call.dy
-    data = dy
-    if _overwrites(call):
-        data = dy.op("ScatterND", call[1], call[2].op("Shape").zeros(dy.elem))
-    return [data, None, dy.op("GatherND", call[1])]
+    dy, overwrites = call.dy, _overwrites(call)
+
+    def data() -> Tensor:
+        return dy.op("ScatterND", call[1], call[2].op("Shape").zeros(dy.elem))
+
+    return [data if overwrites else dy, None, lambda: dy.op("GatherND", call[1])]
 
 
 def _overwrites(call: Call) -> bool:
@@ -325,25 +328,22 @@ def _overwrites(call: Call) -> bool:
 
 
 RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(op_facts().views, _reshaped),
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
     "Expand": _expand,
-    "Flatten": _reshaped,
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "Pad": _pad,
-    "Reshape": _reshaped,
     "Resize": _resize,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
-    "Squeeze": _reshaped,
     "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
     "Trilu": _trilu,
-    "Unsqueeze": _reshaped,
 }

@@ -41,9 +41,9 @@ def _layer(call: Call) -> Grads:
     axes = range(start, 0 if start < 0 else call.rank())
     unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"), centred=centred)
     return [
-        _through(dy * scale, unit, inverse, axes, centred=centred) if call.wants[0] else None,
-        sum_to(dy * unit, call.y.dims, scale) if call.wants[1] else None,
-        sum_to(dy, call.y.dims, call[2]) if call.wants_input(2) else None,
+        lambda: _through(dy * scale, unit, inverse, axes, centred=centred),
+        lambda: sum_to(dy * unit, call.y.dims, scale),
+        lambda: sum_to(dy, call.y.dims, call[2]),
     ]
 
 
@@ -52,9 +52,9 @@ def _instance(call: Call) -> Grads:
     axes = range(2, rank)
     unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"))
     return [
-        _through(dy * per_channel(call[1], rank), unit, inverse, axes) if call.wants[0] else None,
-        (dy * unit).sum([0, *axes], keepdims=False) if call.wants[1] else None,
-        dy.sum([0, *axes], keepdims=False) if call.wants[2] else None,
+        lambda: _through(dy * per_channel(call[1], rank), unit, inverse, axes),
+        lambda: (dy * unit).sum([0, *axes], keepdims=False),
+        lambda: dy.sum([0, *axes], keepdims=False),
     ]
 
 
@@ -91,16 +91,14 @@ def _batch(call: Call) -> Grads:
     scale = per_channel(call[1], rank)
     if call.saved:
         unit, inverse = call.saved
-        dx = _through(dy, unit, inverse, axes) * scale if call.wants[0] else None
     else:
         deviation = (call[4] + call.attribute("epsilon")).op("Sqrt")
         inverse = per_channel(deviation.op("Reciprocal"), rank)
         unit = (call.x - per_channel(call[3], rank)) * inverse
-        dx = dy * (scale * inverse) if call.wants[0] else None
     return [
-        dx,
-        (dy * unit).sum(axes, keepdims=False) if call.wants[1] else None,
-        dy.sum(axes, keepdims=False) if call.wants[2] else None,
+        lambda: _through(dy, unit, inverse, axes) * scale if call.saved else dy * (scale * inverse),
+        lambda: (dy * unit).sum(axes, keepdims=False),
+        lambda: dy.sum(axes, keepdims=False),
     ]
 
 

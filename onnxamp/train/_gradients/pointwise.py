@@ -1,7 +1,7 @@
 """Gradients of elementwise ops (activations, arithmetic with broadcasting, selection), of reductions and of CumSum."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import mul
@@ -14,9 +14,6 @@ from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, 
 
 _Local = Callable[[Call], Tensor]
 """The gradient of the only differentiable input."""
-_Recipes = Sequence[Callable[[], Tensor]]
-"""Per input, a function that writes its gradient in the shape of the output."""
-
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
@@ -25,17 +22,16 @@ def unary(local: _Local) -> Rule:
     return lambda call: [local(call)]
 
 
-def broadcast(local: Callable[[Call], _Recipes]) -> Rule:
-    """The rule of an op that broadcasts its inputs: gradients are written where wanted, and summed to their shapes."""
+def broadcast(local: Rule) -> Rule:
+    """The rule of an op that broadcasts its inputs: gradients in the output's shape are summed to those of inputs."""
 
-    def rule(call: Call) -> Grads:
-        recipes = local(call)
-        return [
-            sum_to(write(), call.y.dims, call[i]) if call.wants[i] else None
-            for i, write in enumerate(recipes)
-        ]
+    def summed(call: Call, port: int, dx: Tensor | Callable[[], Tensor]) -> Tensor:
+        return sum_to(dx() if callable(dx) else dx, call.y.dims, call[port])
 
-    return rule
+    return lambda call: [
+        None if dx is None else partial(summed, call, port, dx)
+        for port, dx in enumerate(local(call))
+    ]
 
 
 def _relu(call: Call) -> Tensor:
@@ -116,18 +112,18 @@ def _log_softmax(call: Call) -> Tensor:
 
 
 def _cast(call: Call) -> Grads:
-    return [call.dy.cast(call.x.elem), None]
+    return [call.dy.cast(call.x.elem)]
 
 
-def _mul(call: Call) -> _Recipes:
+def _mul(call: Call) -> Grads:
     return (lambda: call.dy * call[1]), (lambda: call.dy * call.x)
 
 
-def _div(call: Call) -> _Recipes:
+def _div(call: Call) -> Grads:
     return (lambda: call.dy / call[1]), (lambda: -(call.dy * call.y / call[1]))
 
 
-def _pow(call: Call) -> _Recipes:
+def _pow(call: Call) -> Grads:
     x, given = call.x, call[1]
     exponent, known = given.cast(x.elem), call.constant(1)
 
@@ -144,28 +140,28 @@ def _pow(call: Call) -> _Recipes:
     return base, power
 
 
-def _prelu(call: Call) -> _Recipes:
+def _prelu(call: Call) -> Grads:
     x, slope = call.x, call[1]
     return (lambda: (x > 0).where(call.dy, call.dy * slope)), (
         lambda: (x < 0).where(call.dy * x, 0)
     )
 
 
-def _where(call: Call) -> _Recipes:
+def _where(call: Call) -> Grads:
     chosen = call.x
-    return (lambda: call.dy), (lambda: chosen.where(call.dy, 0)), (lambda: chosen.where(0, call.dy))
+    return call.dy, (lambda: chosen.where(call.dy, 0)), (lambda: chosen.where(0, call.dy))
 
 
-def _extremes(call: Call) -> _Recipes:
+def _extremes(call: Call) -> Grads:
     """Max and Min: inputs equal to the output share its gradient evenly."""
     if len(call.inputs) == 1:
-        return [lambda: call.dy]
+        return [call.dy]
     hits = [call[i].equals(call.y).cast(call.dy.elem) for i in range(len(call.inputs))]
     share = call.dy / (hits[0].op("Sum", *hits[1:]))
     return [partial(mul, share, hit) for hit in hits]
 
 
-def _clip(call: Call) -> _Recipes:
+def _clip(call: Call) -> Grads:
     """Values on a bound pass their gradient on; a bound gets the gradients of what it clips."""
     x = call.x
     low, high = (*call.inputs[1:], None, None)[:2]
@@ -182,17 +178,17 @@ def _clip(call: Call) -> _Recipes:
     return recipes[: len(call.inputs)]
 
 
-def _mean(call: Call) -> _Recipes:
+def _mean(call: Call) -> Grads:
     share = call.dy / len(call.inputs) if len(call.inputs) > 1 else call.dy
-    return [lambda: share] * len(call.inputs)
+    return [share] * len(call.inputs)
 
 
 def _dropout(call: Call) -> Grads:
     dy = call.dy
     if not call.saved:
-        return [dy, None, None]
+        return [dy]
     ratio = call[1].cast(dy.elem) if call.has(1) else dy.like(0.5)
-    return [call.saved[0].where(dy / (1 - ratio), 0), None, None]
+    return [call.saved[0].where(dy / (1 - ratio), 0)]
 
 
 def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
@@ -262,7 +258,7 @@ def _prod(call: Call) -> Tensor:
 
 def _cumsum(call: Call) -> Grads:
     reverse, exclusive = 1 - call.attribute("reverse"), call.attribute("exclusive")
-    return [call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive), None]
+    return [call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)]
 
 
 _UNARY: Final[Mapping[str, _Local]] = {
@@ -306,7 +302,7 @@ _UNARY: Final[Mapping[str, _Local]] = {
 
 RULES: Final[Mapping[str, Rule]] = {
     **{op: unary(local) for op, local in _UNARY.items()},
-    "Add": broadcast(lambda call: [lambda: call.dy] * 2),
+    "Add": broadcast(lambda call: [call.dy] * 2),
     "Cast": _cast,
     "CastLike": _cast,
     "Clip": broadcast(_clip),
@@ -331,8 +327,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "ReduceProd": _reduction(_prod),
     "ReduceSum": _reduction(lambda call: call.dy, wide=False),
     "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
-    "Sub": broadcast(lambda call: [lambda: call.dy, lambda: -call.dy]),
-    "Sum": broadcast(lambda call: [lambda: call.dy] * len(call.inputs)),
+    "Sub": broadcast(lambda call: [call.dy, lambda: -call.dy]),
+    "Sum": broadcast(lambda call: [call.dy] * len(call.inputs)),
     "Where": broadcast(_where),
 }
 FORWARD: Final[Mapping[str, Forward]] = {"Dropout": _dropout_forward}

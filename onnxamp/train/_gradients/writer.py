@@ -256,8 +256,8 @@ def elem_of(kind: str | None) -> int:
     return ELEM_NUMBERS.get(element_name(kind), 0)
 
 
-Grads: TypeAlias = Sequence[Tensor | None]
-"""One gradient per output or input of a node; None where there is none."""
+Grads: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
+"""Gradients of a node's first inputs, or functions that write them where they are wanted; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +271,12 @@ class Call:
     node: Node
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor | None, ...]
-    wants: tuple[bool, ...]
-    """Which inputs need a gradient."""
     known: Mapping[str, NDArray[Any]]
     """Constants of the model by name."""
     saved: tuple[Tensor, ...] = ()
     """What the forward pass kept for the rule."""
-    dys: Grads = ()
+    dys: Sequence[Tensor | None] = ()
+    """Gradients of the outputs."""
 
     def __getitem__(self, position: int) -> Tensor:
         tensor = self.inputs[position]
@@ -304,10 +303,6 @@ class Call:
     def has(self, position: int) -> bool:
         """Whether the node has this optional input."""
         return position < len(self.inputs) and self.inputs[position] is not None
-
-    def wants_input(self, position: int) -> bool:
-        """Whether this optional input is present and needs a gradient."""
-        return position < len(self.wants) and self.wants[position]
 
     def attribute(self, name: str) -> Any:
         """The value of an attribute, by default that of the schema; None if there is none. Bytes are decoded."""
@@ -353,7 +348,7 @@ class Call:
 
 
 Rule: TypeAlias = Callable[[Call], Grads]
-"""The vector-Jacobian product of an op: writes nodes, returns one gradient per input. Unwanted ones may be left out."""
+"""The vector-Jacobian product of an op, as nodes that it writes."""
 Forward: TypeAlias = Callable[[Call], tuple[Tensor, ...]]
 """Writes what stands in the place of an op's node, if anything; returns what its rule needs (``Call.saved``)."""
 
