@@ -18,11 +18,13 @@ def _gemm(call: Call) -> Grads:
     dy, a, b = call.dy, call[0], call[1]
     alpha, beta = call.attribute("alpha"), call.attribute("beta")
     flip_a, flip_b = call.attribute("transA"), call.attribute("transB")
-    da = (b, dy, flip_b, 1) if flip_a else (dy, b, 0, 1 - flip_b)
-    db = (dy, a, 1, flip_a) if flip_b else (a, dy, 1 - flip_a, 0)
     return [
-        lambda: _gemm_of(*da, alpha=alpha),
-        lambda: _gemm_of(*db, alpha=alpha),
+        partial(_gemm_of, b, dy, flip_b, 1, alpha)
+        if flip_a
+        else partial(_gemm_of, dy, b, 0, 1 - flip_b, alpha),
+        partial(_gemm_of, dy, a, 1, flip_a, alpha)
+        if flip_b
+        else partial(_gemm_of, a, dy, 1 - flip_a, 0, alpha),
         lambda: sum_to(dy if beta == 1 else dy * beta, call.y.dims, call[2]),
     ]
 

@@ -1,7 +1,7 @@
 """Reverse mode: the forward pass, then the gradients from the loss back to the wanted values."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -48,6 +48,9 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats end the path, too, and need no entry.
 """
 
+_PARTIAL: Final = frozenset({"Split"})
+"""Ops whose rules do not need the gradient of the first output."""
+
 SMALL: Final = 4096
 """Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
 _ROUNDS: Final = 8
@@ -56,37 +59,125 @@ _ROUNDS: Final = 8
 _Known = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardPass:
-    """A model, the path of its gradients, the shapes of its values by index, and its small constants by name."""
+class Pass:
+    """A model with a path that gradients take, and what is written of them; all by value index.
 
-    graph: Graph
-    path: Sequence[Node]
-    moved: frozenset[int]
-    """Values that depend on a wanted one through floats."""
-    dims: Sequence[Dims | None]
-    known: Mapping[str, NDArray[Any]]
+    Args:
+        graph: the model.
+        path: the nodes between wanted values and the loss, in order.
+        moved: values that depend on a wanted one through floats.
+        lacks: what the engine that is meant cannot run, as in the ``engine.toml`` of a target.
 
-    def handle(self, writer: Writer, value: int) -> Tensor | None:
+    Complexity: linear, except for onnx's shape inference.
+    """
+
+    def __init__(
+        self, graph: Graph, path: Sequence[Node], moved: Container[int], lacks: Container[str]
+    ) -> None:
+        self.graph, self.path, self.moved = graph, path, moved
+        self.writer = Writer(GraphEditor(graph), lacks=lacks)
+        self.dims = graph.ask(symbolic_shapes)
+        self.known = _constants(graph, self.dims)
+        """Small constants by name."""
+        self.addends: dict[int, list[Tensor]] = {}
+        """Gradients through the consumers visited so far."""
+        self.totals: dict[int, Tensor] = {}
+        producers = {name: graph.producer(graph.scopes[0].names[name]) for name in self.known}
+        computed = {
+            name: numpy_helper.from_array(self.known[name], name)
+            for name, node in producers.items()
+            if node is not None and node.key != "Constant"
+        }
+        if computed:
+            self.dims = symbolic_shapes(graph, computed)
+
+    def handle(self, value: int) -> Tensor | None:
         """A value as rules see it; None for an absent one."""
         if value == ABSENT:
             return None
         name, elem = self.graph.values[value].name, elem_of(self.graph.types[value])
-        return Tensor(writer, name, elem, self.dims[value])
+        return Tensor(self.writer, name, elem, self.dims[value])
 
-    def call(self, writer: Writer, node: Node, **more: Any) -> Call:
+    def call(self, node: Node, **more: Any) -> Call:
         """A node as rules see it."""
-        return Call(
-            writer=writer,
-            node=node,
-            inputs=tuple(self.handle(writer, value) for value in node.inputs),
-            outputs=tuple(self.handle(writer, value) for value in node.outputs),
-            known=self.known,
-            **more,
+        inputs, outputs = (
+            tuple(map(self.handle, node.inputs)),
+            tuple(map(self.handle, node.outputs)),
         )
+        return Call(self.writer, node, inputs, outputs, self.known, **more)
+
+    def unrolled(self, nodes: Iterable[Node]) -> ModelProto:
+        """The model with these recurrent nodes unrolled."""
+        for node in nodes:
+            self.writer.prefix = node.label
+            unroll(self.call(node))
+            self.writer.replace(node.index)
+        return self.writer.finish()
+
+    def write_forward(self) -> dict[int, tuple[Tensor, ...]]:
+        """Write what changes in the forward pass; returns what nodes keep for their rules, by node index."""
+        saved, on_path = {}, {node.index for node in self.path}
+        for node in (self.graph.nodes[index] for index in self.graph.order):
+            always = node.key in ALWAYS and node.scope == 0
+            if node.key in FORWARD and (always or node.index in on_path):
+                self.writer.prefix = node.label
+                saved[node.index] = FORWARD[node.key](self.call(node))
+                self.writer.replace(node.index)
+        return saved
+
+    def write_gradients(self, loss: int) -> Mapping[int, Tensor]:
+        """Write the gradients of all values on the path."""
+        saved = self.write_forward()
+        self.writer.prefix = f"{self.graph.values[loss].name}/gradient"
+        self.addends[loss] = [self._seed(loss)]
+        for node in reversed(self.path):
+            dys = [self._total(value) for value in node.outputs]
+            if all(dy is None for dy in dys):
+                continue
+            call = self.call(node, saved=saved.get(node.index, ()), dys=dys)
+            if dys[0] is None and node.key not in _PARTIAL:
+                raise call.error(
+                    "reaches the loss through an output other than the first, which has no gradient rule"
+                )
+            self.writer.prefix = f"{node.label}/gradient"
+            for value, dx in zip(node.inputs, RULES[node.key](call), strict=False):
+                if dx is not None and value in self.moved:
+                    addend = dx() if callable(dx) else dx
+                    self.addends.setdefault(value, []).append(addend)
+        for value in list(self.addends):
+            self._total(value)
+        return self.totals
+
+    def _seed(self, loss: int) -> Tensor:
+        """A one in the shape of the loss.
+
+        Raises:
+            GradientError: the loss is not a float, or has more than one element.
+        """
+        value = self.handle(loss)
+        assert value is not None
+        if value.elem not in FLOAT_ELEMS:
+            raise GradientError(f"The loss {value.name!r} is not of a float type.")
+        if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
+            raise GradientError(
+                f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
+            )
+        if value.dims is None:
+            return value.like(1).op("Expand", value.op("Shape"))
+        return value.like(1).op("Reshape", [1] * len(value.dims))
+
+    def _total(self, value: int) -> Tensor | None:
+        """The gradient of a value, once all its consumers have been visited."""
+        if value != ABSENT and value in self.addends:
+            addends = self.addends.pop(value)
+            if len(addends) > 1:
+                self.writer.prefix = f"{self.graph.values[value].name}/gradient"
+                addends = [addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])]
+            self.totals[value] = addends[0]
+        return self.totals.get(value)
 
 
-def expand(model: ModelProto, loss: str, wanted: Sequence[str]) -> ForwardPass:
+def expand(model: ModelProto, loss: str, wanted: Sequence[str], lacks: Container[str] = ()) -> Pass:
     """The model, with a rule for each op between the wanted values and the loss.
 
     Raises:
@@ -100,14 +191,13 @@ def expand(model: ModelProto, loss: str, wanted: Sequence[str]) -> ForwardPass:
             graph, [value_of(graph, name) for name in wanted], value_of(graph, loss)
         )
         lacking = [node for node in path if node.key not in RULES]
+        if not lacking:
+            return Pass(graph, path, moved, lacks)
         for node in lacking:
             _check(node)
         unrolled = [node for node in lacking if node.key in UNROLLED]
-        if unrolled or not lacking:
-            forward = _read(graph, path, moved)
-            if not lacking:
-                return forward
-            model = _unrolled(forward, unrolled)
+        if unrolled:
+            model = Pass(graph, path, moved, lacks).unrolled(unrolled)
         else:
             ops = {(node.proto.domain, node.proto.op_type) for node in lacking}
             model = inline_functions(model, ops)
@@ -139,16 +229,6 @@ def _check(node: Node) -> None:
         )
 
 
-def _unrolled(forward: ForwardPass, nodes: Sequence[Node]) -> ModelProto:
-    """The model with these recurrent nodes unrolled."""
-    writer = Writer(GraphEditor(forward.graph))
-    for node in nodes:
-        writer.prefix = node.label
-        unroll(forward.call(writer, node))
-        writer.replace(node.index)
-    return writer.finish()
-
-
 def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> tuple[list[Node], set[int]]:
     """Nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
 
@@ -171,21 +251,6 @@ def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> tuple[list[Node
             between.append(node)
             needed.update(moved.intersection(needs[node.index]))
     return between[::-1], moved
-
-
-def _read(graph: Graph, path: Sequence[Node], moved: Iterable[int]) -> ForwardPass:
-    """Analyse a model. Linear, except for onnx's shape inference."""
-    dims = graph.ask(symbolic_shapes)
-    known = _constants(graph, dims)
-    computed = {
-        name: numpy_helper.from_array(array, name)
-        for name, array in known.items()
-        if (producer := graph.producer(graph.scopes[0].names[name])) is not None
-        and producer.key != "Constant"
-    }
-    if computed:
-        dims = symbolic_shapes(graph, computed)
-    return ForwardPass(graph, path, frozenset(moved), dims, known)
 
 
 def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
@@ -233,22 +298,14 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
         return {}
     outputs = [name for node in nodes for name in node.proto.output if name]
     read = {name for node in nodes for name in node.proto.input} & constants.keys()
-    inputs = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), None
-        )
-        for name in read
-    ]
-    results = [helper.make_empty_tensor_value_info(name) for name in outputs]
-    graph = helper.make_graph([node.proto for node in nodes], "constants", inputs, results)
+    weights = [numpy_helper.from_array(constants[name], name) for name in read]
+    results = map(helper.make_empty_tensor_value_info, outputs)
+    graph = helper.make_graph(
+        [node.proto for node in nodes], "constants", [], [*results], initializer=weights
+    )
     opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
-    evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
-    arrays = evaluator.run(None, {name: constants[name] for name in read})
+    arrays = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, {})
     return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
-
-
-_PARTIAL = frozenset({"Split"})
-"""Ops whose rules do not need the gradient of the first output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,93 +379,16 @@ def differentiate(
         raise OpsetError(
             f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
         )
-    forward = expand(model, loss, names)
-    writer = Writer(GraphEditor(forward.graph), lacks=lacks)
-    saved = _write_forward(forward, writer)
-    gradients = _Backward(forward, writer).write(saved, value_of(forward.graph, loss))
-    outputs: dict[str, str] = {}
+    found = expand(model, loss, names, lacks)
+    gradients = found.write_gradients(value_of(found.graph, loss))
+    writer, outputs = found.writer, dict[str, str]()
     for name in names:
-        value = value_of(forward.graph, name)
+        value = value_of(found.graph, name)
         if value not in gradients:
             raise GradientError(
                 f"The loss {loss!r} does not depend on {name!r}, or only through ops of zero gradient."
             )
         writer.prefix = outputs[name] = writer.editor.names.fresh(f"{name}/gradient")
         gradient = gradients[value].op("Identity", into=outputs[name])
-        writer.output(gradient, forward.dims[value])
+        writer.output(gradient, found.dims[value])
     return Gradients(writer.finish(), outputs)
-
-
-def _write_forward(forward: ForwardPass, writer: Writer) -> dict[int, tuple[Tensor, ...]]:
-    """Write what changes in the forward pass; returns what nodes keep for their rules, by node index."""
-    saved, on_path = {}, {node.index for node in forward.path}
-    for node in (forward.graph.nodes[index] for index in forward.graph.order):
-        if node.key in FORWARD and (
-            node.index in on_path or (node.key in ALWAYS and node.scope == 0)
-        ):
-            writer.prefix = node.label
-            saved[node.index] = FORWARD[node.key](forward.call(writer, node))
-            writer.replace(node.index)
-    return saved
-
-
-@dataclass(slots=True)
-class _Backward:
-    """Writes gradients; all by value index."""
-
-    forward: ForwardPass
-    writer: Writer
-    addends: dict[int, list[Tensor]] = field(default_factory=dict)
-    """Gradients through the consumers visited so far."""
-    totals: dict[int, Tensor] = field(default_factory=dict)
-
-    def write(self, saved: Mapping[int, tuple[Tensor, ...]], loss: int) -> Mapping[int, Tensor]:
-        """The gradients of all values on the path."""
-        self.writer.prefix = f"{self.forward.graph.values[loss].name}/gradient"
-        self.addends[loss] = [self._seed(loss)]
-        for node in reversed(self.forward.path):
-            dys = [self._total(value) for value in node.outputs]
-            if all(dy is None for dy in dys):
-                continue
-            kept = saved.get(node.index, ())
-            call = self.forward.call(self.writer, node, saved=kept, dys=dys)
-            if dys[0] is None and node.key not in _PARTIAL:
-                raise call.error(
-                    "reaches the loss through an output other than the first, which has no gradient rule"
-                )
-            self.writer.prefix = f"{node.label}/gradient"
-            for value, dx in zip(node.inputs, RULES[node.key](call), strict=False):
-                if dx is not None and value in self.forward.moved:
-                    addend = dx() if callable(dx) else dx
-                    self.addends.setdefault(value, []).append(addend)
-        for value in list(self.addends):
-            self._total(value)
-        return self.totals
-
-    def _seed(self, loss: int) -> Tensor:
-        """A one in the shape of the loss.
-
-        Raises:
-            GradientError: the loss is not a float, or has more than one element.
-        """
-        value = self.forward.handle(self.writer, loss)
-        assert value is not None
-        if value.elem not in FLOAT_ELEMS:
-            raise GradientError(f"The loss {value.name!r} is not of a float type.")
-        if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
-            raise GradientError(
-                f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
-            )
-        if value.dims is None:
-            return value.like(1).op("Expand", value.op("Shape"))
-        return value.like(1).op("Reshape", [1] * len(value.dims))
-
-    def _total(self, value: int) -> Tensor | None:
-        """The gradient of a value, once all its consumers have been visited."""
-        if value != ABSENT and value in self.addends:
-            addends = self.addends.pop(value)
-            if len(addends) > 1:
-                self.writer.prefix = f"{self.forward.graph.values[value].name}/gradient"
-                addends = [addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])]
-            self.totals[value] = addends[0]
-        return self.totals.get(value)
