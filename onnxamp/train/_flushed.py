@@ -20,7 +20,7 @@ from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp.train._gradients.writer import Tensor, Writer
-from onnxamp.train._step import LOSS, SCALE
+from onnxamp.train._step import LOSS, SCALE, Step
 
 _HEADROOM: Final = 4
 """A gradient may grow by so much before it overflows."""
@@ -98,15 +98,6 @@ def _windows(layers: Mapping[str, int], sizes: Sequence[Any]) -> Iterator[tuple[
             yield layer, Window(least, max(least, most))
 
 
-def holds_float16(model: ModelProto) -> bool:
-    """Whether float16 holds any of a step's values: other types have float32's range."""
-    held = {tensor.data_type for tensor in model.graph.initializer}
-    casts = (
-        item.i for node in model.graph.node if node.op_type == "Cast" for item in node.attribute
-    )
-    return TensorProto.FLOAT16 in held or TensorProto.FLOAT16 in casts
-
-
 @dataclass(frozen=True, slots=True)
 class FlushedGradient:
     """The gradient of one weight in low precision, beside that in float32. Shares of elements are from 0 to 1.
@@ -140,23 +131,19 @@ class FlushedGradient:
 
 
 def flushed_gradients(
-    low: ModelProto,
-    exact: ModelProto,
-    gradients: Mapping[str, str],
-    feeds: Mapping[str, NDArray[Any]],
-    provider: Provider,
+    low: ModelProto, step: Step, feeds: Mapping[str, NDArray[Any]], provider: Provider
 ) -> dict[str, FlushedGradient]:
     """Compute the gradients of a step in low precision and in float32, and compare them by weight.
 
     Args:
-        low, exact: the step in mixed precision (emulated on "cpu"), and in float32.
-        gradients: the value that holds the gradient of each weight, scaled as the loss is.
+        low, step: the step in mixed precision (emulated on "cpu"), and in float32.
     """
-    names, scale = list(gradients.values()), float(feeds[SCALE]) if SCALE in feeds else 1.0
+    names, scale = list(step.gradients.values()), float(feeds[SCALE]) if SCALE in feeds else 1.0
     ready = _with_outputs(low, names)
     mine = run(make_session(emulate(ready) if provider == "cpu" else ready, provider), feeds, names)
-    graph = Graph.of(exact)
-    layers = layers_of(graph, names) if holds_float16(low) else {}
+    graph = Graph.of(step.model)
+    types = Graph.of(low).types  # those other than float16 have float32's range
+    layers = layers_of(graph, names) if FLOAT16.tensor in types else {}
     writer, sizes = Writer(GraphEditor(graph)), list[str]()
     for value in (Tensor(writer, name, TensorProto.FLOAT) for name in layers):
         largest = value.op("Abs").op("ReduceMax", keepdims=0)
@@ -167,7 +154,7 @@ def flushed_gradients(
     scales = layer_scales(layers, [theirs[name] for name in sizes], len(names), scale)
     return {
         weight: _compared(weight, mine[name], theirs[name], own)
-        for (weight, name), own in zip(gradients.items(), scales, strict=True)
+        for (weight, name), own in zip(step.gradients.items(), scales, strict=True)
     }
 
 

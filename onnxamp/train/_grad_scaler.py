@@ -1,7 +1,7 @@
 """``GradScaler`` as in Paddle: the loss scale, and the second half of a training loop."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakSet
 
 import numpy as np
@@ -21,20 +21,7 @@ from onnxamp.train._scaling import (
     checked_fraction,
     checked_scale,
 )
-from onnxamp.train._sessions import StepGradients, StepResult
-
-
-class _Network(Protocol):
-    """What a scaler needs of a network in training."""
-
-    optimizer: Optimizer
-    pending: StepGradients | None
-
-    def unscale(self) -> None:
-        """Divide the pending gradients by their scale."""
-
-    def finish(self, gradients: StepGradients, *, moves_scale: bool) -> tuple[StepResult, bool]:
-        """Make the update; returns its result, and whether it is one that counts for the scale."""
+from onnxamp.train._sessions import StepGradients
 
 
 class GradScaler(MovingLossScaleManager):
@@ -84,10 +71,10 @@ class GradScaler(MovingLossScaleManager):
     ) -> None:
         self._enable = checked_flag("enable", enable)
         self._dynamic = checked_flag("use_dynamic_loss_scaling", use_dynamic_loss_scaling)
-        self._networks: WeakSet[_Network] = WeakSet()
+        self._networks: WeakSet[Any] = WeakSet()
         self._overflow: bool | None = None
         """Whether an update since the last :meth:`update` overflowed; None if there was none that counts."""
-        self._stepped: WeakSet[_Network] = WeakSet()
+        self._stepped: WeakSet[Any] = WeakSet()
         self.set_init_loss_scaling(init_loss_scaling)
         self.set_incr_ratio(incr_ratio)
         self.set_decr_ratio(decr_ratio)
@@ -168,7 +155,7 @@ class GradScaler(MovingLossScaleManager):
         self.step(optimizer)
         self.update()
 
-    def _pending(self, optimizer: Any) -> list[tuple[_Network, StepGradients]]:
+    def _pending(self, optimizer: Any) -> list[tuple[Any, StepGradients]]:
         """The networks with this optimizer that have gradients, with these."""
         if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
             raise ArgumentTypeError(

@@ -102,8 +102,7 @@ class TrainNetwork:
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
             NumericsError: an active tensor checker (:mod:`onnxamp.debugging`) aborts; the state does not change.
         """
-        arrays, scale = self._inputs(feeds), self._take_scale()
-        arrays |= self._settings(scale)
+        arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
         if check is None:
             results = self.held.run(self.session, arrays)
@@ -111,11 +110,7 @@ class TrainNetwork:
             outputs = self._watched(check, arrays, scale)
             self.held.keep(outputs)
             results = {name: from_value(outputs[name]) for name in RESULTS}
-        result = StepResult(
-            float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM])
-        )
-        self._advance(result, moves_scale=True)
-        return result
+        return self._advance(float(results[LOSS]), scale, results, moves_scale=True)
 
     def gradients(self, feeds: Mapping[str, Any]) -> StepGradients:
         """Make the first half of a step: the loss, and the gradients of the scaled loss. Nothing is trained.
@@ -130,12 +125,11 @@ class TrainNetwork:
         Raises:
             ArgumentError, RuntimeFailure, NumericsError: as :meth:`step`.
         """
-        arrays, scale = self._inputs(feeds), self._take_scale()
+        arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
         if check is not None:  # runs the whole step once more, and keeps nothing of it
-            self._watched(check, arrays | self._settings(scale), scale)
-        values = values_of(arrays | self.scale.feeds(scale)) | self.held.items
-        found = self.halves.gradients(values, scale)
+            self._watched(check, arrays, scale)
+        found = self.halves.gradients(values_of(arrays) | self.held.items, scale)
         self._forget()
         self.pending = found
         return found
@@ -186,13 +180,12 @@ class TrainNetwork:
         self._follow_scale()
         values = values_of(self._settings(first.loss_scale)) | self.held.items
         outputs = self.halves.update(values, first)
-        overflow, norm = (from_value(outputs[name]) for name in (OVERFLOW, NORM))
-        result = StepResult(first.loss, bool(overflow), first.loss_scale, float(norm))
         if not moves_scale:
             for name, array in self.scale.arrays().items():
                 outputs[self.plan.successors[name]] = to_value(array)
         self.held.keep(outputs)
-        self._advance(result, moves_scale=moves_scale)
+        results = {name: from_value(outputs[name]) for name in (OVERFLOW, NORM)}
+        result = self._advance(first.loss, first.loss_scale, results, moves_scale=moves_scale)
         return result, is_due
 
     def _watched(
@@ -206,13 +199,17 @@ class TrainNetwork:
             check, feeds, wanted, lambda made: expected and bool(from_value(made[OVERFLOW]))
         )
 
-    def _advance(self, result: StepResult, *, moves_scale: bool) -> None:
-        """Count a step."""
+    def _advance(
+        self, loss: float, scale: float, results: Feeds, *, moves_scale: bool
+    ) -> StepResult:
+        """Count a step; returns what it reports."""
+        result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
         is_due = self._is_due()
         self.steps += 1
         self._forget()
         if moves_scale:
             self.scale.keep(self.held.items, result.overflow, is_due=is_due)
+        return result
 
     def _forget(self) -> None:
         """Let nobody use the pending gradients any more."""
@@ -224,14 +221,17 @@ class TrainNetwork:
         """Whether the next step updates the weights; without accumulation every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
-    def _inputs(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The batch as the graph takes it, with dropout masks."""
+    def _inputs(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], float]:
+        """All inputs of a step but the state, and its loss scale."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
             )
         arrays = typed_feeds(self.plan.model, feeds, self.plan.classes)
-        return arrays | draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+        masks = draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+        self._follow_scale()
+        scale = self.scale.now()
+        return arrays | masks | self._settings(scale), scale
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
         """The other inputs of a step with this loss scale, without the state."""
@@ -244,11 +244,6 @@ class TrainNetwork:
         if self.plan.scaling is None:
             arrays[DIVISOR] = np.ones((), np.float32)
         return arrays
-
-    def _take_scale(self) -> float:
-        """The scale of the next step."""
-        self._follow_scale()
-        return self.scale.now()
 
     def _follow_scale(self) -> None:
         """Take over a loss scale that somebody else changed."""
@@ -317,10 +312,9 @@ class TrainNetwork:
         Raises:
             ArgumentError, RuntimeFailure: as :meth:`step`.
         """
-        arrays, scale = self._inputs(feeds), self._take_scale()
-        feeds = {**arrays, **self._settings(scale), **self.held.copies()}
+        arrays, _ = self._inputs(feeds)
         return flushed_gradients(
-            self.model, self.plan.model, self.plan.gradients, feeds, self.halves.provider
+            self.model, self.plan, arrays | self.held.copies(), self.halves.provider
         )
 
     def state(self) -> dict[str, NDArray[Any]]:

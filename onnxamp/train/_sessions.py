@@ -53,9 +53,11 @@ class Held:
 
     def keep(self, outputs: Values) -> None:
         """Hold the successors among these outputs of a session, and nothing else."""
-        self.items = {name: outputs[output] for name, output in self.successors.items()}
-        if not self.on_device:
-            self.hold({name: self.array(name) for name in self.items})
+        following = {name: outputs[output] for name, output in self.successors.items()}
+        if not self.on_device:  # copies, as values that share an array's memory do not own it
+            copies = {name: np.array(from_value(value)) for name, value in following.items()}
+            following = values_of(copies)
+        self.items = following
 
     def array(self, name: str) -> NDArray[Any]:
         """An array; what it shows may change with the next step."""
@@ -236,13 +238,9 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
         return held
 
     def __setitem__(self, name: str, array: Any) -> None:
-        held = self._values.get(name)
-        if held is None:
+        if name not in self._values:
             raise ArgumentError(f"There is no {name!r}: the names are {', '.join(self._values)}.")
-        given, shape = (
-            np.array(array),
-            tuple(held.shape if isinstance(held, np.ndarray) else held.shape()),
-        )
+        given, shape = np.array(array), self[name].shape
         if given.shape != shape or not np.can_cast(given.dtype, np.float32, "same_kind"):
             raise ArgumentError(
                 f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}."
@@ -262,10 +260,9 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
 
     def values_for(self, names: Mapping[str, str]) -> Values:
         """As ONNX Runtime's values, by the inputs that ``names`` gives for them."""
-        held = ((names[name], value) for name, value in self._values.items())
         return {
-            name: to_value(value) if isinstance(value, np.ndarray) else value
-            for name, value in held
+            names[name]: to_value(value) if isinstance(value, np.ndarray) else value
+            for name, value in self._values.items()
         }
 
 
