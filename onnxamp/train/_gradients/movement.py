@@ -45,10 +45,6 @@ def _split(call: Call) -> Grads:
     return [pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis"))]
 
 
-def _expand(call: Call) -> Grads:
-    return [sum_to(call.dy, call.y.dims, call.x)]
-
-
 def _tile(call: Call) -> Grads:
     """Split every axis into (copies, size), and sum the copies."""
     rank = call.rank()
@@ -163,10 +159,6 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
     return dy.op("Pad", amounts) if any(amounts) else dy
 
 
-def _trilu(call: Call) -> Grads:
-    return [call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))]
-
-
 def _depth_to_space(call: Call) -> Grads:
     """Written as a Transpose: SpaceToDepth has only one of the orders that DepthToSpace has."""
     block, x = call.attribute("blocksize"), call.x
@@ -175,10 +167,6 @@ def _depth_to_space(call: Call) -> Grads:
     perm = [0, 3, 5, 1, 2, 4] if call.attribute("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
     split = call.dy.reshape(n, channels, h, block, w, block)
     return [split.transpose(perm).reshape_like(x)]
-
-
-def _space_to_depth(call: Call) -> Grads:
-    return [call.dy.op("DepthToSpace", blocksize=call.attribute("blocksize"), mode="DCR")]
 
 
 def _gather(call: Call) -> Grads:
@@ -331,7 +319,7 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(op_facts().views, _reshaped),
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
-    "Expand": _expand,
+    "Expand": lambda call: [sum_to(call.dy, call.y.dims, call.x)],
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
@@ -340,10 +328,12 @@ RULES: Final[Mapping[str, Rule]] = {
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
+    "SpaceToDepth": lambda call: [
+        call.dy.op("DepthToSpace", blocksize=call.attribute("blocksize"), mode="DCR")
+    ],
     "Split": _split,
     "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
-    "Trilu": _trilu,
+    "Trilu": lambda call: [call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))],
 }

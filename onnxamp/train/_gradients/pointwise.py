@@ -34,24 +34,12 @@ def broadcast(local: Rule) -> Rule:
     ]
 
 
-def _relu(call: Call) -> Tensor:
-    return (call.y > 0).where(call.dy, 0)
-
-
-def _leaky(call: Call) -> Tensor:
-    return (call.x > 0).where(call.dy, call.dy * call.number("alpha"))
-
-
 def _elu(call: Call) -> Tensor:
     return _exponential(call.x, call.dy, call.attribute("alpha"), 1.0)
 
 
 def _selu(call: Call) -> Tensor:
     return _elu(call) * call.number("gamma")
-
-
-def _celu(call: Call) -> Tensor:
-    return _exponential(call.x, call.dy, 1.0, call.attribute("alpha"))
 
 
 def _exponential(x: Tensor, dy: Tensor, factor: float, width: float) -> Tensor:
@@ -68,10 +56,6 @@ def _hard_sigmoid(call: Call) -> Tensor:
 
 def _hard_swish(call: Call) -> Tensor:
     return (call.x > -3).where((call.x < 3).where(call.dy * (call.x / 3 + 0.5), call.dy), 0)
-
-
-def _thresholded(call: Call) -> Tensor:
-    return (call.x > call.number("alpha")).where(call.dy, 0)
 
 
 def _softsign(call: Call) -> Tensor:
@@ -103,26 +87,6 @@ def _gelu(call: Call) -> Tensor:
     )
 
 
-def _softmax(call: Call) -> Tensor:
-    return call.y * (call.dy - (call.dy * call.y).sum([call.attribute("axis")]))
-
-
-def _log_softmax(call: Call) -> Tensor:
-    return call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")])
-
-
-def _cast(call: Call) -> Grads:
-    return [call.dy.cast(call.x.elem)]
-
-
-def _mul(call: Call) -> Grads:
-    return (lambda: call.dy * call[1]), (lambda: call.dy * call.x)
-
-
-def _div(call: Call) -> Grads:
-    return (lambda: call.dy / call[1]), (lambda: -(call.dy * call.y / call[1]))
-
-
 def _pow(call: Call) -> Grads:
     x, given = call.x, call[1]
     exponent, known = given.cast(x.elem), call.constant(1)
@@ -138,18 +102,6 @@ def _pow(call: Call) -> Grads:
         return (call.dy * (x > 0).where(call.y * (x > 0).where(x, 1).op("Log"), 0)).cast(given.elem)
 
     return base, power
-
-
-def _prelu(call: Call) -> Grads:
-    x, slope = call.x, call[1]
-    return (lambda: (x > 0).where(call.dy, call.dy * slope)), (
-        lambda: (x < 0).where(call.dy * x, 0)
-    )
-
-
-def _where(call: Call) -> Grads:
-    chosen = call.x
-    return call.dy, (lambda: chosen.where(call.dy, 0)), (lambda: chosen.where(0, call.dy))
 
 
 def _extremes(call: Call) -> Grads:
@@ -262,6 +214,7 @@ def _cumsum(call: Call) -> Grads:
 
 
 _UNARY: Final[Mapping[str, _Local]] = {
+    **dict.fromkeys(("Cast", "CastLike"), lambda call: call.dy.cast(call.x.elem)),
     "Abs": lambda call: call.dy * call.x.op("Sign"),
     "Acos": lambda call: -(call.dy / (1 - call.x * call.x).op("Sqrt")),
     "Acosh": lambda call: call.dy / (call.x * call.x - 1).op("Sqrt"),
@@ -269,7 +222,7 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "Asinh": lambda call: call.dy / (call.x * call.x + 1).op("Sqrt"),
     "Atan": lambda call: call.dy / (call.x * call.x + 1),
     "Atanh": lambda call: call.dy / (1 - call.x * call.x),
-    "Celu": _celu,
+    "Celu": lambda call: _exponential(call.x, call.dy, 1.0, call.number("alpha")),
     "Cos": lambda call: -(call.dy * call.x.op("Sin")),
     "Cosh": lambda call: call.dy * ((call.x.op("Exp") - (-call.x).op("Exp")) * 0.5),
     "Elu": _elu,
@@ -279,43 +232,48 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "Identity": lambda call: call.dy,
-    "LeakyRelu": _leaky,
+    "LeakyRelu": lambda call: (call.x > 0).where(call.dy, call.dy * call.number("alpha")),
     "Log": lambda call: call.dy / call.x,
-    "LogSoftmax": _log_softmax,
+    "LogSoftmax": lambda call: call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")]),
     "Mish": _mish,
     "Neg": lambda call: -call.dy,
     "Reciprocal": lambda call: -(call.dy * call.y * call.y),
-    "Relu": _relu,
+    "Relu": lambda call: (call.y > 0).where(call.dy, 0),
     "Selu": _selu,
     "Sigmoid": lambda call: call.dy * call.y * (1 - call.y),
     "Sin": lambda call: call.dy * call.x.op("Cos"),
     "Sinh": lambda call: call.dy * ((call.x.op("Exp") + (-call.x).op("Exp")) * 0.5),
-    "Softmax": _softmax,
+    "Softmax": lambda call: call.y * (call.dy - (call.dy * call.y).sum([call.attribute("axis")])),
     "Softplus": lambda call: call.dy * call.x.op("Sigmoid"),
     "Softsign": _softsign,
     "Sqrt": lambda call: call.dy * 0.5 / call.y,
     "Swish": _swish,
     "Tan": lambda call: call.dy * (call.y * call.y + 1),
     "Tanh": lambda call: call.dy * (1 - call.y * call.y),
-    "ThresholdedRelu": _thresholded,
+    "ThresholdedRelu": lambda call: (call.x > call.number("alpha")).where(call.dy, 0),
 }
 
 RULES: Final[Mapping[str, Rule]] = {
     **{op: unary(local) for op, local in _UNARY.items()},
     "Add": broadcast(lambda call: [call.dy] * 2),
-    "Cast": _cast,
-    "CastLike": _cast,
     "Clip": broadcast(_clip),
     "CumSum": _cumsum,
-    "Div": broadcast(_div),
+    "Div": broadcast(
+        lambda call: [lambda: call.dy / call[1], lambda: -(call.dy * call.y / call[1])]
+    ),
     "Dropout": _dropout,
     "GlobalAveragePool": _reduction(_mean_of_all, wide=False),
     "GlobalMaxPool": _global_max,
     "Max": broadcast(_extremes),
     "Mean": broadcast(_mean),
     "Min": broadcast(_extremes),
-    "Mul": broadcast(_mul),
-    "PRelu": broadcast(_prelu),
+    "Mul": broadcast(lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]),
+    "PRelu": broadcast(
+        lambda call: [
+            lambda: (call.x > 0).where(call.dy, call.dy * call[1]),
+            lambda: (call.x < 0).where(call.dy * call.x, 0),
+        ]
+    ),
     "Pow": broadcast(_pow),
     "ReduceL1": _reduction(lambda call: call.dy * call.x.op("Sign")),
     "ReduceL2": _reduction(_l2),
@@ -329,6 +287,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
     "Sub": broadcast(lambda call: [call.dy, lambda: -call.dy]),
     "Sum": broadcast(lambda call: [call.dy] * len(call.inputs)),
-    "Where": broadcast(_where),
+    "Where": broadcast(
+        lambda call: [None, lambda: call.x.where(call.dy, 0), lambda: call.x.where(0, call.dy)]
+    ),
 }
 FORWARD: Final[Mapping[str, Forward]] = {"Dropout": _dropout_forward}
