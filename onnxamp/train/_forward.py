@@ -5,9 +5,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT, FORMATS, Format
+from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
 from onnxamp._errors import GradientError, ModelError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.editor import GraphEditor, set_attribute
@@ -195,42 +195,36 @@ def find_masters(model: ModelProto) -> Masters:
     Raises:
         ModelError: float16 and bfloat16 values are mixed.
     """
-    inlined = inline_functions(model)
-    graph = Graph.of(inlined)
-    names = {low.tensor: low.name for low in FORMATS.values()}
-    dtypes = {names[kind] for kind in graph.types if kind in names}
+    graph = Graph.of(inline_functions(model))
+    dtypes = [low.name for low in FORMATS.values() if low.tensor in graph.types]
     if not dtypes:
         return Masters(model, None, {}, {})
     if len(dtypes) > 1:
         raise ModelError(
             "The model holds float16 and bfloat16 values: training takes one low-precision type."
         )
-    copies = _copies(inlined)
+    copies = _copies(graph)
     masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
-    return Masters(masters, dtypes.pop(), copies, _lowered(graph))
+    return Masters(masters, dtypes[0], copies, _lowered(graph))
 
 
-def _copies(model: ModelProto) -> dict[str, str]:
+def _copies(graph: Graph) -> dict[str, str]:
     """Low-precision initializers whose names and numbers say that a conversion copied them from float32 ones."""
-    listed = {entry.name for entry in model.graph.input}
-    exact = {
-        t.name: t
-        for t in model.graph.initializer
-        if t.data_type == TensorProto.FLOAT and t.name not in listed
+    weights = {
+        tensor.name: tensor
+        for value, tensor in graph.constants.tensors.items()
+        if graph.values[value].scope == 0 and graph.values[value].producer == ABSENT
     }
     copies = {}
-    for tensor in model.graph.initializer:
+    for name, tensor in weights.items():
         low = _LOW.get(tensor.data_type)
-        stem = tensor.name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
-        if (
-            low is not None
-            and stem in exact
-            and exact[stem].dims == tensor.dims
-            and tensor.name not in listed
-        ):
-            ((rounded, _),) = convert([(numpy_helper.to_array(exact[stem]), low.max_finite)], low)
-            if rounded == numpy_helper.to_array(tensor).tobytes():
-                copies[tensor.name] = stem
+        stem = name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
+        exact = weights.get(stem)
+        if exact is None or exact.data_type != TensorProto.FLOAT or exact.dims != tensor.dims:
+            continue
+        rounded = _tensor(numpy_helper.to_array(exact), name, low)
+        if rounded.raw_data == numpy_helper.to_array(tensor).tobytes():
+            copies[name] = stem
     return copies
 
 
@@ -248,13 +242,11 @@ def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
 
 def _lowered(graph: Graph) -> dict[str, bool]:
     found: dict[str, set[bool]] = {}
-    floats = {FLOAT: False, **{low.tensor: True for low in FORMATS.values()}}
-    for node in graph.nodes:
-        kinds = {graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
-        if node.scope == 0 and node.key not in ("Cast", "Constant"):
-            found.setdefault(node.label, set()).update(
-                floats[kind] for kind in kinds if kind in floats
-            )
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+        if node.key not in ("Cast", "Constant"):
+            values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+            kinds = {graph.types[value] for value in values} & {FLOAT, *LOW_TENSORS}
+            found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
     return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
 
 
@@ -270,7 +262,7 @@ def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) ->
     return result
 
 
-def _tensor(array: NDArray[np.float32], name: str, low: Format | None) -> TensorProto:
+def _tensor(array: NDArray[Any], name: str, low: Format | None) -> TensorProto:
     if low is None:
         return numpy_helper.from_array(array, name)
     ((raw, _),) = convert([(array, low.max_finite)], low)
@@ -303,16 +295,14 @@ def trained_model(
 def _stored(graph: Graph, weights: Iterable[str], dtype: str) -> ModelProto:
     """The model with float32 initializers stored in another type; a Cast behind each gives the model float32.
 
-    Initializers keep their names. Numbers beyond the range of the type become its largest ones. An initializer that is
-    an output of the model stays as it is. Linear in nodes.
+    Initializers keep their names. Finite numbers beyond the range of the type become its largest ones. An initializer
+    that is an output of the model stays as it is. Linear in nodes.
 
     Args:
         graph: a well-formed model.
         weights: names of float32 initializers.
         dtype: "float16", "bfloat16" or "float64".
     """
-    elem = getattr(TensorProto, "DOUBLE" if dtype == "float64" else dtype.upper())
-    limit = FORMATS[dtype].max_finite if dtype in FORMATS else np.inf
     editor, scope = GraphEditor(graph), graph.scopes[0]
     for name in weights:
         value = scope.names[name]
@@ -323,9 +313,7 @@ def _stored(graph: Graph, weights: Iterable[str], dtype: str) -> ModelProto:
             editor.node(node).input[port] = raised
         cast = editor.make("Cast", [name], [raised], editor.names.fresh(f"{raised}/cast"), to=1)
         editor.insert(0, scope.nodes.start, cast)
-        tensor = editor.weight(value)
-        array = np.clip(numpy_helper.to_array(tensor), -limit, limit).astype(
-            helper.tensor_dtype_to_np_dtype(elem)
-        )
-        tensor.CopyFrom(numpy_helper.from_array(array, name))
+        tensor, low = editor.weight(value), FORMATS.get(dtype)
+        array = numpy_helper.to_array(tensor).astype(np.float32 if low else np.float64)
+        tensor.CopyFrom(_tensor(array, name, low))
     return editor.finish()

@@ -133,9 +133,9 @@ class Window:
         return [*self.before, *self.after]
 
     @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.kernel)
+    def axes(self) -> list[int]:
+        """The spatial axes."""
+        return list(range(2, len(self.kernel) + 2))
 
 
 def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
@@ -190,7 +190,7 @@ def _conv(call: Call) -> Grads:
 
 
 def _bias_gradient(dy: Tensor, window: Window) -> Tensor:
-    return dy.sum([0, *range(2, window.rank + 2)], keepdims=False)
+    return dy.sum([0, *window.axes], keepdims=False)
 
 
 def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -> Tensor:
@@ -209,12 +209,11 @@ def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -
     )
     skipped = [max(s - 1 - after, 0) for s, after in zip(window.strides, window.after, strict=True)]
     if any(skipped):
-        dx = dx.op("Pad", [*[0] * (window.rank + 4), *skipped])
+        dx = dx.op("Pad", [*[0] * (len(skipped) + 4), *skipped])
     if not any((*window.before, *window.after)) and max(window.strides) == 1:
         return dx
-    axes = list(range(2, window.rank + 2))
     ends = (x.size(axis) + before for axis, before in enumerate(window.before, 2))
-    return dx.op("Slice", window.before, x.writer.vector(*ends), axes)
+    return dx.op("Slice", window.before, x.writer.vector(*ends), window.axes)
 
 
 def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tensor:
@@ -223,7 +222,7 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
     Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. So are strides and
     dilations. Where the strides skip elements at the end, the result is too large and is cropped.
     """
-    spatial = list(range(2, window.rank + 2))
+    spatial = window.axes
     swap = [1, 0, *spatial]
     if group == 1:
         swapped = x.transpose(swap)
@@ -240,7 +239,7 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
         pads=window.pads,
     )
     if max(window.strides) > 1:
-        dw = dw.op("Slice", [0] * window.rank, window.kernel, spatial)
+        dw = dw.op("Slice", [0] * len(spatial), window.kernel, spatial)
     return dw.transpose(swap)
 
 
@@ -304,7 +303,7 @@ def _to_first_maxima(call: Call) -> Tensor:
     Channels join the batch, and the places of a window become the channels; a ConvTranspose moves each to its place.
     """
     x, y, dy, window = call.x, call.y, call.dy, _window(call)
-    axes, count = list(range(2, window.rank + 2)), prod(window.kernel)
+    axes, count = window.axes, prod(window.kernel)
     more = [
         after + call.attribute("ceil_mode") * (stride - 1)
         for after, stride in zip(window.after, window.strides, strict=True)
@@ -321,7 +320,7 @@ def _to_first_maxima(call: Call) -> Tensor:
         taken = padded.op("Slice", starts, x.writer.vector(*ends), axes, window.strides)
         places.append(taken.reshape(-1, 1, inner))
     first = x.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1)
-    numbers = x.writer.ints(range(count)).reshape(1, count, *[1] * window.rank)
+    numbers = x.writer.ints(range(count)).reshape(1, count, *[1] * len(axes))
     each = first.equals(numbers).where(dy.reshape(-1, 1, inner), 0)
     shift = dy.like(np.eye(count).reshape(count, 1, *window.kernel))
     return _spread(each, shift, window, 1, x).reshape_like(x)
@@ -349,13 +348,14 @@ def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
     if not ceil and (with_pads or not any(window.pads)):
         return prod(window.kernel)
     counts = np.ones(())
-    for axis in range(window.rank):
-        size, out = call.x.known_size(axis + 2), call.y.known_size(axis + 2)
+    for number, axis in enumerate(window.axes):
+        size, out = call.x.known_size(axis), call.y.known_size(axis)
         if size is None or out is None:
-            raise call.error(f"averages beyond the edge of axis {axis + 2}, whose size is unknown")
-        starts = np.arange(out)[:, None] * window.strides[axis] - window.before[axis]
-        places = starts + np.arange(window.kernel[axis]) * window.dilations[axis]
-        low, high = (-window.before[axis], size + window.after[axis]) if with_pads else (0, size)
+            raise call.error(f"averages beyond the edge of axis {axis}, whose size is unknown")
+        before, after = window.before[number], window.after[number]
+        starts = np.arange(out)[:, None] * window.strides[number] - before
+        places = starts + np.arange(window.kernel[number]) * window.dilations[number]
+        low, high = (-before, size + after) if with_pads else (0, size)
         counts = np.multiply.outer(counts, ((places >= low) & (places < high)).sum(1))
     return counts
 
