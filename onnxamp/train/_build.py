@@ -224,10 +224,8 @@ def _requested(
             "A decorated model or auto_cast sets level and dtype: leave both at their defaults."
         )
     if cast is None:
-        return Options.of(
-            "O2",
-            {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle", "fold": False},
-        )
+        low = decorated.dtype if decorated else dtype
+        return Options.of("O2", {"dtype": low, "lists": "paddle", "fold": False})
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

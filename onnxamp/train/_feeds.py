@@ -135,13 +135,17 @@ def draw_masks(
     Raises:
         ArgumentError: the feeds do not determine the shape of a mask.
     """
-    if not masks:
-        return {}
     sizes = _named_sizes(model, feeds)
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return {
-        mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks
-    }
+    drawn = {}
+    for mask in masks:
+        shape = [dim if isinstance(dim, int) else sizes.get(str(dim), -1) for dim in mask.dims]
+        if -1 in shape:
+            raise ArgumentError(
+                f"The dropout mask {mask.name!r} has the size {mask.dims[shape.index(-1)]!r}, which no input has."
+            )
+        drawn[mask.name] = generator.random(shape, np.float32) >= mask.ratio
+    return drawn
 
 
 def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
@@ -156,15 +160,6 @@ def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
                 if d.dim_param
             }
     return sizes
-
-
-def _shape(mask: Mask, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    unknown = [dim for dim in mask.dims if isinstance(dim, str) and dim not in sizes]
-    if unknown:
-        raise ArgumentError(
-            f"The dropout mask {mask.name!r} has the size {unknown[0]!r}, which no input has."
-        )
-    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in mask.dims)
 
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -31,6 +31,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_key
+from onnxamp._options.checks import checked_names, compiled
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import ops_named
 from onnxamp._options.options import Options, Rule
@@ -356,16 +357,7 @@ def excluder(layers: str | Iterable[str] | None) -> Callable[[NodeProto], set[st
         ArgumentTypeError: an item is not a string.
     """
     texts = _texts(layers)
-    if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise ArgumentTypeError(
-            f"excluded_layers must hold strings, not {type(wrong[0]).__name__}."
-        )
-    try:
-        patterns = {text: re.compile(text) for text in texts}
-    except re.error as error:
-        raise ArgumentError(
-            f"excluded_layers: {error.pattern!r} is not a regular expression: {error}."
-        ) from None
+    patterns = dict(zip(texts, compiled("excluded_layers", texts), strict=True))
 
     def matched(node: NodeProto) -> set[str]:
         names = [name for name in (node.name, *node.output) if name]
@@ -379,4 +371,4 @@ def excluder(layers: str | Iterable[str] | None) -> Callable[[NodeProto], set[st
 
 
 def _texts(layers: str | Iterable[str] | None) -> tuple[str, ...]:
-    return (layers,) if isinstance(layers, str) else tuple(layers or ())
+    return checked_names("excluded_layers", [layers] if isinstance(layers, str) else layers)
