@@ -26,6 +26,18 @@ MIN_OPSET: Final = 18
 Number: TypeAlias = int | float
 
 
+def _binary(
+    op_type: str, *, swapped: bool = False
+) -> Callable[["Tensor", "Tensor | Number"], "Tensor"]:
+    """An operator that writes an op of a tensor and what stands on its other side."""
+
+    def write(self: "Tensor", other: "Tensor | Number") -> "Tensor":
+        side = self.like(other)
+        return side.op(op_type, self) if swapped else self.op(op_type, side)
+
+    return write
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A value of the graph being written, with operators that write nodes.
@@ -43,43 +55,17 @@ class Tensor:
     elem: int
     dims: Dims | None = None
 
-    def __add__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Add", self.like(other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Sub", self.like(other))
-
-    def __rsub__(self, other: Number) -> "Tensor":
-        return self.like(other).op("Sub", self)
-
-    def __mul__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Mul", self.like(other))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Div", self.like(other))
-
-    def __rtruediv__(self, other: Number) -> "Tensor":
-        return self.like(other).op("Div", self)
-
-    def __pow__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Pow", self.like(other))
+    __add__ = __radd__ = _binary("Add")
+    __sub__, __rsub__ = _binary("Sub"), _binary("Sub", swapped=True)
+    __mul__ = __rmul__ = _binary("Mul")
+    __truediv__, __rtruediv__ = _binary("Div"), _binary("Div", swapped=True)
+    __pow__ = _binary("Pow")
+    __lt__, __gt__ = _binary("Less"), _binary("Greater")
+    equals = _binary("Equal")
+    """Elementwise equality (``==`` compares the handles)."""
 
     def __neg__(self) -> "Tensor":
         return self.op("Neg")
-
-    def __lt__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Less", self.like(other))
-
-    def __gt__(self, other: "Tensor | Number") -> "Tensor":
-        return self.op("Greater", self.like(other))
-
-    def equals(self, other: "Tensor | Number") -> "Tensor":
-        """Elementwise equality (``==`` compares the handles)."""
-        return self.op("Equal", self.like(other))
 
     def op(self, op_type: str, *others: Any, into: str = "", **attributes: Any) -> "Tensor":
         """Write an ai.onnx op with one output and this value as its first input.
