@@ -2,12 +2,11 @@
 
 from onnxamp._public import export
 from onnxamp.train._build import build_train_network
-from onnxamp.train._decorate import Decorated, decorate
 from onnxamp.train._feeds import Batches, Loss
 from onnxamp.train._flushed import FlushedGradient
 from onnxamp.train._grad_scaler import GradScaler
 from onnxamp.train._gradients import Gradients, add_gradients
-from onnxamp.train._masters import StepArrays, StepGradients, StepResult
+from onnxamp.train._levels import Decorated, decorate
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer
 from onnxamp.train._scaling import (
@@ -17,6 +16,7 @@ from onnxamp.train._scaling import (
     LossScaleManager,
     ScaleUpdate,
 )
+from onnxamp.train._sessions import StepArrays, StepGradients, StepResult
 
 __all__ = [
     "FROM_LEVEL",

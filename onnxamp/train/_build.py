@@ -1,6 +1,5 @@
 """From a model and options to a network in training."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx import ModelProto
@@ -16,17 +15,20 @@ from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
-from onnxamp.train._decorate import Decorated, Excluded
 from onnxamp.train._feeds import Loss, LossFunction, find_loss
-from onnxamp.train._forward import training_model
+from onnxamp.train._forward import find_masters, training_model
 from onnxamp.train._grad_scaler import GradScaler
-from onnxamp.train._levels import make_precision
-from onnxamp.train._masters import Halves, find_masters
+from onnxamp.train._levels import Decorated, excluder, make_precision
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._recorded import RESULTS, Held, Recorded
-from onnxamp.train._scale import LossScale
-from onnxamp.train._scaling import FROM_LEVEL, DynamicLossScaleManager, FromLevel, LossScaleManager
+from onnxamp.train._scaling import (
+    FROM_LEVEL,
+    DynamicLossScaleManager,
+    FromLevel,
+    LossScale,
+    LossScaleManager,
+)
+from onnxamp.train._sessions import Halves, Held, Recorded
 from onnxamp.train._step import build_step
 
 if TYPE_CHECKING:
@@ -105,19 +107,20 @@ def build_train_network(
         True
         >>> trained = net.export()  # the inference model with the new weights
     """
-    _check(optimizer, boost_level, unknown)
-    chosen = choose_provider(provider)
-    if boost_level == "O2" and is_plugin(
-        chosen
-    ):  # seen: WebGPU leaves them as they are, OpenVINO ends the process
+    if unknown:
         raise ArgumentError(
-            f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
-            " do not fill: take O1, or provider cuda or cpu (--provider)."
+            f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
+            " loss_scale_manager, dtype, provider and seed."
         )
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(
+            f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}."
+        )
+    chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
-    excludes = Excluded(decorated.excluded if decorated else None).takes
+    excludes = excluder(decorated.excluded if decorated else None)
     source = decorated.source if decorated else Model.of(network).embedded()
     masters = find_masters(source)
     precision = make_precision(
@@ -126,15 +129,17 @@ def build_train_network(
     is_exact = precision.options.level == Level.O0
     forward = training_model(masters.model, precision.opset(masters.model))
     loss = None if loss_fn is None else find_loss(loss_fn)
-    scale = LossScale.of(manager, "float32" if is_exact else precision.options.dtype)
+    scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
     step = build_step(forward, optimizer, loss, scale.scaling, plugin.lacks if plugin else ())
     wanted = precision.options_for(forward.model)
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)
-    ready = emulate(graph) if chosen == "cpu" and not is_exact else graph
-    session = _session(ready, chosen)
-    recorded = Recorded(ready, chosen, step.successors, RESULTS) if boost_level == "O2" else None
+    emulated = chosen == "cpu" and not is_exact
+    ready = emulate(graph) if emulated else graph
+    held = Held(step.successors, on_device=boost_level == "O1")
+    if boost_level == "O2":
+        held = Recorded(step.successors, on_device=True, model=ready, provider=chosen)
     net = TrainNetwork(
         source=source,
         masters=masters,
@@ -142,16 +147,37 @@ def build_train_network(
         plan=step,
         optimizer=optimizer,
         scale=scale,
-        session=session,
+        session=_session(ready, chosen),
         halves=Halves(step, ready, chosen),
-        held=Held(boost_level != "O0", recorded),
-        runs_on=_runs_on(chosen, is_exact=is_exact),
+        held=held,
+        runs_on=engine_on(chosen).name() if plugin else chosen.upper() + ", emulated" * emulated,
         seed=seed,
         save_dtype=decorated.save_dtype if decorated else None,
     )
     if isinstance(manager, GradScaler):
         manager.bind(net)
     return net
+
+
+def _place(provider: Provider | None, boost_level: str) -> Provider:
+    """Where a step runs.
+
+    Raises:
+        ArgumentError: the boost level is unknown, or the provider does not take it.
+        RuntimeFailure: the provider cannot be used.
+    """
+    if boost_level not in BOOSTS:
+        raise ArgumentError(
+            f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}."
+        )
+    chosen = choose_provider(provider)
+    # Seen: WebGPU leaves buffers as they are, OpenVINO ends the process.
+    if boost_level == "O2" and is_plugin(chosen):
+        raise ArgumentError(
+            f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
+            " do not fill: take O1, or provider cuda or cpu (--provider)."
+        )
+    return chosen
 
 
 def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
@@ -163,38 +189,8 @@ def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
     try:
         return make_session(model, provider)
     except RuntimeFailure as error:
-        way_out = (
-            ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).'
-            * is_plugin(provider)
-        )
-        raise RuntimeFailure(f"{error}{way_out}") from error
-
-
-def _check(optimizer: object, boost_level: str, unknown: Mapping[str, object]) -> None:
-    """Refuse arguments that nothing else checks.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: as :func:`build_train_network`.
-    """
-    if unknown:
-        raise ArgumentError(
-            f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
-            " loss_scale_manager, dtype, provider and seed."
-        )
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(
-            f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}."
-        )
-    if boost_level not in BOOSTS:
-        raise ArgumentError(
-            f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}."
-        )
-
-
-def _runs_on(provider: Provider, *, is_exact: bool) -> str:
-    if is_plugin(provider):
-        return engine_on(provider).name()
-    return "CUDA" if provider == "cuda" else "CPU" if is_exact else "CPU, emulated"
+        way_out = ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).'
+        raise RuntimeFailure(f"{error}{way_out * is_plugin(provider)}") from error
 
 
 def _manager(given: LossScaleManager | FromLevel | None, level: Level) -> LossScaleManager | None:
@@ -228,10 +224,8 @@ def _requested(
             "A decorated model or auto_cast sets level and dtype: leave both at their defaults."
         )
     if cast is None:
-        return Options.of(
-            "O2",
-            {"dtype": decorated.dtype if decorated else dtype, "lists": "paddle", "fold": False},
-        )
+        low = decorated.dtype if decorated else dtype
+        return Options.of("O2", {"dtype": low, "lists": "paddle", "fold": False})
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,13 @@ from onnxamp.train._forward import Mask
 from onnxamp.train._gradients.writer import Tensor
 
 Feeds = Mapping[str, NDArray[Any]]
+
+
+class Classes(NamedTuple):
+    """What labels may be: whole numbers from 0 to below ``number``, which is None where nothing tells it."""
+
+    label: str
+    number: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +78,18 @@ class Batches:
 
 
 def typed_feeds(
-    model: ModelProto, feeds: Mapping[str, Any], labels: str | None = None
+    model: ModelProto, feeds: Mapping[str, Any], classes: Classes | None
 ) -> dict[str, NDArray[Any]]:
     """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
     Args:
         model: whose inputs they are.
         feeds: arrays by name.
-        labels: the name of those that ONNX Runtime would not miss.
+        classes: what labels may be, where ONNX Runtime would not miss some, or count negative ones from the end.
 
     Raises:
-        ArgumentError: an array is of another kind, such as floats for integers, or of another shape, or there are fewer
-            or more labels than samples.
+        ArgumentError: an array is of another kind, such as floats for integers, or of another shape, there are fewer or
+            more labels than samples, or one is no class.
     """
     typed: dict[str, NDArray[Any]] = {}
     for entry in model.graph.input:
@@ -96,17 +103,28 @@ def typed_feeds(
             if entry.type.tensor_type.HasField("shape"):
                 check_shape(entry.name, array.shape, entry.type.tensor_type.shape)
             typed[entry.name] = array.astype(wanted, copy=False)
-    if labels is not None:
-        sizes = _named_sizes(
-            model, {name: array for name, array in typed.items() if name != labels}
-        )
-        for dim, size in _named_sizes(model, {labels: typed[labels]}).items():
-            if sizes.get(dim, size) != size:
-                raise ArgumentError(
-                    f"The labels {labels!r} have the size {size} in {dim!r}, and other inputs {sizes[dim]}: pass as"
-                    " many of each."
-                )
+    if classes is not None:
+        _check_labels(model, typed, *classes)
     return typed
+
+
+def _check_labels(model: ModelProto, feeds: Feeds, label: str, count: int | None) -> None:
+    others, labels = dict(feeds), feeds[label]
+    del others[label]
+    sizes = _named_sizes(model, others)
+    for dim, size in _named_sizes(model, {label: labels}).items():
+        if sizes.get(dim, size) != size:
+            raise ArgumentError(
+                f"The labels {label!r} have the size {size} in {dim!r}, and other inputs {sizes[dim]}: pass as"
+                " many of each."
+            )
+    wrong = labels[(labels < 0) | (labels >= (np.inf if count is None else count))]
+    if wrong.size:
+        least = "0 or more" if count is None else f"classes from 0 to {count - 1}"
+        raise ArgumentError(
+            f"The labels {label!r} must be {least}, but {wrong.size} of {labels.size} are not, such as"
+            f" {wrong[0]}: correct them, or leave these samples out."
+        )
 
 
 def draw_masks(
@@ -117,13 +135,17 @@ def draw_masks(
     Raises:
         ArgumentError: the feeds do not determine the shape of a mask.
     """
-    if not masks:
-        return {}
     sizes = _named_sizes(model, feeds)
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return {
-        mask.name: generator.random(_shape(mask, sizes), np.float32) >= mask.ratio for mask in masks
-    }
+    drawn = {}
+    for mask in masks:
+        shape = [dim if isinstance(dim, int) else sizes.get(str(dim), -1) for dim in mask.dims]
+        if -1 in shape:
+            raise ArgumentError(
+                f"The dropout mask {mask.name!r} has the size {mask.dims[shape.index(-1)]!r}, which no input has."
+            )
+        drawn[mask.name] = generator.random(shape, np.float32) >= mask.ratio
+    return drawn
 
 
 def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
@@ -138,15 +160,6 @@ def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
                 if d.dim_param
             }
     return sizes
-
-
-def _shape(mask: Mask, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    unknown = [dim for dim in mask.dims if isinstance(dim, str) and dim not in sizes]
-    if unknown:
-        raise ArgumentError(
-            f"The dropout mask {mask.name!r} has the size {unknown[0]!r}, which no input has."
-        )
-    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in mask.dims)
 
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -180,7 +193,7 @@ class Loss:
     output: str | None = None
     picks: bool = False
 
-    def classes(self, output: Dims | None) -> "Classes | None":
+    def classes(self, output: Dims | None) -> Classes | None:
         """What labels may be for an output of this shape; None for anything."""
         if not self.picks or self.but is None:
             return None
@@ -197,33 +210,7 @@ class Loss:
             raise ModelError(
                 "The rank of the model's output is unknown, but the labels need it: declare its shape."
             )
-        return (
-            output
-            if self.but is None
-            else tuple(dim for axis, dim in enumerate(output) if axis != self.but)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """What labels may be: whole numbers from 0 to below ``count``, which is None where nothing tells it."""
-
-    label: str
-    count: int | None
-
-    def check(self, labels: NDArray[Any]) -> None:
-        """Look for other numbers: ONNX Runtime counts negative ones from the end.
-
-        Raises:
-            ArgumentError: there are some.
-        """
-        wrong = labels[(labels < 0) | (labels >= (np.inf if self.count is None else self.count))]
-        if wrong.size:
-            least = "0 or more" if self.count is None else f"classes from 0 to {self.count - 1}"
-            raise ArgumentError(
-                f"The labels {self.label!r} must be {least}, but {wrong.size} of {labels.size} are not, such as"
-                f" {wrong[0]}: correct them, or leave these samples out."
-            )
+        return tuple(dim for axis, dim in enumerate(output) if axis != self.but)
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:

@@ -1,31 +1,26 @@
 """Which gradients low precision flushes to zero: those of a step, beside those of the same step in float32."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, nan
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Problem, Window
-from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS
-from onnxamp._errors import ArgumentError, MissingModelError, ModelError
-from onnxamp._graph.editor import NewNames
+from onnxamp._dtypes import FLOAT, FLOAT16
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import copy_without
-from onnxamp._model.storage import write_file
 from onnxamp._numerics.compare import compare
-from onnxamp._paths.reading import reason_of
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp.train._masters import Masters, with_arrays
-from onnxamp.train._optimizers import SCALE
-from onnxamp.train._step import LOSS
+from onnxamp.train._gradients.writer import Tensor, Writer
+from onnxamp.train._step import LOSS, SCALE, Step
 
 _HEADROOM: Final = 4
 """A gradient may grow by so much before it overflows."""
@@ -69,24 +64,6 @@ def _seeds(graph: Graph) -> Iterator[int]:
             yield from node.outputs
 
 
-def with_sizes(model: ModelProto, values: Sequence[str]) -> tuple[list[NodeProto], list[str]]:
-    """Nodes that compute the largest magnitude and the root mean square of each value, and their outputs."""
-    names = NewNames({name for node in model.graph.node for name in node.output})
-    nodes, outputs = list[NodeProto](), list[str]()
-    for value in values:
-        size, largest, square, root = (
-            names.fresh(f"{value}_{kind}") for kind in ("abs", "largest", "square", "root")
-        )
-        nodes += [
-            helper.make_node("Abs", [value], [size]),
-            helper.make_node("ReduceMax", [size], [largest], keepdims=0),
-            helper.make_node("Mul", [value, value], [square]),
-            helper.make_node("ReduceMean", [square], [root], keepdims=0),
-        ]
-        outputs += [largest, root]
-    return nodes, outputs
-
-
 def layer_scales(
     layers: Mapping[str, int], sizes: Sequence[Any], count: int, scale: float
 ) -> list[float]:
@@ -119,15 +96,6 @@ def _windows(layers: Mapping[str, int], sizes: Sequence[Any]) -> Iterator[tuple[
             least = ceil(log2(largest * _HEADROOM / FLOAT16.max_finite))
             most = floor(log2(mean**0.5 / (_DIGITS * FLOAT16.smallest_normal)))
             yield layer, Window(least, max(least, most))
-
-
-def holds_float16(model: ModelProto) -> bool:
-    """Whether float16 holds any of a step's values: other types have float32's range."""
-    held = {tensor.data_type for tensor in model.graph.initializer}
-    casts = (
-        item.i for node in model.graph.node if node.op_type == "Cast" for item in node.attribute
-    )
-    return TensorProto.FLOAT16 in held or TensorProto.FLOAT16 in casts
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,30 +131,30 @@ class FlushedGradient:
 
 
 def flushed_gradients(
-    low: ModelProto,
-    exact: ModelProto,
-    gradients: Mapping[str, str],
-    feeds: Mapping[str, NDArray[Any]],
-    provider: Provider,
+    low: ModelProto, step: Step, feeds: Mapping[str, NDArray[Any]], provider: Provider
 ) -> dict[str, FlushedGradient]:
     """Compute the gradients of a step in low precision and in float32, and compare them by weight.
 
     Args:
-        low, exact: the step in mixed precision (emulated on "cpu"), and in float32.
-        gradients: the value that holds the gradient of each weight, scaled as the loss is.
+        low, step: the step in mixed precision (emulated on "cpu"), and in float32.
     """
-    names, scale = list(gradients.values()), float(feeds[SCALE]) if SCALE in feeds else 1.0
+    names, scale = list(step.gradients.values()), float(feeds[SCALE]) if SCALE in feeds else 1.0
     ready = _with_outputs(low, names)
     mine = run(make_session(emulate(ready) if provider == "cpu" else ready, provider), feeds, names)
-    layers = layers_of(Graph.of(exact), names) if holds_float16(low) else {}
-    nodes, sizes = with_sizes(exact, list(layers))
-    measured = _with_outputs(exact, [*names, *sizes])
-    measured.graph.node.extend(nodes)
-    theirs = run(make_session(measured, provider), feeds, [*names, *sizes])
+    graph = Graph.of(step.model)
+    types = Graph.of(low).types  # those other than float16 have float32's range
+    layers = layers_of(graph, names) if FLOAT16.tensor in types else {}
+    writer, sizes = Writer(GraphEditor(graph)), list[str]()
+    for value in (Tensor(writer, name, TensorProto.FLOAT) for name in layers):
+        largest = value.op("Abs").op("ReduceMax", keepdims=0)
+        square = (value * value).op("ReduceMean", keepdims=0)
+        sizes += [largest.name, square.name]
+    wanted = [*names, *sizes]
+    theirs = run(make_session(_with_outputs(writer.finish(), wanted), provider), feeds, wanted)
     scales = layer_scales(layers, [theirs[name] for name in sizes], len(names), scale)
     return {
         weight: _compared(weight, mine[name], theirs[name], own)
-        for (weight, name), own in zip(gradients.items(), scales, strict=True)
+        for (weight, name), own in zip(step.gradients.items(), scales, strict=True)
     }
 
 
@@ -211,105 +179,3 @@ def _compared(
         error=error,
         loss_scale=scale,
     )
-
-
-def trained_model(
-    source: ModelProto, masters: Masters, arrays: Mapping[str, NDArray[Any]], save_dtype: str | None
-) -> ModelProto:
-    """The model that training started from, with its trained weights stored in a type.
-
-    Args:
-        source: the model.
-        masters: what is trained in its place.
-        arrays: the trained weights and running statistics.
-        save_dtype: "float16", "bfloat16" or "float64"; "float32" or None for the type that each weight came in.
-    """
-    copies = {copy: arrays[name] for copy, name in masters.copies.items() if name in arrays}
-    result = with_arrays(source, {**arrays, **copies})
-    if save_dtype not in (None, "float32"):
-        exact = (
-            t.name
-            for t in result.graph.initializer
-            if t.data_type == TensorProto.FLOAT and t.name in arrays
-        )
-        _store_weights(result, exact, save_dtype)
-    return result
-
-
-def _store_weights(model: ModelProto, weights: Iterable[str], dtype: str) -> None:
-    """Store float32 initializers of a model in another type, in place; a Cast behind each gives the model float32.
-
-    Initializers keep their names. Numbers beyond the range of the type become its largest ones. An initializer that is
-    an output of the model stays as it is. Linear in nodes.
-
-    Args:
-        model: a well-formed model.
-        weights: names of float32 initializers.
-        dtype: "float16", "bfloat16" or "float64".
-    """
-    elem = getattr(TensorProto, "DOUBLE" if dtype == "float64" else dtype.upper())
-    limit = FORMATS[dtype].max_finite if dtype in FORMATS else np.inf
-    graph, wanted, casts = Graph.of(model), set(weights), []
-    names = NewNames(graph.all_names())
-    for tensor in model.graph.initializer:
-        value = graph.scopes[0].names[tensor.name]
-        if tensor.name not in wanted or graph.results[value]:
-            continue
-        raised = names.fresh(f"{tensor.name}/float32")
-        for node, port in graph.uses[value]:
-            graph.nodes[node].proto.input[port] = raised
-        casts.append(
-            helper.make_node("Cast", [tensor.name], [raised], names.fresh(f"{raised}/cast"), to=1)
-        )
-        array = np.clip(numpy_helper.to_array(tensor), -limit, limit).astype(
-            helper.tensor_dtype_to_np_dtype(elem)
-        )
-        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    nodes = [*casts, *model.graph.node]
-    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(copies)
-
-
-def write_checkpoint(path: Path, state: Mapping[str, NDArray[Any]]) -> None:
-    """Write a state; an existing file is replaced once the new one is complete.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
-
-    arrays = {
-        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in state.items()
-    }
-    write_file(path, safetensors.numpy.save(arrays, metadata={"kind": "onnxamp training state"}))
-
-
-def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
-    """What :func:`write_checkpoint` wrote.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
-    import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
-
-    try:
-        return dict(safetensors.numpy.load(path.read_bytes()))
-    except OSError as error:
-        kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
-        raise kind(f"Cannot read {str(path)!r}: {reason_of(error)}.") from None
-    except safetensors.SafetensorError as error:
-        raise ModelError(f"{str(path)!r} is not a checkpoint, or is truncated: {error}.") from None
-
-
-def check_state(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that a state has the arrays of a network.
-
-    Raises:
-        ArgumentError: it is the state of another network.
-    """
-    for name in sorted(shapes.keys() | state.keys()):
-        if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
-            raise ArgumentError(
-                f"The state is that of another network: {name!r} is missing, unknown or of another shape."
-            )

@@ -1,25 +1,29 @@
 """From an inference model to the forward pass of training: batch statistics, dropout, weights as inputs."""
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._model.protos import copy_without
-from onnxamp._ops.facts import attribute
+from onnxamp._model.lowering import convert
+from onnxamp._model.protos import copied
+from onnxamp._ops.facts import op_facts
+from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade.upgrade import upgraded
-from onnxamp.train._gradients.forward_pass import find_path
+from onnxamp._runtime.emulate import without_rounding
 from onnxamp.train._gradients.normalisations import RUNNING
-from onnxamp.train._gradients.writer import MIN_OPSET
+from onnxamp.train._gradients.walk import find_path
+from onnxamp.train._gradients.writer import MIN_OPSET, Tensor, Writer
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {
     "BatchNormalization": frozenset({3, 4}),
@@ -34,8 +38,7 @@ _SCALARS: Final = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub", "Where"})
 """Ops whose single-element operands are constants of a formula rather than weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(NamedTuple):
     """A dropout mask, which is fed in: a bool tensor, True where an element is kept."""
 
     name: str
@@ -43,8 +46,7 @@ class Mask:
     ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class TrainingModel(NamedTuple):
     """A model in training mode.
 
     ``statistics``: running statistics (initializers), each with the value that holds its successor.
@@ -55,7 +57,7 @@ class Forward:
     masks: tuple[Mask, ...]
 
 
-def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
+def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
     """The model in training mode, with its functions inlined, at ``opset`` or later.
 
     Raises:
@@ -63,47 +65,31 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> Forward:
         ModelError: a running statistic of a BatchNormalization is not an initializer.
         GradientError: the shape of a dropout mask is unknown, or a dropout ratio is computed.
     """
-    notes: list[str] = []
     if model.functions:
-        model, note = inline(model)
-        notes.append(note)
+        model, _ = inline(model)
     graph = upgraded(Graph.of(model), opset)
-    model = graph.model
-    result = copy_without(model, "node")
-    names, shapes = NewNames(graph.all_names()), graph.ask(symbolic_shapes)
+    writer = Writer(GraphEditor(graph))
     statistics: dict[str, str] = {}
     masks: list[Mask] = []
     for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
         if node.key == "Dropout" and (ratio := _ratio(graph, node)):
-            masks.append(
-                Mask(names.fresh(f"{node.label}/mask"), _known(shapes[node.inputs[0]], node), ratio)
-            )
-            result.graph.node.extend(_dropout(node, masks[-1], result, names))
-            continue
-        proto = result.graph.node.add()
-        proto.CopyFrom(node.proto)
-        if node.key == "BatchNormalization":
-            statistics |= _over_the_batch(graph, node, proto, names)
-    result.graph.input.extend(
-        helper.make_tensor_value_info(mask.name, TensorProto.BOOL, mask.dims) for mask in masks
-    )
-    return Forward(result, statistics, tuple(masks))
+            masks.append(_write_dropout(graph, node, ratio, writer))
+        elif node.key == "BatchNormalization":
+            statistics |= _over_the_batch(graph, node, writer.editor)
+    return TrainingModel(writer.finish(), statistics, tuple(masks))
 
 
-def _over_the_batch(graph: Graph, node: Node, proto: NodeProto, names: NewNames) -> dict[str, str]:
+def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, str]:
     """Switch a BatchNormalization to training mode; returns its running statistics with their successors."""
-    for value in node.inputs[3:]:
-        if graph.values[value].origin is not Origin.INITIALIZER:
-            raise ModelError(
-                f"The running statistics of {node.label!r} (BatchNormalization) must be initializers."
-            )
-    kept = [item for item in proto.attribute if item.name != "training_mode"]
-    del proto.attribute[:]
-    proto.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+    if any(graph.values[value].origin is not Origin.INITIALIZER for value in node.inputs[3:]):
+        raise ModelError(
+            f"The running statistics of {node.label!r} (BatchNormalization) must be initializers."
+        )
+    proto = editor.node(node.index)
+    set_attribute(proto, "training_mode", 1)
     del proto.output[1:]
-    proto.output.extend(
-        names.fresh(f"{node.label}/{RUNNING}/{name}") for name in ("mean", "variance")
-    )
+    names = (f"{node.label}/{RUNNING}/{name}" for name in ("mean", "variance"))
+    proto.output.extend(map(editor.names.fresh, names))
     return dict(zip(proto.input[3:5], proto.output[1:3], strict=True))
 
 
@@ -114,49 +100,31 @@ def _ratio(graph: Graph, node: Node) -> float:
         GradientError: it is computed.
     """
     value = node.input(1)
-    if value == ABSENT:
-        return 0.5
-    name, producer = graph.values[value].name, graph.producer(value)
-    for tensor in graph.model.graph.initializer:
-        if tensor.name == name:
-            return float(numpy_helper.to_array(tensor))
-    constant = (
-        attribute(producer.proto, "value")
-        if producer is not None and producer.key == "Constant"
-        else None
-    )
-    if constant is None:
+    ratio = 0.5 if value == ABSENT else graph.constants.scalar(value)
+    if ratio is None:
         raise GradientError(
             f"The ratio of {node.label!r} (Dropout) is computed; training needs a constant one."
         )
-    return float(numpy_helper.to_array(constant))
+    return ratio
 
 
-def _known(shape: Dims | None, node: Node) -> Dims:
+def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Mask:
+    """Where(mask, x / (1 - ratio), 0)."""
+    shape = graph.ask(symbolic_shapes)[node.inputs[0]]
     if shape is None or None in shape:
         raise GradientError(
             f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}."
         )
-    return shape
+    writer.prefix = node.label
+    mask = writer.input(writer.editor.names.fresh(f"{node.label}/mask"), TensorProto.BOOL, shape)
+    x = Tensor(writer, node.proto.input[0], TensorProto.FLOAT)
+    mask.op("Where", x * (1 / (1 - ratio)), x.like(0), into=node.proto.output[0])
+    writer.nodes[-1].name = node.proto.name
+    writer.replace(node.index)
+    return Mask(mask.name, shape, ratio)
 
 
-def _dropout(node: Node, mask: Mask, model: ModelProto, names: NewNames) -> list[NodeProto]:
-    """Where(mask, x / (1 - ratio), 0)."""
-    x, y = node.proto.input[0], node.proto.output[0]
-    scale, zero, scaled = (
-        names.fresh(f"{node.label}/{name}") for name in ("scale", "zero", "scaled")
-    )
-    model.graph.initializer.append(
-        numpy_helper.from_array(np.array(1 / (1 - mask.ratio), np.float32), scale)
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), zero))
-    return [
-        helper.make_node("Mul", [x, scale], [scaled], name=names.fresh(f"{node.label}/scale/node")),
-        helper.make_node("Where", [mask.name, scaled, zero], [y], name=node.proto.name),
-    ]
-
-
-def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[str]:
+def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
     """The trainable float32 initializers ``among`` these: the loss depends on them, and they are not settings.
 
     What an Identity passes on counts as read by its readers.
@@ -164,17 +132,17 @@ def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[st
     Raises:
         GradientError: there are none.
     """
-    graph = Graph.of(model)
     names = graph.scopes[0].names
     candidates = {
-        names[tensor.name]: tensor
-        for tensor in model.graph.initializer
+        value: tensor
+        for value, tensor in graph.constants.tensors.items()
         if tensor.data_type == TensorProto.FLOAT
         and tensor.name in among
-        and graph.values[names[tensor.name]].origin is Origin.INITIALIZER
+        and graph.values[value].origin is Origin.INITIALIZER
     }
     trained = set()
-    for node in find_path(graph, candidates, names[loss]).nodes:
+    path, _ = find_path(graph, candidates, names[loss])
+    for node in path:
         if node.index in graph.passing:
             continue
         for port, value in enumerate(map(graph.passed_on, node.inputs)):
@@ -190,17 +158,163 @@ def find_weights(model: ModelProto, loss: str, among: Container[str]) -> list[st
     return [tensor.name for value, tensor in candidates.items() if value in trained]
 
 
-def as_inputs(model: ModelProto, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """Turn initializers into inputs, in place; returns their arrays."""
-    wanted = set(names)
-    held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in wanted}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in wanted]
-    copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(copies)
-    listed = {entry.name for entry in model.graph.input}  # before IR version 4, weights may be
-    added = [name for name in names if name not in listed]
-    model.graph.input.extend(
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, held[n].shape) for n in added
-    )
-    return {name: held[name] for name in names}
+def as_inputs(graph: Graph, names: Iterable[str]) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
+    """The model with float32 initializers as inputs, and their arrays."""
+    writer, arrays = Writer(GraphEditor(graph)), {}
+    for name in names:
+        value = graph.scopes[0].names[name]
+        arrays[name] = numpy_helper.to_array(writer.editor.weight(value))
+        writer.editor.drop_weight(value)
+        writer.input(name, TensorProto.FLOAT, arrays[name].shape)
+    return writer.finish(), arrays
+
+
+_LOW: Final = {low.elem: low for low in FORMATS.values()}
+
+
+class Masters(NamedTuple):
+    """A model whose floats are float32.
+
+    Attributes:
+        model: the model.
+        dtype: the low-precision type that it had; None if it had none.
+        copies: low-precision initializers of the original that are copies of a float32 one, with its name: they share
+            one master.
+        lowered: whether a node was in low precision, by label. Nodes that took both are left out, and so are Casts and
+            Constants.
+    """
+
+    model: ModelProto
+    dtype: str | None
+    copies: Mapping[str, str]
+    lowered: Mapping[str, bool]
+
+
+def find_masters(model: ModelProto) -> Masters:
+    """The float32 model behind a converted one; a model without low-precision values is returned as it is.
+
+    Raises:
+        ModelError: float16 and bfloat16 values are mixed.
+    """
+    graph = Graph.of(inline_functions(model))
+    dtypes = [low.name for low in FORMATS.values() if low.tensor in graph.types]
+    if not dtypes:
+        return Masters(model, None, {}, {})
+    if len(dtypes) > 1:
+        raise ModelError(
+            "The model holds float16 and bfloat16 values: training takes one low-precision type."
+        )
+    copies = _copies(graph)
+    masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
+    return Masters(masters, dtypes[0], copies, _lowered(graph))
+
+
+def _copies(graph: Graph) -> dict[str, str]:
+    """Low-precision initializers whose names and numbers say that a conversion copied them from float32 ones."""
+    weights = {
+        tensor.name: tensor
+        for value, tensor in graph.constants.tensors.items()
+        if graph.values[value].scope == 0 and graph.values[value].producer == ABSENT
+    }
+    copies = {}
+    for name, tensor in weights.items():
+        low = _LOW.get(tensor.data_type)
+        stem = name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
+        exact = weights.get(stem)
+        if exact is None or exact.data_type != TensorProto.FLOAT or exact.dims != tensor.dims:
+            continue
+        rounded = _tensor(numpy_helper.to_array(exact), name, low)
+        if rounded.raw_data == numpy_helper.to_array(tensor).tobytes():
+            copies[name] = stem
+    return copies
+
+
+def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
+    """A copy with its nodes named by their labels, which Casts that go would change, and casts in place of copies."""
+    editor, scope = GraphEditor(graph), graph.scopes[0]
+    for low, exact in copies.items():
+        cast = editor.make("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT)
+        editor.insert(0, scope.nodes.start, cast)
+        editor.drop_weight(scope.names[low])
+    for index in scope.nodes:
+        editor.node(index).name = graph.nodes[index].label
+    return editor.finish()
+
+
+def _lowered(graph: Graph) -> dict[str, bool]:
+    found: dict[str, set[bool]] = {}
+    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+        if node.key not in op_facts().idle:
+            values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+            kinds = {graph.types[value] for value in values} & {FLOAT, *LOW_TENSORS}
+            found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
+    return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
+
+
+def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) -> ModelProto:
+    """A copy of the model whose initializers hold these numbers, each in the type that it has.
+
+    Finite numbers that a low-precision type cannot hold become its largest.
+    """
+    result = copied(model)
+    for tensor in result.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(_tensor(arrays[tensor.name], tensor.name, _LOW.get(tensor.data_type)))
+    return result
+
+
+def _tensor(array: NDArray[Any], name: str, low: Format | None) -> TensorProto:
+    if low is None:
+        return numpy_helper.from_array(array, name)
+    ((raw, _),) = convert([(array, low.max_finite)], low)
+    return TensorProto(name=name, data_type=low.elem, dims=array.shape, raw_data=raw)
+
+
+def trained_model(
+    source: ModelProto, masters: Masters, arrays: Mapping[str, NDArray[Any]], save_dtype: str | None
+) -> ModelProto:
+    """The model that training started from, with its trained weights stored in a type.
+
+    Args:
+        source: the model.
+        masters: what is trained in its place.
+        arrays: the trained weights and running statistics.
+        save_dtype: "float16", "bfloat16" or "float64"; "float32" or None for the type that each weight came in.
+    """
+    copies = {copy: arrays[name] for copy, name in masters.copies.items() if name in arrays}
+    result = with_arrays(source, {**arrays, **copies})
+    if save_dtype in (None, "float32"):
+        return result
+    exact = [
+        tensor.name
+        for tensor in result.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and tensor.name in arrays
+    ]
+    return _stored(Graph.of(result), exact, save_dtype)
+
+
+def _stored(graph: Graph, weights: Iterable[str], dtype: str) -> ModelProto:
+    """The model with float32 initializers stored in another type; a Cast behind each gives the model float32.
+
+    Initializers keep their names. Finite numbers beyond the range of the type become its largest ones. An initializer
+    that is an output of the model stays as it is. Linear in nodes.
+
+    Args:
+        graph: a well-formed model.
+        weights: names of float32 initializers.
+        dtype: "float16", "bfloat16" or "float64".
+    """
+    editor, scope = GraphEditor(graph), graph.scopes[0]
+    for name in weights:
+        value = scope.names[name]
+        if graph.results[value]:
+            continue
+        raised = editor.names.fresh(f"{name}/float32")
+        for node, port in graph.uses[value]:
+            editor.node(node).input[port] = raised
+        cast = editor.make("Cast", [name], [raised], editor.names.fresh(f"{raised}/cast"), to=1)
+        editor.insert(0, scope.nodes.start, cast)
+        tensor, low = editor.weight(value), FORMATS.get(dtype)
+        array = numpy_helper.to_array(tensor).astype(np.float32 if low else np.float64)
+        tensor.CopyFrom(_tensor(array, name, low))
+    return editor.finish()

@@ -1,14 +1,14 @@
 """``GradScaler`` as in Paddle: the loss scale, and the second half of a training loop."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final
 from weakref import WeakSet
 
 import numpy as np
 
+from onnxamp._dtypes import FORMATS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
 from onnxamp._warnings import warn
-from onnxamp.train._masters import StepGradients, StepResult
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
     NEVER,
@@ -21,19 +21,7 @@ from onnxamp.train._scaling import (
     checked_fraction,
     checked_scale,
 )
-
-
-class _Network(Protocol):
-    """What a scaler needs of a network in training."""
-
-    optimizer: Optimizer
-    pending: StepGradients | None
-
-    def unscale(self) -> None:
-        """Divide the pending gradients by their scale."""
-
-    def finish(self, gradients: StepGradients, *, moves_scale: bool) -> tuple[StepResult, bool]:
-        """Make the update; returns its result, and whether it is one that counts for the scale."""
+from onnxamp.train._sessions import StepGradients
 
 
 class GradScaler(MovingLossScaleManager):
@@ -83,10 +71,10 @@ class GradScaler(MovingLossScaleManager):
     ) -> None:
         self._enable = checked_flag("enable", enable)
         self._dynamic = checked_flag("use_dynamic_loss_scaling", use_dynamic_loss_scaling)
-        self._networks: WeakSet[_Network] = WeakSet()
+        self._networks: WeakSet[Any] = WeakSet()
         self._overflow: bool | None = None
         """Whether an update since the last :meth:`update` overflowed; None if there was none that counts."""
-        self._stepped: WeakSet[_Network] = WeakSet()
+        self._stepped: WeakSet[Any] = WeakSet()
         self.set_init_loss_scaling(init_loss_scaling)
         self.set_incr_ratio(incr_ratio)
         self.set_decr_ratio(decr_ratio)
@@ -167,7 +155,7 @@ class GradScaler(MovingLossScaleManager):
         self.step(optimizer)
         self.update()
 
-    def _pending(self, optimizer: Any) -> list[tuple[_Network, StepGradients]]:
+    def _pending(self, optimizer: Any) -> list[tuple[Any, StepGradients]]:
         """The networks with this optimizer that have gradients, with these."""
         if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
             raise ArgumentTypeError(
@@ -195,16 +183,13 @@ class GradScaler(MovingLossScaleManager):
         """Know a network whose gradients :meth:`step` and the others take."""
         self._networks.add(network)
 
-    def disable(self) -> None:
-        """Scale nothing from now on, and say so."""
-        if self._enable:
-            warn(
-                [
-                    "bfloat16 has the range of float32 and needs no loss scale: GradScaler is disabled."
-                ]
-            )
+    def _scales(self, dtype: str) -> bool:
+        """Whether the loss is scaled; bfloat16 disables the scaler."""
+        if self._enable and dtype in FORMATS and not FORMATS[dtype].is_narrow:
+            warn([_NEEDLESS])
             self._enable = False
             self.scale_state = ScaleState.of(1)
+        return self._enable
 
     # settings
 
@@ -287,25 +272,18 @@ class GradScaler(MovingLossScaleManager):
             raise ArgumentError(
                 f"The state of a GradScaler needs {min(missing)!r}: was it saved by one that is disabled?"
             )
-        given = {name: state_dict[name] for name in _SETTINGS}
+        counters = {"scale", "incr_count", "decr_count"}
+        given = {name: state_dict[name] for name in self.state_dict().keys() - counters}
         scale = float(np.asarray(state_dict["scale"]).reshape(-1)[0])
         fresh = GradScaler(init_loss_scaling=scale, **given)
-        counts = (_counted(name, state_dict[name]) for name in ("incr_count", "decr_count"))
-        self.scale_state = ScaleState.of(scale, *counts)
-        self._init, self._dynamic = scale, fresh._dynamic
-        self._incr_ratio, self._decr_ratio = fresh._incr_ratio, fresh._decr_ratio
-        self._incr_every, self._decr_every = fresh._incr_every, fresh._decr_every
+        good, bad = (
+            checked_count(name, state_dict[name] + 1) - 1 for name in ("incr_count", "decr_count")
+        )
+        kept = ("_networks", "_stepped", "_overflow")
+        vars(self).update({name: item for name, item in vars(fresh).items() if name not in kept})
+        self.scale_state = ScaleState.of(scale, good, bad)
 
 
-_SETTINGS = (
-    "incr_ratio",
-    "decr_ratio",
-    "incr_every_n_steps",
-    "decr_every_n_nan_or_inf",
-    "use_dynamic_loss_scaling",
+_NEEDLESS: Final = (
+    "bfloat16 has the range of float32 and needs no loss scale: GradScaler is disabled."
 )
-
-
-def _counted(name: str, value: Any) -> int:
-    """A counter of a state, from 0."""
-    return checked_count(name, value + 1) - 1

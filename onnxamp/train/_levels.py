@@ -1,4 +1,6 @@
-"""Levels of training, with the meaning of ``mindspore.amp.build_train_network``, as options of the conversion.
+"""Which precision a training step has: levels, and models that :func:`decorate` gave low-precision weights.
+
+Levels have the meaning of ``mindspore.amp.build_train_network``:
 
 =====  ===========================================  ==============  ==========
 level  low precision                                normalisations  loss scale
@@ -13,24 +15,32 @@ auto   as O2 on CUDA; an error without CUDA device
 At O0, what was low precision in a model that was converted before remains so.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from onnx import ModelProto, NodeProto
 
-from onnxamp._dtypes import BFLOAT16, FORMATS, dtype_name
+from onnxamp._amp import amp_level_of
+from onnxamp._api import convert_as
+from onnxamp._decide.problem import check_opset
+from onnxamp._dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_key
+from onnxamp._options.checks import checked_names, compiled
 from onnxamp._options.levels import Level
-from onnxamp._options.options import Options
+from onnxamp._options.lists import ops_named
+from onnxamp._options.options import Options, Rule
 from onnxamp._patterns.patterns import find_patterns, patterns_of
+from onnxamp.train._forward import Masters
 from onnxamp.train._gradients.normalisations import RUNNING, SCALED
 from onnxamp.train._gradients.writer import MIN_OPSET
-from onnxamp.train._masters import Masters
-from onnxamp.train._step import OWN
+from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._step import OWN, Step
 
 NORMALISATIONS: Final = frozenset(
     {
@@ -67,13 +77,13 @@ class Precision:
         options: of its conversion.
         norms: what becomes of normalisations.
         lowered: whether nodes of a converted model were low, by label; None for other models and levels.
-        excludes: which nodes stay float32.
+        excludes: says of nodes that stay float32 why.
     """
 
     options: Options
     norms: Norms
     lowered: Mapping[str, bool] | None
-    excludes: Callable[[NodeProto], bool]
+    excludes: Callable[[NodeProto], Collection[str]]
 
     def opset(self, model: ModelProto) -> int:
         """The lowest opset at which the step can run."""
@@ -85,42 +95,36 @@ class Precision:
         """Options for the conversion of the step of ``model``, which is in training mode."""
         options = self.options
         if self._lowers_norms():
-            white = {
-                **dict.fromkeys(NORMALISATIONS, "normalisations are not kept"),
-                **options.preset.white,
-            }
-            black = {
-                op: source
-                for op, source in options.preset.black.items()
-                if op not in NORMALISATIONS
-            }
-            options = replace(options, lists=replace(options.preset, white=white, black=black))
-        return replace(options, rule=self._demands(model).of)
+            lists = options.preset
+            norms = dict.fromkeys(NORMALISATIONS, "normalisations are not kept")
+            black = {op: why for op, why in lists.black.items() if op not in norms}
+            lists = replace(lists, white={**norms, **lists.white}, black=black)
+            options = replace(options, lists=lists)
+        return replace(options, rule=self._rule(model))
 
     def _lowers_norms(self) -> bool:
         return (
             self.norms is not Norms.KEPT and self.lowered is None and self.options.level != Level.O1
         )
 
-    def _demands(self, model: ModelProto) -> "_Demands":
+    def _rule(self, model: ModelProto) -> Rule:
         """What is settled: excluded nodes, normalisations, and nodes of a converted model.
 
+        What is derived from a node, such as its gradient, has a name that starts with the name of the node and a slash.
         What the step adds to the model stays float32. So do the statistics of low-precision batch normalisations: their
         squares would overflow, and the kernels of frameworks accumulate them in float32, too. Running statistics are
         state, as weights are.
         """
+
+        def labels(keys: Collection[str]) -> set[str]:
+            return {_label(node) for node in model.graph.node if op_key(node) in keys}
+
         excluded = {_label(node) for node in model.graph.node if self.excludes(node)}
-        norms = {
-            _label(node) for node in model.graph.node if op_key(node) in NORMALISATIONS
-        } - excluded
+        norms, listed = labels(NORMALISATIONS) - excluded, labels(self.options.user_white)
         graph = Graph.of(model)
         were = _consistent(graph, self.lowered or {})
         low = {label for label, is_low in were.items() if is_low}
-        kept = {OWN, *excluded, *(label for label, is_low in were.items() if not is_low)}
-        kept |= {f"{label}/{RUNNING}" for label in norms}
-        listed = {
-            _label(node) for node in model.graph.node if op_key(node) in self.options.user_white
-        }
+        kept = {OWN, *excluded, *(were.keys() - low), *(f"{label}/{RUNNING}" for label in norms)}
         scaled = norms & (low | listed)
         if self.norms is Norms.KEPT:
             kept |= (norms - listed).union(*_written_out(graph))
@@ -128,39 +132,18 @@ class Precision:
         elif self._lowers_norms():
             scaled = norms
             written = _written_out(graph) if self.norms is Norms.LOWERED else []
-            low |= set[str]().union(*(names for names in written if names.isdisjoint(excluded)))
-        return _Demands(
-            frozenset(kept), frozenset(low), frozenset(f"{label}/{SCALED}" for label in scaled)
-        )
+            low.update(*(names for names in written if names.isdisjoint(excluded)))
+        low_parts = {f"{label}/{SCALED}" for label in scaled}
 
+        def rule(node: NodeProto) -> str | None:
+            """Linear in the length of the node's names."""
+            names = {node.name, *node.output} - {""}
+            origins = {origin for name in names for origin in _origins(name)}
+            if kept & origins:
+                return "high"
+            return "low" if low & names or low_parts & origins else None
 
-@dataclass(frozen=True, slots=True)
-class _Demands:
-    """The precision of nodes by their names and the names of their outputs, for :attr:`Options.rule`.
-
-    What is derived from a node, such as its gradient, has a name that starts with the name of the node and a slash.
-
-    Attributes:
-        kept: nodes that stay float32 with all that is derived from them.
-        low: nodes that are low themselves.
-        low_parts: what is low with all that is derived from it.
-    """
-
-    kept: frozenset[str]
-    low: frozenset[str]
-    low_parts: frozenset[str]
-
-    def of(self, node: NodeProto) -> str | None:
-        """The precision of a node; None where nothing is settled. Linear in the length of its names."""
-        names = [name for name in (node.name, *node.output) if name]
-        origins = {origin for name in names for origin in _origins(name)}
-        if not self.kept.isdisjoint(origins):
-            return "high"
-        return (
-            "low"
-            if not (self.low.isdisjoint(names) and self.low_parts.isdisjoint(origins))
-            else None
-        )
+        return rule
 
 
 def _origins(name: str) -> Iterator[str]:
@@ -186,21 +169,20 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
     return consistent
 
 
-def _written_out(graph: Graph) -> list[frozenset[str]]:
+def _written_out(graph: Graph) -> list[set[str]]:
     """Normalisations in single ops: names of the nodes of each, and of the values between them."""
-    found = []
-    for match in patterns_of(graph, "normalisation"):
-        nodes = [graph.nodes[index] for index in match.nodes]
-        found.append(
-            frozenset(name for node in nodes for name in (node.label, *node.proto.output) if name)
-        )
-    return found
+    matches = patterns_of(graph, "normalisation")
+    groups = ([graph.nodes[index] for index in match.nodes] for match in matches)
+    return [
+        {name for node in nodes for name in (node.label, *node.proto.output) if name}
+        for nodes in groups
+    ]
 
 
 def make_precision(
     options: Options,
     masters: Masters,
-    excludes: Callable[[NodeProto], bool],
+    excludes: Callable[[NodeProto], Collection[str]],
     cast_model_type: object,
     keep_batchnorm_fp32: bool | None,
     *,
@@ -216,32 +198,177 @@ def make_precision(
         raise ArgumentTypeError(
             f"keep_batchnorm_fp32 must be a bool, not {type(keep_batchnorm_fp32).__name__}."
         )
-    norms = (
-        None
-        if keep_batchnorm_fp32 is None
-        else Norms.KEPT
-        if keep_batchnorm_fp32
-        else Norms.LOWERED
-    )
     if options.level == Level.AUTO:
         if not on_cuda:
             raise ArgumentError(
                 "Level 'auto' needs a CUDA device, and there is none here: choose another level."
             )
         options = replace(options, level=Level.O2)
+    norms, lowered = Norms.KEPT if options.level != Level.O3 else Norms.AS_OTHERS, None
     if cast_model_type is not None:
-        norms = norms or (Norms.KEPT if options.level == Level.O2 else Norms.LOWERED)
+        norms = Norms.KEPT if options.level == Level.O2 else Norms.LOWERED
         dtype = dtype_name(cast_model_type)
         if dtype not in ("float32", *FORMATS):  # a TypeError in MindSpore, too
             raise ArgumentTypeError(
                 f"cast_model_type must be float32, float16 or bfloat16, not {dtype}."
             )
         changes = {"level": Level.O0} if dtype == "float32" else {"level": Level.O3, "dtype": dtype}
-        return Precision(replace(options, **changes), norms, None, excludes)
-    if options.level == Level.O0 and masters.dtype is not None:
-        was = Norms.KEPT if keep_batchnorm_fp32 else Norms.AS_OTHERS
-        return Precision(
-            replace(options, level=Level.O2, dtype=masters.dtype), was, masters.lowered, excludes
+        options = replace(options, **changes)
+    elif options.level == Level.O0 and masters.dtype is not None:
+        norms, lowered = Norms.AS_OTHERS, masters.lowered
+        options = replace(options, level=Level.O2, dtype=masters.dtype)
+    if keep_batchnorm_fp32:
+        norms = Norms.KEPT
+    elif keep_batchnorm_fp32 is not None and lowered is None:
+        norms = Norms.LOWERED
+    return Precision(options, norms, lowered, excludes)
+
+
+_SAVED: Final = (*FORMATS, "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decorated:
+    """A model decorated at level O2 by :func:`decorate`.
+
+    Attributes:
+        model: the model with low-precision weights, an ordinary ModelProto.
+        source: the original model. :func:`build_train_network` starts from its float32 weights, so that decorating a
+            model rounds none of the weights that are trained.
+        dtype: the low-precision type, "float16" or "bfloat16".
+        excluded: the layers that stay float32.
+        save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for float32.
+        master_grad: whether all parts of a gradient are summed up in float32.
+
+    Example:
+        >>> from onnxamp.train import decorate
+        >>> decorated = decorate("models/classifier.onnx", level="O2", excluded_layers=["Gemm"])
+        >>> decorated.dtype, decorated.excluded
+        ('float16', ('Gemm',))
+    """
+
+    model: ModelProto
+    source: ModelProto
+    dtype: str
+    excluded: tuple[str, ...]
+    save_dtype: str | None = None
+    master_grad: bool = False
+
+    def summed_in_float32(self, options: Options, step: Step) -> Options:
+        """The options of a step's conversion; with ``master_grad``, sums of gradients of one weight are float32."""
+        if not self.master_grad:
+            return options
+        made = {output: node for node in step.model.graph.node for output in node.output}
+        passed = {name: made[made[output].input[0]] for name, output in step.gradients.items()}
+        totals = ((name, made[node.input[0]]) for name, node in passed.items())
+        sums = [total.name for name, total in totals if total.name.startswith(f"{name}/gradient/")]
+        return replace(options, keep_high=(*options.keep_high, *map(re.escape, sums)))
+
+
+def decorate(
+    models: Any,
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+    level: str = "O1",
+    dtype: DtypeLike = "float16",
+    master_weight: bool | None = None,
+    save_dtype: str | DtypeLike | None = None,
+    master_grad: bool = False,
+    excluded_layers: str | Iterable[str] | None = None,
+) -> Any:
+    """Give models low-precision weights for training. The counterpart of ``paddle.amp.decorate``.
+
+    At O1 models are returned as they are. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
+    float32 normalisations, inputs and outputs; :func:`build_train_network` takes it at its default level. Training then
+    keeps float32 masters of all weights.
+
+    Args:
+        models: a ModelProto, a path or an onnx-graphsurgeon Graph, or a list of them; they are not changed.
+        optimizers: one or a list. They are returned as they are: their masters are float32 in any case.
+        level: "O1" or "O2", in either case.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        master_weight: None or True at O2. Without float32 masters, updates smaller than the last bit of a weight would
+            be lost, so False is an error.
+        save_dtype: the type in which :meth:`TrainNetwork.export` stores the trained weights at O2: "float16",
+            "bfloat16", "float32" or "float64"; None for float32. Checkpoints always hold the float32 masters.
+        master_grad: at O2, sum up in float32 the parts of the gradient of a weight that several nodes read; otherwise
+            they may be summed up in low precision. All else that happens to gradients after the backward pass (scaling
+            back, accumulation over batches, clipping, the update) is float32 in any case.
+        excluded_layers: layers that stay float32 at O2: op types, by ONNX's names or those of MindSpore and Paddle, or
+            regular expressions that match whole node names.
+
+    Returns:
+        The models, one for one and a list for a list; with optimizers, a pair of models and optimizers.
+
+    Raises:
+        ArgumentError: a value is unknown, or an excluded layer is in no model.
+        ArgumentTypeError: an argument has the wrong type.
+        ModelError: a model cannot be read or is invalid.
+
+    Example:
+        >>> from onnxamp.train import SGD, build_train_network, decorate
+        >>> decorated, optimizer = decorate("models/classifier.onnx", SGD(), level="O2")
+        >>> net = build_train_network(decorated, optimizer, "cross-entropy")
+    """
+    level = amp_level_of(level, ("O1", "O2"), "decorate")
+    name, saved = low_type(dtype).name, None if save_dtype is None else dtype_name(save_dtype)
+    if saved is not None and saved not in _SAVED:
+        raise ArgumentError(f"Unknown save_dtype {saved!r}: choose one of {', '.join(_SAVED)}.")
+    given = optimizers if isinstance(optimizers, Sequence) else [optimizers]
+    wrong = [item for item in given if not isinstance(item, Optimizer)]
+    if wrong and optimizers is not None:
+        raise ArgumentTypeError(
+            f"optimizers must be of onnxamp.train, not {type(wrong[0]).__name__}."
         )
-    norms = norms or (Norms.AS_OTHERS if options.level == Level.O3 else Norms.KEPT)
-    return Precision(options, norms, None, excludes)
+    if level == "O2":
+        if master_weight is False:
+            raise ArgumentError(
+                "master_weight=False is not supported: training keeps float32 masters. Leave it None."
+            )
+        several = isinstance(models, (list, tuple))
+        excluded, matched = _texts(excluded_layers), set[str]()
+        excludes = excluder(excluded)
+
+        def rule(node: NodeProto) -> str | None:
+            found = excludes(node)
+            matched.update(found)
+            return "high" if found or op_key(node) in NORMALISATIONS else None
+
+        options = Options.of("O2", {"dtype": name, "lists": "paddle", "fold": False, "rule": rule})
+        made = []
+        for model in models if several else [models]:
+            source = Model.of(model).embedded()
+            low = convert_as(source, options)
+            if saved in FORMATS:
+                check_opset(source, Options.of("O2", {"dtype": saved}))
+            made.append(Decorated(low, source, name, excluded, saved, bool(master_grad)))
+        models = made if several else made[0]
+        if unmatched := [text for text in excluded if text not in matched]:
+            raise ArgumentError(
+                f"excluded_layers: no node has the name or op type {unmatched[0]!r}."
+            )
+    return models if optimizers is None else (models, optimizers)
+
+
+def excluder(layers: str | Iterable[str] | None) -> Callable[[NodeProto], set[str]]:
+    """A function that says which of these op types and regular expressions, for whole names, a node matches.
+
+    Raises:
+        ArgumentError: a regular expression is invalid.
+        ArgumentTypeError: an item is not a string.
+    """
+    texts = _texts(layers)
+    patterns = dict(zip(texts, compiled("excluded_layers", texts), strict=True))
+
+    def matched(node: NodeProto) -> set[str]:
+        names = [name for name in (node.name, *node.output) if name]
+        return {
+            text
+            for text, pattern in patterns.items()
+            if op_key(node) in ops_named(text) or any(map(pattern.fullmatch, names))
+        }
+
+    return matched
+
+
+def _texts(layers: str | Iterable[str] | None) -> tuple[str, ...]:
+    return checked_names("excluded_layers", [layers] if isinstance(layers, str) else layers)

@@ -3,85 +3,38 @@
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._api import convert_as
-from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
+from onnxamp._errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CallOrderError,
+    MissingModelError,
+    ModelError,
+)
+from onnxamp._model.storage import write_file
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
+from onnxamp._paths.reading import reason_of
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker
 from onnxamp.debugging._steps import StepWatch
 from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
-from onnxamp.train._flushed import (
-    FlushedGradient,
-    check_state,
-    flushed_gradients,
-    read_checkpoint,
-    trained_model,
-    write_checkpoint,
-)
-from onnxamp.train._masters import Halves, Masters, StepGradients, StepResult, with_arrays
-from onnxamp.train._optimizers import APPLY, DIVISOR, NORM, OVERFLOW, RATE, Optimizer
-from onnxamp.train._recorded import RESULTS, Held, values_of
-from onnxamp.train._scale import LossScale
-from onnxamp.train._scaling import LossScaleManager
-from onnxamp.train._step import LOSS, Step
+from onnxamp.train._flushed import FlushedGradient, flushed_gradients
+from onnxamp.train._forward import Masters, trained_model, with_arrays
+from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._scaling import LossScale, LossScaleManager
+from onnxamp.train._sessions import Halves, Held, StepGradients, StepResult, values_of
+from onnxamp.train._step import APPLY, DIVISOR, LOSS, NORM, OVERFLOW, RATE, RESULTS, Step
 
 if TYPE_CHECKING:
     import onnxruntime as ort
-
-
-class Trained(Protocol):
-    """What :func:`train` needs of a network."""
-
-    source: ModelProto
-    steps: int
-
-    def step(self, feeds: Mapping[str, Any]) -> StepResult:
-        """Make one training step."""
-
-
-def train(
-    net: Trained,
-    batches: Iterable[Mapping[str, Any]] | SamplesLike,
-    epochs: int,
-    *,
-    progress: bool,
-    report: Callable[[int, StepResult], None] | None,
-) -> list[float]:
-    """:meth:`onnxamp.train.TrainNetwork.fit`."""
-    if isinstance(batches, (str, PathLike, Mapping)):
-        batches = as_samples(batches, net.source)
-    from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
-
-    means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
-    done = 0
-    with progress_bar(quiet=not progress) as advance:
-        for epoch in range(epochs):
-            losses = []
-            items: Iterable[Any] = batches.after(epoch) if isinstance(batches, Batches) else batches
-            for feeds in items:
-                result = net.step(feeds)
-                losses.append(result.loss)
-                done += 1
-                advance(
-                    f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}", done, total
-                )
-                if report is not None:
-                    report(net.steps, result)
-            if not losses:
-                raise ArgumentError(
-                    "There are no batches, or they cannot be iterated more than once."
-                )
-            means.append(float(np.mean(losses)))
-    return means
-
 
 STEPS: Final = "train/steps"
 """In checkpoints: the number of steps made, which decides rates, updates and dropout masks."""
@@ -149,19 +102,15 @@ class TrainNetwork:
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
             NumericsError: an active tensor checker (:mod:`onnxamp.debugging`) aborts; the state does not change.
         """
-        arrays, scale = self._inputs(feeds), self._take_scale()
-        arrays |= self._settings(scale)
+        arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
         if check is None:
-            results = self.held.run(self.session, arrays, self.plan.successors)
+            results = self.held.run(self.session, arrays)
         else:
-            results = self._watched(check, arrays, scale)
-            self.held.hold({name: results[output] for name, output in self.plan.successors.items()})
-        result = StepResult(
-            float(results[LOSS]), bool(results[OVERFLOW]), scale, float(results[NORM])
-        )
-        self._advance(result, moves_scale=True)
-        return result
+            outputs = self._watched(check, arrays, scale)
+            self.held.keep(outputs)
+            results = {name: from_value(outputs[name]) for name in RESULTS}
+        return self._advance(float(results[LOSS]), scale, results, moves_scale=True)
 
     def gradients(self, feeds: Mapping[str, Any]) -> StepGradients:
         """Make the first half of a step: the loss, and the gradients of the scaled loss. Nothing is trained.
@@ -176,15 +125,14 @@ class TrainNetwork:
         Raises:
             ArgumentError, RuntimeFailure, NumericsError: as :meth:`step`.
         """
-        arrays, scale = self._inputs(feeds), self._take_scale()
+        arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
         if check is not None:  # runs the whole step once more, and keeps nothing of it
-            self._watched(check, arrays | self._settings(scale), scale)
-        values = {**values_of(arrays | self.scale.feeds(scale)), **self.held.values()}
-        loss, gradients, statistics = self.halves.gradients(values)
+            self._watched(check, arrays, scale)
+        found = self.halves.gradients(values_of(arrays) | self.held.items, scale)
         self._forget()
-        self.pending = StepGradients(loss, scale, gradients, statistics, scale)
-        return self.pending
+        self.pending = found
+        return found
 
     def apply(self, gradients: StepGradients | None = None) -> StepResult:
         """Make the second half of a step: unscale the gradients, look for NaN and Inf, clip, and update.
@@ -230,36 +178,38 @@ class TrainNetwork:
             )
         is_due = self._is_due()
         self._follow_scale()
-        values = {**values_of(self._settings(first.loss_scale)), **self.held.values()}
+        values = values_of(self._settings(first.loss_scale)) | self.held.items
         outputs = self.halves.update(values, first)
-        overflow, norm = (from_value(outputs[name]) for name in (OVERFLOW, NORM))
-        result = StepResult(first.loss, bool(overflow), first.loss_scale, float(norm))
-        following = {name: outputs[output] for name, output in self.plan.successors.items()}
         if not moves_scale:
-            following |= {name: to_value(array) for name, array in self.scale.arrays().items()}
-        self.held.keep(following)
-        self._advance(result, moves_scale=moves_scale)
+            for name, array in self.scale.arrays().items():
+                outputs[self.plan.successors[name]] = to_value(array)
+        self.held.keep(outputs)
+        results = {name: from_value(outputs[name]) for name in (OVERFLOW, NORM)}
+        result = self._advance(first.loss, first.loss_scale, results, moves_scale=moves_scale)
         return result, is_due
 
     def _watched(
         self, check: tuple[TensorChecker, int], arrays: Feeds, scale: float
-    ) -> dict[str, NDArray[Any]]:
+    ) -> "dict[str, ort.OrtValue]":
         """All outputs of a whole step under a tensor checker."""
         wanted = [*RESULTS, *self.plan.successors.values()]
         expected = self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
-        feeds = {**values_of(arrays), **self.held.values()}
-        made = self._watch.run(
+        feeds = values_of(arrays) | self.held.items
+        return self._watch.run(
             check, feeds, wanted, lambda made: expected and bool(from_value(made[OVERFLOW]))
         )
-        return {name: np.asarray(from_value(value)) for name, value in made.items()}
 
-    def _advance(self, result: StepResult, *, moves_scale: bool) -> None:
-        """Count a step."""
+    def _advance(
+        self, loss: float, scale: float, results: Feeds, *, moves_scale: bool
+    ) -> StepResult:
+        """Count a step; returns what it reports."""
+        result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
         is_due = self._is_due()
         self.steps += 1
         self._forget()
         if moves_scale:
             self.scale.keep(self.held.items, result.overflow, is_due=is_due)
+        return result
 
     def _forget(self) -> None:
         """Let nobody use the pending gradients any more."""
@@ -271,17 +221,17 @@ class TrainNetwork:
         """Whether the next step updates the weights; without accumulation every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
-    def _inputs(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The batch as the graph takes it, with dropout masks."""
+    def _inputs(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], float]:
+        """All inputs of a step but the state, and its loss scale."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
             )
-        classes = self.plan.classes
-        arrays = typed_feeds(self.plan.model, feeds, None if classes is None else classes.label)
-        if classes is not None:
-            classes.check(arrays[classes.label])
-        return arrays | draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+        arrays = typed_feeds(self.plan.model, feeds, self.plan.classes)
+        masks = draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+        self._follow_scale()
+        scale = self.scale.now()
+        return arrays | masks | self._settings(scale), scale
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
         """The other inputs of a step with this loss scale, without the state."""
@@ -294,11 +244,6 @@ class TrainNetwork:
         if self.plan.scaling is None:
             arrays[DIVISOR] = np.ones((), np.float32)
         return arrays
-
-    def _take_scale(self) -> float:
-        """The scale of the next step."""
-        self._follow_scale()
-        return self.scale.now()
 
     def _follow_scale(self) -> None:
         """Take over a loss scale that somebody else changed."""
@@ -329,7 +274,32 @@ class TrainNetwork:
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
         """
-        return train(self, batches, epochs, progress=progress, report=report)
+        from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
+
+        if isinstance(batches, (str, PathLike, Mapping)):
+            batches = as_samples(batches, self.source)
+        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
+        done = 0
+        with progress_bar(quiet=not progress) as advance:
+            for epoch in range(epochs):
+                losses = []
+                items: Iterable[Any] = batches
+                if isinstance(batches, Batches):
+                    items = batches.after(epoch)
+                for feeds in items:
+                    result = self.step(feeds)
+                    losses.append(result.loss)
+                    done += 1
+                    what = f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}"
+                    advance(what, done, total)
+                    if report is not None:
+                        report(self.steps, result)
+                if not losses:
+                    raise ArgumentError(
+                        "There are no batches, or they cannot be iterated more than once."
+                    )
+                means.append(float(np.mean(losses)))
+        return means
 
     def flushed(self, feeds: Mapping[str, Any]) -> dict[str, FlushedGradient]:
         """Which gradients low precision would flush to zero in the next step, by weight.
@@ -342,10 +312,9 @@ class TrainNetwork:
         Raises:
             ArgumentError, RuntimeFailure: as :meth:`step`.
         """
-        arrays, scale = self._inputs(feeds), self._take_scale()
-        feeds = {**arrays, **self._settings(scale), **self.held.copies()}
+        arrays, _ = self._inputs(feeds)
         return flushed_gradients(
-            self.model, self.plan.model, self.plan.gradients, feeds, self.halves.provider
+            self.model, self.plan, arrays | self.held.copies(), self.halves.provider
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -363,7 +332,12 @@ class TrainNetwork:
             ArgumentError: it is the state of another network.
         """
         arrays = {**self.plan.state, **self.scale.arrays()}
-        check_state(state, {**{name: array.shape for name, array in arrays.items()}, STEPS: ()})
+        shapes = {**{name: array.shape for name, array in arrays.items()}, STEPS: ()}
+        for name in sorted(shapes.keys() | state.keys()):
+            if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
+                raise ArgumentError(
+                    f"The state is that of another network: {name!r} is missing, unknown or of another shape."
+                )
         self.steps = int(state[STEPS])
         self.held.hold({name: np.array(state[name], a.dtype) for name, a in arrays.items()})
         self._forget()
@@ -375,7 +349,14 @@ class TrainNetwork:
         Raises:
             OutputError: it cannot be written.
         """
-        write_checkpoint(as_path(path), self.state())
+        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+
+        arrays = {
+            name: np.ascontiguousarray(array).reshape(array.shape)
+            for name, array in self.state().items()
+        }
+        data = safetensors.numpy.save(arrays, metadata={"kind": "onnxamp training state"})
+        write_file(as_path(path), data)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Continue from what :meth:`save` wrote.
@@ -384,7 +365,19 @@ class TrainNetwork:
             ModelError: the file cannot be read.
             ArgumentError: it is the state of another network.
         """
-        self.load_state(read_checkpoint(as_path(path)))
+        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+
+        file = as_path(path)
+        try:
+            state = safetensors.numpy.load(file.read_bytes())
+        except OSError as error:
+            kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
+            raise kind(f"Cannot read {str(file)!r}: {reason_of(error)}.") from None
+        except safetensors.SafetensorError as error:
+            raise ModelError(
+                f"{str(file)!r} is not a checkpoint, or is truncated: {error}."
+            ) from None
+        self.load_state(state)
 
     def export(self, level: str | None = None, **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.

@@ -5,73 +5,59 @@ their counters and settings, so that no step waits for Python; others, a user's 
 before each step and told about overflows after it.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from math import inf, isfinite, nan
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._runtime.values import from_value
-from onnxamp.train._gradients.writer import Tensor
+from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
 
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
-LARGEST: Final = 2.0**126
-"""Keeps the scale finite in float32."""
 NEVER: Final = 2**62
 """A window that no counter reaches."""
 
 
-def checked_scale(name: str, value: float) -> float:
-    """A scale.
+def _checked(name: str, value: Any, what: str, holds: Callable[[Any], bool]) -> Any:
+    """A number that is as it has to be.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not.
     """
-    if not _is_number(value) or not 1 <= value <= LARGEST:
-        raise ArgumentError(f"{name} must be a number from 1 to 2^126, not {value!r}.")
-    return float(value)
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    if not is_number or isinstance(value, bool) or not holds(value):
+        raise ArgumentError(f"{name} must be {what}, not {value!r}.")
+    return value
+
+
+def checked_scale(name: str, value: float) -> float:
+    """A scale."""
+    what = "a number from 1 to 2^126"
+    return float(_checked(name, value, what, lambda number: 1 <= number <= LARGEST))
 
 
 def checked_factor(name: str, value: float) -> float:
-    """A factor by which a scale rises.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    if not _is_number(value) or not 1 < value < float("inf"):
-        raise ArgumentError(f"{name} must be a finite number greater than 1, not {value!r}.")
-    return float(value)
+    """A factor by which a scale rises."""
+    what = "a finite number greater than 1"
+    return float(_checked(name, value, what, lambda number: 1 < number < inf))
 
 
 def checked_fraction(name: str, value: float) -> float:
-    """A factor by which a scale falls.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    if not _is_number(value) or not 0 < value < 1:
-        raise ArgumentError(f"{name} must be a number between 0 and 1, not {value!r}.")
-    return float(value)
+    """A factor by which a scale falls."""
+    return float(_checked(name, value, "a number between 0 and 1", lambda number: 0 < number < 1))
 
 
 def checked_count(name: str, value: int) -> int:
-    """A number of updates.
+    """A number of updates."""
 
-    Raises:
-        ArgumentError: it is none.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, np.integer))
-        or not 1 <= value < NEVER
-    ):
-        raise ArgumentError(f"{name} must be a positive whole number, not {value!r}.")
-    return int(value)
+    def holds(number: Any) -> bool:
+        return isinstance(number, (int, np.integer)) and 1 <= int(number) < NEVER
+
+    return int(_checked(name, value, "a positive whole number", holds))
 
 
 def checked_flag(name: str, value: bool) -> bool:
@@ -83,10 +69,6 @@ def checked_flag(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
     return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 class FromLevel(Enum):
@@ -159,6 +141,10 @@ class LossScaleManager:
         """How the graph of a step changes the scale; None if it does not."""
         return None
 
+    def _scales(self, dtype: str) -> bool:  # noqa: ARG002
+        """Whether the loss of a network that computes in this type is scaled."""
+        return True
+
 
 class FixedLossScaleManager(LossScaleManager):
     """A constant loss scale, as ``mindspore.amp.FixedLossScaleManager``.
@@ -198,32 +184,29 @@ class FixedLossScaleManager(LossScaleManager):
         return self._drops
 
 
-@dataclass(slots=True)
-class ScaleState:
+class ScaleState(NamedTuple):
     """A scale that changes, with its counters: arrays, or the values that a network left on its device.
 
     ``scale`` is a float32 scalar; ``good`` and ``bad`` are int64 scalars: updates in a row without and with overflow.
     """
 
-    scale: "NDArray[Any] | ort.OrtValue"
-    good: "NDArray[Any] | ort.OrtValue"
-    bad: "NDArray[Any] | ort.OrtValue"
+    scale: Any
+    good: Any
+    bad: Any
 
     @classmethod
     def of(cls, scale: float, good: int = 0, bad: int = 0) -> "ScaleState":
         """The state with these numbers."""
         return cls(np.array(scale, np.float32), np.array(good, np.int64), np.array(bad, np.int64))
 
-    def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def arrays(self) -> tuple[NDArray[Any], ...]:
         """Scale, good and bad as arrays."""
-        held = (self.scale, self.good, self.bad)
-        scale, good, bad = (
-            np.array(item if isinstance(item, np.ndarray) else from_value(item)) for item in held
+        return tuple(
+            np.array(item if isinstance(item, np.ndarray) else from_value(item)) for item in self
         )
-        return scale, good, bad
 
     def after(self, update: ScaleUpdate, overflow: bool) -> "ScaleState":
-        """The next state; :func:`update_scale` writes the same as a graph."""
+        """The next state, which the graph of a step computes in the same way."""
         scale, counted, missed = self.arrays()
         good, bad = (0, int(missed) + 1) if overflow else (int(counted) + 1, 0)
         if good == update.grow_every:
@@ -290,56 +273,86 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         return ScaleUpdate(self._factor, 1 / self._factor, self._window, 1)
 
 
-def is_moved_by_graph(manager: LossScaleManager | None) -> TypeGuard[MovingLossScaleManager]:
-    """Whether the graph changes the scale: not if a subclass says in methods of its own what it is or becomes."""
-    if not isinstance(manager, MovingLossScaleManager):
-        return False
-    own, base = type(manager), MovingLossScaleManager
-    return (
-        own.get_loss_scale is base.get_loss_scale
-        and own.update_loss_scale is base.update_loss_scale
-    )
+_STILL: Final = ScaleUpdate(1.0, 1.0, NEVER, NEVER)
+"""What remains of a scaler that another network disabled."""
 
 
-def update_scale(
-    state: tuple[Tensor, Tensor, Tensor], factors: Tensor, windows: Tensor, overflow: Tensor
-) -> list[Tensor]:
-    """Write the next scale and its counters.
+class LossScale:
+    """The loss scale of one network: between its manager, which owns it, and the graph, which may change it.
 
-    Args:
-        state: scale (float32), good and bad (int64), scalars as in :class:`ScaleState`.
-        factors: float32 vector: grow and shrink of :class:`ScaleUpdate`.
-        windows: int64 vector: grow_every and shrink_every.
-        overflow: bool scalar: whether this update overflows.
+    Attributes:
+        manager: None, or one that scales nothing, where the loss is not scaled.
+        scaling: how the step uses it; None where the loss is not scaled.
     """
-    scale, good, bad = state
-    writer = scale.writer
-    first, second = (writer.constant(np.array(index, np.int64)) for index in (0, 1))
-    good, bad = overflow.where(0, good + 1), overflow.where(bad + 1, 0)
-    grows, shrinks = (
-        good.equals(windows.op("Gather", first)),
-        bad.equals(windows.op("Gather", second)),
-    )
-    larger = (scale * factors.op("Gather", first)).op("Min", writer.number(LARGEST, scale.elem))
-    smaller = (scale * factors.op("Gather", second)).op("Max", writer.number(1.0, scale.elem))
-    return [
-        grows.where(larger, shrinks.where(smaller, scale)),
-        grows.where(0, good),
-        shrinks.where(0, bad),
-    ]
 
-
-def scale_of(manager: LossScaleManager) -> float:
-    """The scale that a manager of any class asks for.
-
-    Raises:
-        ArgumentError: it is not a positive finite number.
-    """
-    scale = manager.get_loss_scale()
-    array = np.asarray(scale)
-    number = float(array.item()) if array.size == 1 and array.dtype.kind in "iuf" else nan
-    if not isfinite(number) or not 0 < number <= LARGEST:
-        raise ArgumentError(
-            f"get_loss_scale() of {type(manager).__name__} must return a number above 0, not {scale!r}."
+    def __init__(self, manager: LossScaleManager | None, dtype: str) -> None:
+        self.manager = manager
+        self.scaling: Scaling | None = None
+        self._mover: MovingLossScaleManager | None = None
+        """The manager, if the graph changes its scale: not if methods of a subclass say what it is or becomes."""
+        self._seen: ScaleState | None = None
+        """The state of such a manager, as the network has it."""
+        if manager is None or not manager._scales(dtype):
+            return
+        own, base = type(manager), MovingLossScaleManager
+        is_base = (own.get_loss_scale, own.update_loss_scale) == (
+            base.get_loss_scale,
+            base.update_loss_scale,
         )
-    return number
+        if isinstance(manager, base) and is_base and manager.get_update_cell() is not None:
+            self._mover = manager
+        self.scaling = Scaling(manager.get_drop_overflow_update(), self._mover is not None)
+
+    def now(self) -> float:
+        """The scale of the next step; 1 without one.
+
+        Raises:
+            ArgumentError: a manager of the user's own returned none.
+        """
+        if self.manager is None or self.scaling is None:
+            return 1.0
+        scale = self.manager.get_loss_scale()
+        array = np.asarray(scale)
+        number = float(array.item()) if array.size == 1 and array.dtype.kind in "iuf" else nan
+        if not isfinite(number) or not 0 < number <= LARGEST:
+            raise ArgumentError(
+                f"get_loss_scale() of {type(self.manager).__name__} must return a number above 0, not {scale!r}."
+            )
+        return number
+
+    def feeds(self, scale: float) -> dict[str, NDArray[Any]]:
+        """Inputs of a step with this scale: the scale, or how the graph changes it."""
+        if self.scaling is None:
+            return {}
+        if self._mover is None:
+            return {SCALE: np.array(scale, np.float32)}
+        update = self._mover.get_update_cell() or _STILL
+        return {
+            FACTORS: np.array([update.grow, update.shrink], np.float32),
+            WINDOWS: np.array([update.grow_every, update.shrink_every], np.int64),
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What the graph changes, by input; empty if it does not."""
+        if self._mover is None:
+            return {}
+        return dict(zip(SCALE_STATE, self._mover.scale_state.arrays(), strict=True))
+
+    def changed(self) -> dict[str, NDArray[Any]]:
+        """:meth:`arrays` if somebody else changed them since the network did."""
+        if self._mover is None or self._mover.scale_state is self._seen:
+            return {}
+        self._seen = self._mover.scale_state
+        return self.arrays()
+
+    def keep(self, state: Mapping[str, Any], overflow: bool, *, is_due: bool) -> None:
+        """Give the scale after a step back to its manager, or let the manager change it."""
+        if self._mover is not None:
+            self.load(state)
+        elif self.manager is not None and self.scaling is not None and is_due:
+            self.manager.update_loss_scale(overflow)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Give the scale in the state of the network to its manager."""
+        if self._mover is not None:
+            self._seen = self._mover.scale_state = ScaleState(*map(state.get, SCALE_STATE))

@@ -10,7 +10,7 @@ dropout masks           see :class:`onnxamp.train._forward.Mask`
 ``train/divisor``       float32 scalar: 1; only without a loss scale
 ``train/scale``         loss scale, float32 scalar
 ``train/factors``       by which the graph changes the scale, and after how many updates (``train/windows``); see
-                        :func:`onnxamp.train._scaling.update_scale`
+                        :func:`_write_scale`
 state                   weights, running statistics, optimizer slots, counters, by name
 ======================  ==============================================================================================
 
@@ -19,44 +19,55 @@ clipping) and the successor of each piece of state. Where nodes skip an update w
 state except for the scale and its counters stays, including running statistics.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._graph.editor import NewNames
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._feeds import Classes, Loss
-from onnxamp.train._forward import Forward, Mask, as_inputs, find_weights
+from onnxamp.train._forward import Mask, TrainingModel, as_inputs, find_weights
 from onnxamp.train._gradients import differentiate
-from onnxamp.train._gradients.writer import Tensor, Writer
-from onnxamp.train._optimizers import (
-    APPLY,
-    DIVISOR,
-    FACTORS,
-    NORM,
-    OVERFLOW,
-    RATE,
-    SCALE,
-    SCALE_STATE,
-    STATISTIC,
-    SUM,
-    WINDOWS,
-    Array,
-    Optimizer,
-    Scaling,
-    Update,
-    next_of,
-)
+from onnxamp.train._gradients.writer import Tensor, Writer, elem_of
+from onnxamp.train._optimizers import Move, Optimizer
 
-LOSS: Final = "train/loss"
+LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"
+RESULTS: Final = (LOSS, OVERFLOW, NORM)
+"""Outputs of a step besides the state."""
 OWN: Final = "train"
 """What the names of nodes begin with that belong neither to the model nor to its gradients: they stay float32."""
+RATE, APPLY, UPDATES = "train/rate", "train/apply", "train/updates"
+SCALE, GOOD, BAD = SCALE_STATE = "train/scale", "train/good", "train/bad"
+"""The fields of :class:`onnxamp.train._scaling.ScaleState` as inputs of the graph."""
+DIVISOR, FACTORS, WINDOWS = "train/divisor", "train/factors", "train/windows"
+SUM: Final = "train/sum/"
+"""With the name of a weight behind it: the sum of its gradients since the last update."""
+GRADIENT, STATISTIC, UNSCALED = "train/gradient/", "train/statistic/", "train/unscaled/"
+"""With a name behind them: scaled gradients and successors of running statistics, in float32, where the halves meet;
+and the unscaled gradients behind."""
+NEXT: Final = "train/next/"
+"""With the name of a piece of state behind it: the output that replaces it."""
+LARGEST: Final = 2.0**126
+"""Keeps the loss scale finite in float32."""
+_CLIP_EPSILON: Final = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+_FLOAT, _BOOL, _INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
+
+Array = NDArray[Any]
+
+
+class Scaling(NamedTuple):
+    """How a step uses a loss scale: whether it skips updates whose gradients hold NaN or Inf, and moves the scale."""
+
+    skips: bool
+    moves: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +75,25 @@ class Step:
     """The graph of a step, in float32.
 
     ``state``: initial arrays, by input; ``successors``: the output that replaces each, and each part of the loss scale
-    that the graph moves; ``weights``: the trained ones among them; ``gradients``: the value that holds the gradient of
-    each, scaled as the loss is; ``statistics``: the values that the running statistics become; ``data``: the inputs
-    that the caller feeds; ``classes``: what labels may be, if not anything.
+    that the graph moves; ``gradients``: the value that holds the gradient of each trained weight, scaled as the loss
+    is; ``statistics``: the values that the running statistics become; ``data``: the inputs that the caller feeds;
+    ``classes``: what labels may be, if not anything.
     """
 
     model: ModelProto
     state: Mapping[str, Array]
     successors: Mapping[str, str]
-    weights: tuple[str, ...]
     gradients: Mapping[str, str]
     statistics: Mapping[str, str]
-    data: tuple[str, ...]
-    masks: tuple[Mask, ...]
+    data: Sequence[str]
+    masks: Sequence[Mask]
     scaling: Scaling | None
     classes: Classes | None
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Those that are trained."""
+        return tuple(self.gradients)
 
     @property
     def scaled(self) -> frozenset[str]:
@@ -87,7 +102,7 @@ class Step:
 
 
 def build_step(
-    forward: Forward,
+    forward: TrainingModel,
     optimizer: Optimizer,
     loss: Loss | None,
     scaling: Scaling | None,
@@ -106,137 +121,197 @@ def build_step(
         ModelError: the model has no output that could be a loss.
         ArgumentError: the model has a value with the name of the labels.
     """
-    model = ModelProto()
-    model.CopyFrom(forward.model)
-    state: dict[str, Array] = {}
-    writer = _writer(model)
-    target, classes = _write_loss(model, writer, loss, scaling is not None)
-    writer.add_to(model.graph)
     own = {tensor.name for tensor in forward.model.graph.initializer}
-    weights = [name for name in find_weights(model, target, own) if optimizer.trains(name)]
+    model, target, classes = _with_loss(Graph.of(forward.model), loss, scaled=scaling is not None)
+    graph = Graph.of(model)
+    weights = [name for name in find_weights(graph, target, own) if optimizer.trains(name)]
     if not weights:
         raise ModelError("No weight of the model matches the optimizer's 'weights'.")
-    data = [
-        entry.name
-        for entry in model.graph.input
-        if entry.name not in (SCALE, *(m.name for m in forward.masks))
-    ]
-    state |= as_inputs(model, weights)
-    state |= as_inputs(model, [name for name in forward.statistics if name not in weights])
-    gradients = differentiate(model, target, weights, lacks)
-    return _with_update(
-        model=gradients.model,
-        gradients=gradients.outputs,
-        forward=forward,
-        optimizer=optimizer,
-        scaling=scaling,
-        state=state,
-        data=data,
-        classes=classes,
-    )
-
-
-def _with_update(
-    model: ModelProto,
-    gradients: Mapping[str, str],
-    forward: Forward,
-    optimizer: Optimizer,
-    scaling: Scaling | None,
-    state: dict[str, Array],
-    data: Sequence[str],
-    classes: Classes | None,
-) -> Step:
-    """Write the update after the gradients."""
-    writer = _writer(model)
-    writer.prefix = "train/update"
-    update = Update(writer, optimizer, scaling, forward, state)
-    met = update.write(
-        {name: Tensor(writer, output, TensorProto.FLOAT) for name, output in gradients.items()}
-    )
-    del model.graph.output[:]
-    writer.add_to(model.graph)
-    kinds = {LOSS: TensorProto.FLOAT, OVERFLOW: TensorProto.BOOL, NORM: TensorProto.FLOAT}
-    model.graph.output.extend(
-        helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items()
-    )
-    settings, moved = _settings(optimizer, scaling)
-    arrays = update.state | moved
-    listed = {entry.name for entry in model.graph.input}
-    for name, array in (arrays | settings).items():
-        if name not in listed:
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
-    for name, array in arrays.items():
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        model.graph.output.append(helper.make_tensor_value_info(next_of(name), kind, array.shape))
-    successors = {name: next_of(name) for name in arrays}
-    statistics = {name: f"{STATISTIC}{name}" for name in forward.statistics}
+    apart = {SCALE, *(mask.name for mask in forward.masks)}
+    data = [entry.name for entry in model.graph.input if entry.name not in apart]
+    model, state = as_inputs(graph, dict.fromkeys((*weights, *forward.statistics)))
+    differentiated = differentiate(model, target, weights, lacks)
+    writer = Writer(GraphEditor(Graph.of(differentiated.model)), "train/update")
+    del writer.editor.model.graph.output[:]
+    update = _Update(writer, optimizer, scaling, state)
+    met = update.write(differentiated.outputs, forward.statistics)
     return Step(
-        model=model,
-        state=update.state,
-        successors=successors,
-        weights=tuple(gradients),
+        model=writer.finish(),
+        state=state,
+        successors={name: f"{NEXT}{name}" for name in update.successors},
         gradients=met,
-        statistics=statistics,
-        data=tuple(data),
+        statistics={name: f"{STATISTIC}{name}" for name in forward.statistics},
+        data=data,
         masks=forward.masks,
         scaling=scaling,
         classes=classes,
     )
 
 
-def _settings(
-    optimizer: Optimizer, scaling: Scaling | None
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Arrays like the inputs that are fed in every step, and like the parts of a loss scale that the graph moves."""
-    scalar = np.zeros((), np.float32)
-    settings: dict[str, Array] = {RATE: scalar}
-    if optimizer.accumulate > 1:
-        settings[APPLY] = np.zeros((), np.bool_)
-    if scaling is None:
-        return settings | {DIVISOR: scalar}, {}
-    if not scaling.moves:
-        return settings, {}
-    settings |= {FACTORS: np.zeros(2, np.float32), WINDOWS: np.zeros(2, np.int64)}
-    count = np.zeros((), np.int64)
-    return settings, dict(zip(SCALE_STATE, (scalar, count, count), strict=True))
-
-
-def _writer(model: ModelProto) -> Writer:
-    return Writer(NewNames(Graph.of(model).all_names()), prefix="train/loss")
-
-
-def _write_loss(
-    model: ModelProto, writer: Writer, loss: Loss | None, scaled: bool
-) -> tuple[str, Classes | None]:
-    """Write the loss, and its scaling; returns the value to differentiate, and what labels may be."""
-    kinds = {entry.name: entry.type.tensor_type.elem_type for entry in model.graph.output}
-    names = [name for name, kind in kinds.items() if kind in FLOAT_ELEMS]
-    if loss is not None and loss.output is not None:
-        names = [name for name in names if name == loss.output]
-    if not names:
-        wanted = (
-            "float output"
-            if loss is None or loss.output is None
-            else f"float output {loss.output!r}"
-        )
-        raise ModelError(f"The model has no {wanted} for the loss.")
-    value, classes = Tensor(writer, names[0], kinds[names[0]]).cast(TensorProto.FLOAT), None
+def _with_loss(
+    graph: Graph, loss: Loss | None, *, scaled: bool
+) -> tuple[ModelProto, str, Classes | None]:
+    """The model with its loss; the value to differentiate, which is scaled; and what labels may be."""
+    writer, wanted = Writer(GraphEditor(graph), "train/loss"), loss.output if loss else None
+    floats = [
+        value
+        for value in graph.scopes[0].outputs
+        if elem_of(graph.types[value]) in FLOAT_ELEMS and wanted in (None, graph.values[value].name)
+    ]
+    if not floats:
+        what = "float output" if wanted is None else f"float output {wanted!r}"
+        raise ModelError(f"The model has no {what} for the loss.")
+    output, classes = floats[0], None
+    value = Tensor(writer, graph.values[output].name, elem_of(graph.types[output])).cast(_FLOAT)
     if loss is not None:
-        graph = Graph.of(model)
-        shapes = dict(
-            zip((value.name for value in graph.values), graph.ask(symbolic_shapes), strict=True)
-        )
-        if loss.label in shapes:
+        if any(known.name == loss.label for known in graph.values):
             raise ArgumentError(
                 f"The model already has a value named {loss.label!r}: give the labels another name."
             )
-        shape, classes = loss.label_shape(shapes[names[0]]), loss.classes(shapes[names[0]])
-        model.graph.input.append(helper.make_tensor_value_info(loss.label, loss.label_type, shape))
-        value = loss.function(value, Tensor(writer, loss.label, loss.label_type))
-    writer.op("Reshape", value, writer.constant(np.zeros(0, np.int64)), into=LOSS)
-    if not scaled:
-        return LOSS, classes
-    model.graph.input.append(helper.make_tensor_value_info(SCALE, TensorProto.FLOAT, []))
-    total, scale = Tensor(writer, LOSS, TensorProto.FLOAT), Tensor(writer, SCALE, TensorProto.FLOAT)
-    return (total * scale).name, classes
+        dims = graph.ask(symbolic_shapes)[output]
+        labels = writer.input(loss.label, loss.label_type, loss.label_shape(dims))
+        value, classes = loss.function(value, labels), loss.classes(dims)
+    value = value.op("Reshape", [], into=LOSS)
+    if scaled:
+        value = value * writer.input(SCALE, _FLOAT)
+    return writer.finish(), value.name, classes
+
+
+@dataclass(slots=True)
+class _Update:
+    """Writes the successors of the state from the gradients; ``state`` grows by what the update keeps."""
+
+    writer: Writer
+    optimizer: Optimizer
+    scaling: Scaling | None
+    state: dict[str, Array]
+    successors: dict[str, Tensor] = field(default_factory=dict)
+
+    def write(self, gradients: Mapping[str, str], statistics: Mapping[str, str]) -> dict[str, str]:
+        """Write everything behind the gradients; returns their names where the halves meet, by weight.
+
+        The division stands there without a loss scale, too: ONNX Runtime would fuse the last op of a gradient with the
+        first of its update, and one half could not do that.
+        """
+        if self.scaling is None:
+            divisor = self.writer.input(DIVISOR, _FLOAT)
+        else:
+            divisor = self.writer.input(SCALE, _FLOAT).op("Identity", into=DIVISOR)
+        met = {name: self._met(output, GRADIENT, name) for name, output in gradients.items()}
+        unscaled = {
+            name: gradient.op("Div", divisor, into=f"{UNSCALED}{name}")
+            for name, gradient in met.items()
+        }
+        apply = None
+        if self.optimizer.accumulate > 1:
+            apply = self.writer.input(APPLY, _BOOL)
+            unscaled = self._accumulated(unscaled, apply)
+        overflow, norm = self._inspected(unscaled.values())
+        happens = self._happens(overflow, apply)
+        updates = self._keep(UPDATES, np.zeros((), np.float32))
+        following = updates + 1.0
+        shared = self.optimizer.shared(following)
+        clip = self._clip(norm)
+        for name, gradient in unscaled.items():
+            self._move(name, gradient if clip is None else gradient * clip, shared, happens)
+        skips = self.scaling is not None and self.scaling.skips
+        for name, output in statistics.items():
+            new, old = self._met(output, STATISTIC, name), self._keep(name, self.state[name])
+            self.successors[name] = overflow.where(old, new) if skips else new
+        self._replace(updates, following, happens)
+        if self.scaling is not None and self.scaling.moves:
+            self._move_scale(overflow, apply)
+        for result in (Tensor(self.writer, LOSS, _FLOAT), overflow, norm):
+            self.writer.output(result, ())
+        for name, new in self.successors.items():
+            shape = self.state[name].shape if name in self.state else ()
+            self.writer.output(new.op("Identity", into=f"{NEXT}{name}"), shape)
+        return {name: gradient.name for name, gradient in met.items()}
+
+    def _met(self, output: str, where: str, name: str) -> Tensor:
+        """A value where the halves meet."""
+        return Tensor(self.writer, output, _FLOAT).op("Identity", into=f"{where}{name}")
+
+    def _keep(self, name: str, initial: Array) -> Tensor:
+        """Add a piece of state; returns it as the graph reads it."""
+        self.state[name] = initial
+        elem = helper.np_dtype_to_tensor_dtype(initial.dtype)
+        return self.writer.input(name, elem, initial.shape)
+
+    def _replace(self, old: Tensor, new: Tensor, happens: Tensor | None) -> None:
+        """Note what a piece of state becomes if the update happens."""
+        self.successors[old.name] = new if happens is None else happens.where(new, old)
+
+    def _accumulated(self, gradients: Mapping[str, Tensor], apply: Tensor) -> dict[str, Tensor]:
+        """The mean of the gradients since the last update."""
+        sums = {}
+        for name, gradient in gradients.items():
+            held = self._keep(f"{SUM}{name}", np.zeros_like(self.state[name]))
+            sums[name] = held + gradient * (1 / self.optimizer.accumulate)
+            self.successors[held.name] = apply.where(0, sums[name])
+        return sums
+
+    def _inspected(self, gradients: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        """Whether any gradient holds NaN or Inf (multiplied by zero, only these are not zero), and the norm of all."""
+        gradients = list(gradients)
+        zeros = [(gradient * 0.0).op("ReduceSum", keepdims=0) for gradient in gradients]
+        squares = [gradient.op("ReduceSumSquare", keepdims=0) for gradient in gradients]
+        overflow = zeros[0].op("Sum", *zeros[1:]).equals(0).op("Not", into=OVERFLOW)
+        return overflow, squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
+
+    def _happens(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
+        """Whether the update happens; None for always."""
+        if self.scaling is None or not self.scaling.skips:
+            return apply
+        clean = overflow.op("Not")
+        return clean if apply is None else clean.op("And", apply)
+
+    def _clip(self, norm: Tensor) -> Tensor | None:
+        """What gradients are multiplied by, so that their norm is small enough."""
+        most = self.optimizer.clip_norm
+        return None if most is None else (most / (norm + _CLIP_EPSILON)).op("Min", norm.like(1.0))
+
+    def _move(
+        self, name: str, gradient: Tensor, shared: Sequence[Tensor], happens: Tensor | None
+    ) -> None:
+        """Write the successors of a weight and its slots."""
+        weight = self._keep(name, self.state[name])
+        slots = {
+            slot: self._keep(f"train/{slot}/{name}", np.zeros_like(self.state[name]))
+            for slot in self.optimizer.slots
+        }
+        move = Move(
+            weight=weight,
+            gradient=gradient,
+            slots=slots,
+            rate=self.writer.input(RATE, _FLOAT),
+            decay=self.optimizer.decay_of(name),
+            shared=shared,
+        )
+        new, kept = self.optimizer.move(move)
+        self._replace(weight, new, happens)
+        for slot, after in kept.items():
+            self._replace(slots[slot], after, happens)
+
+    def _move_scale(self, overflow: Tensor, apply: Tensor | None) -> None:
+        """Write the next scale (float32) and its counters (int64); :meth:`ScaleState.after` computes the same.
+
+        The factors are grow and shrink of :class:`ScaleUpdate`, the windows grow_every and shrink_every.
+        """
+        kinds = zip(SCALE_STATE, (_FLOAT, _INT64, _INT64), strict=True)
+        state = scale, good, bad = [self.writer.input(name, kind) for name, kind in kinds]
+        factors = self.writer.input(FACTORS, _FLOAT, (2,))
+        windows = self.writer.input(WINDOWS, _INT64, (2,))
+        first, second = self.writer.ints(0), self.writer.ints(1)
+        good, bad = overflow.where(0, good + 1), overflow.where(bad + 1, 0)
+        grows = good.equals(windows.op("Gather", first))
+        shrinks = bad.equals(windows.op("Gather", second))
+        larger = (scale * factors.op("Gather", first)).op("Min", scale.like(LARGEST))
+        smaller = (scale * factors.op("Gather", second)).op("Max", scale.like(1.0))
+        following = [
+            grows.where(larger, shrinks.where(smaller, scale)),
+            grows.where(0, good),
+            shrinks.where(0, bad),
+        ]
+        for old, new in zip(state, following, strict=True):
+            self._replace(old, new, apply)

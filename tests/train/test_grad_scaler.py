@@ -48,6 +48,16 @@ def loop(net: TrainNetwork, optimizer: Any, loss_scaler: GradScaler, *, unscale:
         loss_scaler.update()
 
 
+def test_a_network_owns_the_scale_that_an_update_left_alone() -> None:
+    optimizer, mine = Adam(accumulate=2), scaler()
+    net = build_train_network(conv_net(), optimizer, "cross-entropy", "O2", loss_scale_manager=mine)
+    net.gradients(next(iter(batches())))
+    mine.step(optimizer)
+    others = [np.full((), -number, np.float32) for number in range(2000)]  # take what memory is free
+    assert len(others) == 2000
+    assert net.state()["train/scale"] == 1024
+
+
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("optimizer", [AdamW(clip_norm=1.0), Adam(accumulate=2)])
 @pytest.mark.parametrize("boost_level", ["O0", "O1", "O2"])

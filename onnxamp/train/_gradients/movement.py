@@ -1,18 +1,24 @@
-"""Gradients of ops that move elements without choosing among them: shapes, axes, pieces and copies."""
+"""Gradients of ops that move elements: shapes, axes, pieces and copies, and choices by index, TopK and Resize."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from onnxamp.train._gradients.calls import Call, Grads, Rule, reshape_like, sum_to
-from onnxamp.train._gradients.writer import Tensor
+from onnxamp._ops.facts import op_facts
+from onnxamp.train._gradients.writer import Call, Grads, Rule, Tensor, sum_to
+
+_SAMPLE: Final = 5
+"""Stands for an unknown size of an axis, to see how an integer scale copies its elements."""
+_Places = Tensor | NDArray[np.int64]
+_Size = int | Tensor
+"""A number, or an int64 vector of one element."""
 
 
 def _reshaped(call: Call) -> Grads:
-    return [reshape_like(call.dy, call.x)]
+    return [call.dy.reshape_like(call.x)]
 
 
 def _transpose(call: Call) -> Grads:
@@ -26,77 +32,59 @@ def inverse(perm: Sequence[int]) -> list[int]:
 
 
 def _concat(call: Call) -> Grads:
-    axis, count = int(call.attribute("axis")), len(call.inputs)
-    if count == 1:
-        return call.dys
-    sizes = [call[i].known_size(axis) for i in range(count)]
-    known = [size for size in sizes if size is not None]
-    split = (
-        known
-        if len(known) == count
-        else call.writer.vector(*(call[i].size(axis) for i in range(count)))
-    )
-    return call.writer.ops("Split", call.dy, split, into=[""] * count, axis=axis)
+    axis = call.attribute("axis")
+    return call.dy.split([call[i].size(axis) for i in range(len(call.inputs))], axis)
 
 
 def _split(call: Call) -> Grads:
     pieces = [
-        dy if dy is not None else call.writer.zeros(y.shape(), y.elem)
+        dy if dy is not None else y.zeros_like()
         for y, dy in zip(call.outputs, call.dys, strict=True)
         if y is not None
     ]
-    return [pieces[0].op("Concat", *pieces[1:], axis=int(call.attribute("axis", 0))), None]
-
-
-def _expand(call: Call) -> Grads:
-    return [sum_to(call.dy, call.y.dims, call.x), None]
+    return [pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis"))]
 
 
 def _tile(call: Call) -> Grads:
     """Split every axis into (copies, size), and sum the copies."""
     rank = call.rank()
     if rank == 0:
-        return [call.dy, None]
+        return [call.dy]
     rows = call.writer.concat([call[1].reshape(1, rank), call.x.shape().reshape(1, rank)], 0)
     pairs = rows.transpose([1, 0]).reshape(-1)
-    return [call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False), None]
+    return [call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False)]
 
 
 def _slice(call: Call) -> Grads:
     """Pad the slice with zeros; with steps other than 1, scatter each axis back to where its elements came from."""
     dy, rank = call.dy, call.rank()
     axes, steps = _slice_axes(call, rank)
-    pads: dict[int, tuple[Tensor, Tensor]] = {}
+    pads: dict[int, tuple[_Size, _Size]] = {}
     for position, (axis, step) in enumerate(zip(axes, steps, strict=True)):
-        size = call.x.size(axis)
-        places = _places(call, position, axis, step)
+        size, places = call.x.size(axis), _places(call, position, axis, step)
         if step != 1:
-            dy = scatter(
-                dy,
-                places if isinstance(places, Tensor) else call.writer.constant(places),
-                axis,
-                size,
-                rank,
-            )
+            dy = scatter(dy, places, axis, size, rank)
         elif isinstance(places, Tensor):
             before = places.op("Slice", [0], [1])
             pads[axis] = (before, size - before - places.op("Shape"))
         else:
-            start, whole = int(places[0]) if places.size else 0, call.x.known_size(axis) or 0
-            pads[axis] = (
-                call.writer.ints([start]),
-                call.writer.ints([whole - start - places.size]),
-            )
-    return [_padded(dy, pads, rank) if pads else dy, *[None] * 4]
+            start = int(places[0]) if places.size else 0
+            pads[axis] = (start, size - start - places.size)
+    if (
+        pads
+    ):  # by axis, without the input that names axes: ONNX Runtime's transpose optimizer ignores it
+        amounts = (pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank))
+        dy = dy.op("Pad", call.writer.vector(*amounts))
+    return [dy]
 
 
-def _places(call: Call, position: int, axis: int, step: int) -> Tensor | NDArray[np.int64]:
+def _places(call: Call, position: int, axis: int, step: int) -> _Places:
     """Indices along the axis that the slice took: an array where they are constant."""
     size, starts, ends = call.x.known_size(axis), call.constant(1), call.constant(2)
     if size is not None and starts is not None and ends is not None:
         return np.arange(size, dtype=np.int64)[int(starts[position]) : int(ends[position]) : step]
-    zero, one = (call.writer.number(number, TensorProto.INT64) for number in (0, 1))
-    every = zero.op("Range", call.x.size(axis).op("Squeeze"), one)
+    zero, one = call.writer.ints(0), call.writer.ints(1)
+    every = zero.op("Range", call.writer.vector(call.x.size(axis)).op("Squeeze"), one)
     bounds = [
         call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64) for port in (1, 2)
     ]
@@ -109,53 +97,39 @@ def _slice_axes(call: Call, rank: int) -> tuple[list[int], list[int]]:
     Raises:
         GradientError: they are computed, or even their number is unknown.
     """
-    known: list[Any] = [call.constant(3), call.constant(4)]
-    for port, name in ((3, "axes"), (4, "steps")):
-        if call.has(port) and known[port - 3] is None:
+    axes, steps = call.constant(3), call.constant(4)
+    for port, name, known in ((3, "axes", axes), (4, "steps", steps)):
+        if call.has(port) and known is None:
             raise call.error(f"computes its {name}; only constant {name} have a gradient rule")
     count = call[1].known_size(0)
     if count is None:
         raise call.error("slices an unknown number of axes")
-    axes = list(range(count)) if known[0] is None else [int(axis) % rank for axis in known[0]]
-    steps = [1] * count if known[1] is None else [int(step) for step in known[1]]
-    return axes, steps
-
-
-def _padded(dy: Tensor, pads: Mapping[int, tuple[Tensor, Tensor]], rank: int) -> Tensor:
-    """``dy`` with zeros before and after it along some axes.
-
-    All axes get an amount: ONNX Runtime's transpose optimizer ignores the input that names axes.
-    """
-    none = dy.writer.ints([0])
-    return dy.op(
-        "Pad",
-        dy.writer.vector(
-            *(pads.get(axis, (none, none))[end] for end in (0, 1) for axis in range(rank))
-        ),
+    return (
+        list(range(count)) if axes is None else [int(axis) % rank for axis in axes],
+        [1] * count if steps is None else [int(step) for step in steps],
     )
 
 
-def scatter(dy: Tensor, places: Tensor, axis: int, size: Tensor, rank: int) -> Tensor:
+def scatter(dy: Tensor, places: _Places, axis: int, size: _Size, rank: int) -> Tensor:
     """Add the slices of ``dy`` along an axis into zeros, each at its index.
 
     Args:
         dy: gradient of what was gathered along ``axis``.
         places: int vector: the index of each slice; negative ones count from the end.
         axis: from 0.
-        size: int64 vector of one element: the size of the axis in the result.
+        size: the size of the axis in the result.
         rank: of ``dy``; only needed for axes other than 0.
     """
     perm = [axis, *(i for i in range(rank) if i != axis)]
     front = dy if axis == 0 else dy.transpose(perm)
-    shape = dy.writer.vector(size, front.op("Shape", start=1))
-    rows = places.reshape(-1, 1)
-    total = dy.writer.zeros(shape, dy.elem).op("ScatterND", rows, front, reduction="add")
+    zeros = dy.writer.vector(size, front.op("Shape", start=1)).zeros(dy.elem)
+    total = zeros.op("ScatterND", places.reshape(-1, 1), front, reduction="add")
     return total if axis == 0 else total.transpose(inverse(perm))
 
 
 def _pad(call: Call) -> Grads:
     """Crop what was added, fill what was cropped with zeros; reflected and repeated edges add up at their source."""
-    mode = call.attribute("mode", "constant")
+    mode = call.attribute("mode")
     rank, pads, given = call.rank(), call.constant(1), call.constant(3)
     if pads is None or (call.has(3) and given is None):
         raise call.error("computes its pads or axes; only constant ones have a gradient rule")
@@ -163,15 +137,15 @@ def _pad(call: Call) -> Grads:
     ends = dict(zip(axes, np.reshape(pads, (2, -1)).T.tolist(), strict=True))
     dx = call.dy
     if mode == "constant":
-        return [_cropped(dx, ends, rank), None]
+        return [_cropped(dx, ends, rank)]
     for axis, (before, after) in ends.items():
         size = call.x.known_size(axis)
         if (before, after) != (0, 0):
             if size is None:
                 raise call.error(f"pads axis {axis}, whose size is unknown, in mode {mode!r}")
             places = np.pad(np.arange(size, dtype=np.int64), (before, after), mode=mode)
-            dx = scatter(dx, call.writer.constant(places), axis, call.x.size(axis), rank)
-    return [dx, None]
+            dx = scatter(dx, places, axis, size, rank)
+    return [dx]
 
 
 def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
@@ -181,45 +155,185 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
         starts = [max(before, 0) for before in added.values()]
         stops = [2**62 if ends[axis][1] <= 0 else -ends[axis][1] for axis in added]
         dy = dy.op("Slice", starts, stops, list(added))
-    amounts = [
-        max(-ends[axis][end], 0) if axis in ends else 0 for end in (0, 1) for axis in range(rank)
-    ]
+    amounts = [max(-ends.get(axis, (0, 0))[end], 0) for end in (0, 1) for axis in range(rank)]
     return dy.op("Pad", amounts) if any(amounts) else dy
-
-
-def _trilu(call: Call) -> Grads:
-    return [
-        call.dy.op("Trilu", call[1] if call.has(1) else None, upper=call.attribute("upper", 1)),
-        None,
-    ]
 
 
 def _depth_to_space(call: Call) -> Grads:
     """Written as a Transpose: SpaceToDepth has only one of the orders that DepthToSpace has."""
-    block, x = int(call.attribute("blocksize")), call.x
-    n, c, h, w = (x.size(axis) for axis in range(4))
-    split = call.writer.vector(n, c.op("Div", [block * block]), h, block, w, block)
-    perm = [0, 3, 5, 1, 2, 4] if call.attribute("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
-    return [reshape_like(call.dy.reshape(split).transpose(perm), x)]
+    block, x = call.attribute("blocksize"), call.x
+    n, h, w = (x.size(axis) for axis in (0, 2, 3))
+    channels = call.writer.vector(x.size(1)).op("Div", [block * block])
+    perm = [0, 3, 5, 1, 2, 4] if call.attribute("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
+    split = call.dy.reshape(n, channels, h, block, w, block)
+    return [split.transpose(perm).reshape_like(x)]
 
 
-def _space_to_depth(call: Call) -> Grads:
-    return [call.dy.op("DepthToSpace", blocksize=int(call.attribute("blocksize")), mode="DCR")]
+def _gather(call: Call) -> Grads:
+    """Rows added at their indices. The axes of the indices become one, in the place of the gathered axis."""
+    data, indices, dy = call[0], call[1], call.dy
+    axis = call.attribute("axis")
+    axis = axis if axis == 0 else axis % call.rank(0)
+    if indices.dims is None or len(indices.dims) != 1:
+        head = [data.op("Shape", start=0, end=axis)] if axis else []
+        dy = dy.reshape(*head, -1, data.op("Shape", start=axis + 1))
+    size, rank = data.size(axis), call.rank(0) if axis else 1
+    return [scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)]
+
+
+def _gather_elements(call: Call) -> Grads:
+    zeros, axis = call.x.zeros_like(), call.attribute("axis")
+    return [zeros.op("ScatterElements", call[1], call.dy, axis=axis, reduction="add")]
+
+
+def _gather_nd(call: Call) -> Grads:
+    if call.attribute("batch_dims"):
+        raise call.error("has batch_dims; only GatherND without them has a gradient rule")
+    return [call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add")]
+
+
+def _top_k(call: Call) -> Grads:
+    indices, axis = call.outputs[1], call.attribute("axis")
+    if indices is None:
+        raise call.error("leaves out its second output, the indices, which its gradient needs")
+    return [call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis)]
+
+
+def _resize(call: Call) -> Grads:
+    """Axis by axis, as Resize works. Nearest by an integer scale: the copies are summed.
+
+    Otherwise the matrix of the axis is measured by resizing the identity, and the gradient is multiplied by it.
+    """
+    dy, rank = call.dy, call.rank()
+    for name in ("antialias", "exclude_outside"):
+        if call.attribute(name):
+            raise call.error(f"has {name}, for which there is no gradient rule")
+    if call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise call.error("crops while it resizes, for which there is no gradient rule")
+    for axis, scale in _resized(call).items():
+        before, after = call.x.known_size(axis), call.y.known_size(axis)
+        is_known = before is not None and after is not None
+        if not is_known and (scale is None or scale != int(scale)):
+            raise call.error(f"resizes axis {axis}, whose size is unknown")
+        sizes = (before, after) if is_known else (_SAMPLE, _SAMPLE * int(scale or 0))
+        matrix = _matrix(call, scale, *sizes)
+        factor, rest = divmod(matrix.shape[1], matrix.shape[0])
+        copies = rest == 0 and call.attribute("mode") == "nearest"
+        if copies and (matrix.argmax(0) == np.arange(matrix.shape[1]) // factor).all():
+            dy = _summed(dy, axis, before or -1, factor, rank)
+        elif is_known:
+            dy = _along(dy, matrix, axis, rank)
+        else:
+            raise call.error(f"resizes axis {axis}, whose size is unknown")
+    return [dy.reshape_like(call.x)]
+
+
+def _resized(call: Call) -> dict[int, float | None]:
+    """The resized axes, with their scale where it is constant."""
+    rank, scales = call.rank(), call.constant(2)
+    axes = [int(axis) % rank for axis in call.attribute("axes") or range(rank)]
+    if scales is not None and scales.size:
+        pairs = zip(axes, scales.tolist(), strict=True)
+        return {axis: scale for axis, scale in pairs if scale != 1}
+    x, y = call.x.dims or (), call.y.dims or (None,) * rank
+    # Computed sizes repeat those of batch and channels, even where shape inference cannot show it.
+    unclear = [
+        axis for axis in axes if axis > 1 or (isinstance(x[axis], int) and isinstance(y[axis], int))
+    ]
+    return {axis: None for axis in unclear if x[axis] != y[axis] or x[axis] is None}
+
+
+def _matrix(call: Call, scale: float | None, before: Any, after: Any) -> NDArray[np.float32]:
+    """[size before, size after]: the weight of each element of an axis in each element of the resized one."""
+    from onnxamp._runtime.session import make_session, run  # noqa: PLC0415
+
+    attributes = {
+        item.name: helper.get_attribute_value(item)
+        for item in call.node.proto.attribute
+        if item.name not in ("axes", "keep_aspect_ratio_policy")
+    }
+    given: NDArray[Any] = (
+        np.asarray([1, scale], np.float32) if scale else np.asarray([before, after], np.int64)
+    )
+    kind = helper.np_dtype_to_tensor_dtype(given.dtype)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+    inputs = [x, helper.make_tensor_value_info("given", kind, [2])]
+    reads = ["x", "", "given"] if scale else ["x", "", "", "given"]
+    node = helper.make_node("Resize", reads, ["y"], **attributes)
+    graph = helper.make_graph([node], "resize", inputs, [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    feeds = {"x": np.eye(before, dtype=np.float32), "given": given}
+    weights: NDArray[np.float32] = run(make_session(model), feeds)["y"]
+    return weights
+
+
+def _summed(dy: Tensor, axis: int, small: int, factor: int, rank: int) -> Tensor:
+    """Neighbouring copies along an axis, summed."""
+    rest = [dy.op("Shape", start=axis + 1)] if axis + 1 < rank else []
+    return dy.reshape(*[0] * axis, small, factor, *rest).sum([axis + 1], keepdims=False)
+
+
+def _along(dy: Tensor, matrix: NDArray[np.float32], axis: int, rank: int) -> Tensor:
+    """``dy`` multiplied along an axis by the transpose of the matrix."""
+    weights = dy.like(np.ascontiguousarray(matrix.T))
+    if axis == rank - 1:
+        return dy.op("MatMul", weights)
+    perm = [*(i for i in range(rank) if i != axis), axis]
+    return dy.transpose(perm).op("MatMul", weights).transpose(inverse(perm))
+
+
+def _scatter_elements(call: Call) -> Grads:
+    axis, dy, overwrites = call.attribute("axis"), call.dy, _overwrites(call)
+
+    def data() -> Tensor:
+        zeros = call[1].shape().zeros(dy.elem)
+        return dy.op("ScatterElements", call[1], zeros, axis=axis)
+
+    return [data if overwrites else dy, None, lambda: dy.op("GatherElements", call[1], axis=axis)]
+
+
+def _scatter_nd(call: Call) -> Grads:
+    dy, overwrites = call.dy, _overwrites(call)
+
+    def data() -> Tensor:
+        return dy.op("ScatterND", call[1], call[2].op("Shape").zeros(dy.elem))
+
+    return [data if overwrites else dy, None, lambda: dy.op("GatherND", call[1])]
+
+
+def _overwrites(call: Call) -> bool:
+    """Whether updates replace elements, which then have no gradient; otherwise they are added to them.
+
+    Raises:
+        GradientError: the node does neither.
+    """
+    reduction = call.attribute("reduction")
+    if reduction not in ("none", "add"):
+        raise call.error(
+            f"scatters with reduction {reduction!r}, for which there is no gradient rule"
+        )
+    return bool(reduction == "none")
 
 
 RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(op_facts().views, _reshaped),
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
-    "Expand": _expand,
-    "Flatten": _reshaped,
+    "Expand": lambda call: [sum_to(call.dy, call.y.dims, call.x)],
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
     "Pad": _pad,
-    "Reshape": _reshaped,
+    "Resize": _resize,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
     "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
+    "SpaceToDepth": lambda call: [
+        call.dy.op("DepthToSpace", blocksize=call.attribute("blocksize"), mode="DCR")
+    ],
     "Split": _split,
-    "Squeeze": _reshaped,
     "Tile": _tile,
+    "TopK": _top_k,
     "Transpose": _transpose,
-    "Trilu": _trilu,
-    "Unsqueeze": _reshaped,
+    "Trilu": lambda call: [call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))],
 }

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule, per_channel, sum_to
-from onnxamp.train._gradients.writer import Tensor
+from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, per_channel, sum_to
 
 SCALED: Final = "scaled"
 """Follows the label of a batch normalisation in the names of the nodes that scale and shift its normalised value."""
@@ -14,11 +13,13 @@ RUNNING: Final = "running"
 
 def _normalised(
     x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
-) -> tuple[Tensor, Tensor]:
-    """``x``, centred if asked and divided by its standard deviation; and the reciprocal of the latter."""
-    shifted = x - x.mean(axes) if centred else x
-    inverse = ((shifted * shifted).mean(axes) + epsilon).op("Sqrt").op("Reciprocal")
-    return shifted * inverse, inverse
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``x``, centred if asked and divided by its standard deviation; the reciprocal of that; mean and variance."""
+    mean = x.mean(axes) if centred else x
+    shifted = x - mean if centred else x
+    variance = (shifted * shifted).mean(axes)
+    inverse = (variance + epsilon).op("Sqrt").op("Reciprocal")
+    return shifted * inverse, inverse, mean, variance
 
 
 def _through(
@@ -35,27 +36,25 @@ def _layer(call: Call) -> Grads:
         raise call.error(
             "outputs its mean or deviation to the loss, for which there is no gradient rule"
         )
-    centred, dy, scale = call.proto.op_type == "LayerNormalization", call.dy, call[1]
-    start = int(call.attribute("axis", -1))
-    axes = list(range(start, 0)) if start < 0 else list(range(start, call.rank()))
-    unit, inverse = _normalised(
-        call.x, axes, float(call.attribute("epsilon", 1e-5)), centred=centred
-    )
+    centred, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
+    start = call.attribute("axis")
+    axes = range(start, 0 if start < 0 else call.rank())
+    unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"), centred=centred)
     return [
-        _through(dy * scale, unit, inverse, axes, centred=centred) if call.wants[0] else None,
-        sum_to(dy * unit, call.y.dims, scale) if call.wants[1] else None,
-        sum_to(dy, call.y.dims, call[2]) if call.wants_input(2) else None,
+        lambda: _through(dy * scale, unit, inverse, axes, centred=centred),
+        lambda: sum_to(dy * unit, call.y.dims, scale),
+        lambda: sum_to(dy, call.y.dims, call[2]),
     ]
 
 
 def _instance(call: Call) -> Grads:
     dy, rank = call.dy, call.rank()
-    axes = list(range(2, rank))
-    unit, inverse = _normalised(call.x, axes, float(call.attribute("epsilon", 1e-5)))
+    axes = range(2, rank)
+    unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"))
     return [
-        _through(dy * per_channel(call[1], rank), unit, inverse, axes) if call.wants[0] else None,
-        (dy * unit).sum([0, *axes], keepdims=False) if call.wants[1] else None,
-        dy.sum([0, *axes], keepdims=False) if call.wants[2] else None,
+        lambda: _through(dy * per_channel(call[1], rank), unit, inverse, axes),
+        lambda: (dy * unit).sum([0, *axes], keepdims=False),
+        lambda: dy.sum([0, *axes], keepdims=False),
     ]
 
 
@@ -65,27 +64,23 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
     As its schema says, the variance is the biased one and ``momentum`` is the weight of the old running statistics.
     In inference mode the node is kept.
     """
-    if not call.attribute("training_mode", 0):
-        call.writer.nodes.append(call.proto)
+    if not call.attribute("training_mode"):
         return ()
-    x, rank = call.x, call.rank()
-    axes = [0, *range(2, rank)]
-    mean = x.mean(axes)
-    shifted = x - mean
-    variance = (shifted * shifted).mean(axes)
-    inverse = (variance + float(call.attribute("epsilon", 1e-5))).op("Sqrt").op("Reciprocal")
-    unit = shifted * inverse
-    call.writer.prefix = f"{call.label}/{SCALED}"
+    rank = call.rank()
+    unit, inverse, mean, variance = _normalised(
+        call.x, [0, *range(2, rank)], call.attribute("epsilon")
+    )
+    call.writer.prefix = f"{call.node.label}/{SCALED}"
     scaled = unit * per_channel(call[1], rank)
     (scaled + per_channel(call[2], rank)).op("Identity", into=call.y.name)
-    call.writer.prefix = f"{call.label}/{RUNNING}"
-    momentum = float(call.attribute("momentum", 0.9))
+    call.writer.prefix = f"{call.node.label}/{RUNNING}"
+    momentum = call.attribute("momentum")
     for old, statistic, running in zip(
         call.inputs[3:], (mean, variance), call.outputs[1:], strict=False
     ):
         if running is not None and old is not None:
             (old * momentum).op("Add", statistic.reshape(-1) * (1 - momentum), into=running.name)
-    call.writer.prefix = call.label
+    call.writer.prefix = call.node.label
     return unit, inverse
 
 
@@ -96,16 +91,14 @@ def _batch(call: Call) -> Grads:
     scale = per_channel(call[1], rank)
     if call.saved:
         unit, inverse = call.saved
-        dx = _through(dy, unit, inverse, axes) * scale if call.wants[0] else None
     else:
-        deviation = (call[4] + float(call.attribute("epsilon", 1e-5))).op("Sqrt")
+        deviation = (call[4] + call.attribute("epsilon")).op("Sqrt")
         inverse = per_channel(deviation.op("Reciprocal"), rank)
         unit = (call.x - per_channel(call[3], rank)) * inverse
-        dx = dy * (scale * inverse) if call.wants[0] else None
     return [
-        dx,
-        (dy * unit).sum(axes, keepdims=False) if call.wants[1] else None,
-        dy.sum(axes, keepdims=False) if call.wants[2] else None,
+        lambda: _through(dy, unit, inverse, axes) * scale if call.saved else dy * (scale * inverse),
+        lambda: (dy * unit).sum(axes, keepdims=False),
+        lambda: dy.sum(axes, keepdims=False),
     ]
 
 

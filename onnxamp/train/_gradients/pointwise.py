@@ -1,87 +1,61 @@
-"""Gradients of elementwise ops: activations, arithmetic with broadcasting, selection."""
+"""Gradients of elementwise ops (activations, arithmetic with broadcasting, selection), of reductions and of CumSum."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from operator import mul
 from typing import Final
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp.train._gradients.calls import Call, Forward, Grads, Rule, sum_to
-from onnxamp.train._gradients.writer import Tensor
+from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
 
 _Local = Callable[[Call], Tensor]
 """The gradient of the only differentiable input."""
-_Recipes = Sequence[Callable[[], Tensor]]
-"""Per input, a function that writes its gradient in the shape of the output."""
-
-_SELU_ALPHA: Final = 1.67326319217681884765625
-_SELU_GAMMA: Final = 1.05070102214813232421875
-"""Defaults of the schema."""
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
 def unary(local: _Local) -> Rule:
     """The rule of an op with one differentiable input and one output."""
-
-    def rule(call: Call) -> Grads:
-        return [local(call)]
-
-    return rule
+    return lambda call: [local(call)]
 
 
-def broadcast(local: Callable[[Call], _Recipes]) -> Rule:
-    """The rule of an op that broadcasts its inputs: gradients are written where wanted, and summed to their shapes."""
+def broadcast(local: Rule) -> Rule:
+    """The rule of an op that broadcasts its inputs: gradients in the output's shape are summed to those of inputs."""
 
-    def rule(call: Call) -> Grads:
-        recipes = local(call)
-        return [
-            sum_to(write(), call.y.dims, call[i]) if call.wants[i] else None
-            for i, write in enumerate(recipes)
-        ]
+    def summed(call: Call, port: int, dx: Tensor | Callable[[], Tensor]) -> Tensor:
+        return sum_to(dx() if callable(dx) else dx, call.y.dims, call[port])
 
-    return rule
-
-
-def _relu(call: Call) -> Tensor:
-    return (call.y > 0).where(call.dy, 0)
-
-
-def _leaky(call: Call) -> Tensor:
-    return (call.x > 0).where(call.dy, call.dy * float(call.attribute("alpha", 0.01)))
+    return lambda call: [
+        None if dx is None else partial(summed, call, port, dx)
+        for port, dx in enumerate(local(call))
+    ]
 
 
 def _elu(call: Call) -> Tensor:
-    return _exponential(call.x, call.dy, float(call.attribute("alpha", 1.0)), 1.0)
+    return _exponential(call.x, call.dy, call.attribute("alpha"), 1.0)
 
 
 def _selu(call: Call) -> Tensor:
-    gamma = float(call.attribute("gamma", _SELU_GAMMA))
-    return _exponential(call.x, call.dy, float(call.attribute("alpha", _SELU_ALPHA)), 1.0) * gamma
-
-
-def _celu(call: Call) -> Tensor:
-    return _exponential(call.x, call.dy, 1.0, float(call.attribute("alpha", 1.0)))
+    return _elu(call) * call.number("gamma")
 
 
 def _exponential(x: Tensor, dy: Tensor, factor: float, width: float) -> Tensor:
     """``dy`` where x is positive, ``dy * factor * exp(x / width)`` elsewhere, without overflow."""
-    low = x.op("Min", x.writer.number(0, x.elem))
+    low = x.op("Min", x.like(0))
     slope = (low if width == 1 else low / width).op("Exp")
     return (x > 0).where(dy, dy * (slope if factor == 1 else slope * factor))
 
 
 def _hard_sigmoid(call: Call) -> Tensor:
     inside = (call.y > 0).op("And", call.y < 1)
-    return inside.where(call.dy * float(call.attribute("alpha", 0.2)), 0)
+    return inside.where(call.dy * call.number("alpha"), 0)
 
 
 def _hard_swish(call: Call) -> Tensor:
     return (call.x > -3).where((call.x < 3).where(call.dy * (call.x / 3 + 0.5), call.dy), 0)
-
-
-def _thresholded(call: Call) -> Tensor:
-    return (call.x > float(call.attribute("alpha", 1.0))).where(call.dy, 0)
 
 
 def _softsign(call: Call) -> Tensor:
@@ -95,14 +69,14 @@ def _mish(call: Call) -> Tensor:
 
 
 def _swish(call: Call) -> Tensor:
-    alpha = float(call.attribute("alpha", 1.0))
+    alpha = call.number("alpha")
     s = (call.x * alpha).op("Sigmoid")
     return call.dy * (s + call.x * alpha * s * (1 - s))
 
 
 def _gelu(call: Call) -> Tensor:
     """The derivative of x * Phi(x), with Phi exact or approximated by tanh, as the node says."""
-    if call.attribute("approximate", "none") == "tanh":
+    if call.attribute("approximate") == "tanh":
         squared = call.x * call.x
         t = ((call.x * (squared * 0.044715 + 1)) * _SQRT_2_OVER_PI).op("Tanh")
         inner = (squared * (3 * 0.044715) + 1) * _SQRT_2_OVER_PI
@@ -113,27 +87,7 @@ def _gelu(call: Call) -> Tensor:
     )
 
 
-def _softmax(call: Call) -> Tensor:
-    return call.y * (call.dy - (call.dy * call.y).sum([int(call.attribute("axis", -1))]))
-
-
-def _log_softmax(call: Call) -> Tensor:
-    return call.dy - call.y.op("Exp") * call.dy.sum([int(call.attribute("axis", -1))])
-
-
-def _cast(call: Call) -> Grads:
-    return [call.dy.cast(call.x.elem), None]
-
-
-def _mul(call: Call) -> _Recipes:
-    return (lambda: call.dy * call[1]), (lambda: call.dy * call.x)
-
-
-def _div(call: Call) -> _Recipes:
-    return (lambda: call.dy / call[1]), (lambda: -(call.dy * call.y / call[1]))
-
-
-def _pow(call: Call) -> _Recipes:
+def _pow(call: Call) -> Grads:
     x, given = call.x, call[1]
     exponent, known = given.cast(x.elem), call.constant(1)
 
@@ -150,65 +104,117 @@ def _pow(call: Call) -> _Recipes:
     return base, power
 
 
-def _prelu(call: Call) -> _Recipes:
-    x, slope = call.x, call[1]
-    return (lambda: (x > 0).where(call.dy, call.dy * slope)), (
-        lambda: (x < 0).where(call.dy * x, 0)
-    )
-
-
-def _where(call: Call) -> _Recipes:
-    chosen = call.x
-    return (lambda: call.dy), (lambda: chosen.where(call.dy, 0)), (lambda: chosen.where(0, call.dy))
-
-
-def _extremes(call: Call) -> _Recipes:
+def _extremes(call: Call) -> Grads:
     """Max and Min: inputs equal to the output share its gradient evenly."""
     if len(call.inputs) == 1:
-        return [lambda: call.dy]
+        return [call.dy]
     hits = [call[i].equals(call.y).cast(call.dy.elem) for i in range(len(call.inputs))]
     share = call.dy / (hits[0].op("Sum", *hits[1:]))
-    return [lambda hit=hit: share * hit for hit in hits]  # type: ignore[misc]
+    return [partial(mul, share, hit) for hit in hits]
 
 
-def _clip(call: Call) -> _Recipes:
+def _clip(call: Call) -> Grads:
     """Values on a bound pass their gradient on; a bound gets the gradients of what it clips."""
     x = call.x
-    low, high = (call.inputs[i] if call.has(i) else None for i in (1, 2))
+    low, high = (*call.inputs[1:], None, None)[:2]
 
     def inside() -> Tensor:
         above = call.dy if low is None else (x < low).where(0, call.dy)
         return above if high is None else (x > high).where(0, above)
 
-    recipes: list[Callable[[], Tensor]] = [inside]
-    recipes.append(lambda: call.dy if low is None else (x < low).where(call.dy, 0))
-    recipes.append(lambda: call.dy if high is None else (x > high).where(call.dy, 0))
+    recipes = (
+        inside,
+        lambda: call.dy if low is None else (x < low).where(call.dy, 0),
+        lambda: call.dy if high is None else (x > high).where(call.dy, 0),
+    )
     return recipes[: len(call.inputs)]
 
 
-def _mean(call: Call) -> _Recipes:
+def _mean(call: Call) -> Grads:
     share = call.dy / len(call.inputs) if len(call.inputs) > 1 else call.dy
-    return [lambda: share] * len(call.inputs)
+    return [share] * len(call.inputs)
 
 
 def _dropout(call: Call) -> Grads:
     dy = call.dy
     if not call.saved:
-        return [dy, None, None]
-    ratio = call[1].cast(dy.elem) if call.has(1) else call.writer.number(0.5, dy.elem)
-    return [call.saved[0].where(dy / (1 - ratio), 0), None, None]
+        return [dy]
+    ratio = call[1].cast(dy.elem) if call.has(1) else dy.like(0.5)
+    return [call.saved[0].where(dy / (1 - ratio), 0)]
 
 
 def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
-    """The node itself, with its mask as second output where it drops anything."""
+    """The mask, as second output, where the node drops anything."""
     training = call.constant(2)
     if not call.has(2) or (training is not None and not training.any()):
-        call.writer.nodes.append(call.proto)
         return ()
-    return (call.with_second_output("mask", TensorProto.BOOL),)
+    return (call.second_output("mask", TensorProto.BOOL),)
+
+
+def _reduction(local: _Local, *, wide: bool = True) -> Rule:
+    """The rule of a reduction, where ``local`` sees output and gradient with the reduced axes.
+
+    ``wide``: its result has the input's shape already, and need not be broadcast to that.
+    """
+
+    def rule(call: Call) -> Grads:
+        dx = local(replace(call, outputs=(_kept(call, call.y),), dys=(_kept(call, call.dy),)))
+        return [dx if wide else dx.op("Expand", call.x.shape())]
+
+    return rule
+
+
+def _kept(call: Call, y: Tensor) -> Tensor:
+    """The output or its gradient with the reduced axes as ones; a scalar broadcasts anyway."""
+    if call.attribute("keepdims") or not call.has(1):
+        return y
+    return y.op("Unsqueeze", call[1])
+
+
+def _reduced(call: Call, op_type: str, x: Tensor) -> Tensor:
+    """``x`` reduced over the node's axes, which remain with size 1."""
+    empty = call.attribute("noop_with_empty_axes")
+    return x.op(op_type, *call.inputs[1:], keepdims=1, noop_with_empty_axes=empty)
+
+
+def _mean_of_all(call: Call) -> Tensor:
+    count = call.x.op("Size").op("Div", call.y.op("Size"))
+    return call.dy / count.cast(call.dy.elem)
+
+
+def _extreme(call: Call) -> Tensor:
+    """Elements equal to the output share its gradient evenly."""
+    hit = call.x.equals(call.y).cast(call.dy.elem)
+    return call.dy / _reduced(call, "ReduceSum", hit) * hit
+
+
+def _global_max(call: Call) -> Grads:
+    hit = call.x.equals(call.y).cast(call.dy.elem)
+    return [call.dy / hit.sum(range(2, call.rank())) * hit]
+
+
+def _l2(call: Call) -> Tensor:
+    some = call.y > 0
+    return some.where(call.dy / some.where(call.y, 1), 0) * call.x
+
+
+def _prod(call: Call) -> Tensor:
+    """The product of the other elements, without dividing by zero: with two zeros, every product is zero."""
+    zero = call.x.equals(0)
+    filled = zero.where(1, call.x)
+    others = _reduced(call, "ReduceProd", filled)
+    zeros = _reduced(call, "ReduceSum", zero.cast(call.dy.elem))
+    at_zero = call.dy * (zeros < 1.5).where(others, 0)
+    return zero.where(at_zero, call.dy * (zeros < 0.5).where(others, 0) / filled)
+
+
+def _cumsum(call: Call) -> Grads:
+    reverse, exclusive = 1 - call.attribute("reverse"), call.attribute("exclusive")
+    return [call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)]
 
 
 _UNARY: Final[Mapping[str, _Local]] = {
+    **dict.fromkeys(("Cast", "CastLike"), lambda call: call.dy.cast(call.x.elem)),
     "Abs": lambda call: call.dy * call.x.op("Sign"),
     "Acos": lambda call: -(call.dy / (1 - call.x * call.x).op("Sqrt")),
     "Acosh": lambda call: call.dy / (call.x * call.x - 1).op("Sqrt"),
@@ -216,7 +222,7 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "Asinh": lambda call: call.dy / (call.x * call.x + 1).op("Sqrt"),
     "Atan": lambda call: call.dy / (call.x * call.x + 1),
     "Atanh": lambda call: call.dy / (1 - call.x * call.x),
-    "Celu": _celu,
+    "Celu": lambda call: _exponential(call.x, call.dy, 1.0, call.number("alpha")),
     "Cos": lambda call: -(call.dy * call.x.op("Sin")),
     "Cosh": lambda call: call.dy * ((call.x.op("Exp") - (-call.x).op("Exp")) * 0.5),
     "Elu": _elu,
@@ -226,45 +232,63 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "Identity": lambda call: call.dy,
-    "LeakyRelu": _leaky,
+    "LeakyRelu": lambda call: (call.x > 0).where(call.dy, call.dy * call.number("alpha")),
     "Log": lambda call: call.dy / call.x,
-    "LogSoftmax": _log_softmax,
+    "LogSoftmax": lambda call: call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")]),
     "Mish": _mish,
     "Neg": lambda call: -call.dy,
     "Reciprocal": lambda call: -(call.dy * call.y * call.y),
-    "Relu": _relu,
+    "Relu": lambda call: (call.y > 0).where(call.dy, 0),
     "Selu": _selu,
     "Sigmoid": lambda call: call.dy * call.y * (1 - call.y),
     "Sin": lambda call: call.dy * call.x.op("Cos"),
     "Sinh": lambda call: call.dy * ((call.x.op("Exp") + (-call.x).op("Exp")) * 0.5),
-    "Softmax": _softmax,
+    "Softmax": lambda call: call.y * (call.dy - (call.dy * call.y).sum([call.attribute("axis")])),
     "Softplus": lambda call: call.dy * call.x.op("Sigmoid"),
     "Softsign": _softsign,
     "Sqrt": lambda call: call.dy * 0.5 / call.y,
     "Swish": _swish,
     "Tan": lambda call: call.dy * (call.y * call.y + 1),
     "Tanh": lambda call: call.dy * (1 - call.y * call.y),
-    "ThresholdedRelu": _thresholded,
+    "ThresholdedRelu": lambda call: (call.x > call.number("alpha")).where(call.dy, 0),
 }
 
 RULES: Final[Mapping[str, Rule]] = {
     **{op: unary(local) for op, local in _UNARY.items()},
-    "Add": broadcast(lambda call: [lambda: call.dy] * 2),
-    "Cast": _cast,
-    "CastLike": _cast,
+    "Add": broadcast(lambda call: [call.dy] * 2),
     "Clip": broadcast(_clip),
-    "Div": broadcast(_div),
+    "CumSum": _cumsum,
+    "Div": broadcast(
+        lambda call: [lambda: call.dy / call[1], lambda: -(call.dy * call.y / call[1])]
+    ),
     "Dropout": _dropout,
+    "GlobalAveragePool": _reduction(_mean_of_all, wide=False),
+    "GlobalMaxPool": _global_max,
     "Max": broadcast(_extremes),
     "Mean": broadcast(_mean),
     "Min": broadcast(_extremes),
-    "Mul": broadcast(_mul),
-    "PRelu": broadcast(_prelu),
+    "Mul": broadcast(lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]),
+    "PRelu": broadcast(
+        lambda call: [
+            lambda: (call.x > 0).where(call.dy, call.dy * call[1]),
+            lambda: (call.x < 0).where(call.dy * call.x, 0),
+        ]
+    ),
     "Pow": broadcast(_pow),
-    "Sub": broadcast(lambda call: [lambda: call.dy, lambda: -call.dy]),
-    "Sum": broadcast(lambda call: [lambda: call.dy] * len(call.inputs)),
-    "Where": broadcast(_where),
+    "ReduceL1": _reduction(lambda call: call.dy * call.x.op("Sign")),
+    "ReduceL2": _reduction(_l2),
+    "ReduceLogSum": _reduction(lambda call: call.dy / call.y.op("Exp"), wide=False),
+    "ReduceLogSumExp": _reduction(lambda call: call.dy * (call.x - call.y).op("Exp")),
+    "ReduceMax": _reduction(_extreme),
+    "ReduceMean": _reduction(_mean_of_all, wide=False),
+    "ReduceMin": _reduction(_extreme),
+    "ReduceProd": _reduction(_prod),
+    "ReduceSum": _reduction(lambda call: call.dy, wide=False),
+    "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
+    "Sub": broadcast(lambda call: [call.dy, lambda: -call.dy]),
+    "Sum": broadcast(lambda call: [call.dy] * len(call.inputs)),
+    "Where": broadcast(
+        lambda call: [None, lambda: call.x.where(call.dy, 0), lambda: call.x.where(0, call.dy)]
+    ),
 }
-
-
 FORWARD: Final[Mapping[str, Forward]] = {"Dropout": _dropout_forward}

@@ -1,23 +1,311 @@
 """Reverse mode: the forward pass, then the gradients from the loss back to the wanted values."""
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from onnx import ModelProto, helper
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._graph.editor import NewNames
-from onnxamp._graph.view import ABSENT
+from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import copy_without, opset_imports
-from onnxamp.train._gradients.expand import expand, value_of
-from onnxamp.train._gradients.forward_pass import ForwardPass, copied
-from onnxamp.train._gradients.table import ALWAYS, FORWARD, RULES
-from onnxamp.train._gradients.writer import MIN_OPSET, Tensor, Writer
+from onnxamp._model.protos import opset_imports
+from onnxamp._ops.facts import attribute, op_facts
+from onnxamp.train._gradients import linear, movement, normalisations, pointwise
+from onnxamp.train._gradients.recurrent import UNROLLED, unroll
+from onnxamp.train._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer, elem_of
 
-_PARTIAL = frozenset({"Split"})
+RULES: Final[Mapping[str, Rule]] = {
+    **linear.RULES,
+    **movement.RULES,
+    **normalisations.RULES,
+    **pointwise.RULES,
+}
+"""Rules by op type of ai.onnx."""
+
+FORWARD: Final[Mapping[str, Forward]] = {
+    **linear.FORWARD,
+    **normalisations.FORWARD,
+    **pointwise.FORWARD,
+}
+"""Ops whose forward pass keeps values for the rule, or is decomposed."""
+
+ALWAYS: Final = frozenset({"BatchNormalization"})
+"""Those of them that may have no kernel: they are decomposed off the path to the loss, too."""
+
+_STEPS: Final = frozenset({"Ceil", "Floor", "Hardmax", "OneHot", "Round", "Sign"})
+FLAT: Final = op_facts().random | op_facts().representable | _STEPS
+"""Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
+
+Outputs that are not floats end the path, too, and need no entry.
+"""
+
+_PARTIAL: Final = frozenset({"Split"})
 """Ops whose rules do not need the gradient of the first output."""
+
+SMALL: Final = 4096
+"""Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
+_ROUNDS: Final = 8
+"""How deep function bodies may be nested."""
+
+_Known = dict[str, NDArray[Any]]
+
+
+class Pass:
+    """A model with a path that gradients take, and what is written of them; all by value index.
+
+    Args:
+        graph: the model.
+        path: the nodes between wanted values and the loss, in order.
+        moved: values that depend on a wanted one through floats.
+        lacks: what the engine that is meant cannot run, as in the ``engine.toml`` of a target.
+
+    Complexity: linear, except for onnx's shape inference.
+    """
+
+    def __init__(
+        self, graph: Graph, path: Sequence[Node], moved: Container[int], lacks: Container[str]
+    ) -> None:
+        self.graph, self.path, self.moved = graph, path, moved
+        self.writer = Writer(GraphEditor(graph), lacks=lacks)
+        self.dims = graph.ask(symbolic_shapes)
+        self.known = _constants(graph, self.dims)
+        """Small constants by name."""
+        self.addends: dict[int, list[Tensor]] = {}
+        """Gradients through the consumers visited so far."""
+        self.totals: dict[int, Tensor] = {}
+        producers = {name: graph.producer(graph.scopes[0].names[name]) for name in self.known}
+        computed = {
+            name: numpy_helper.from_array(self.known[name], name)
+            for name, node in producers.items()
+            if node is not None and node.key != "Constant"
+        }
+        if computed:
+            self.dims = symbolic_shapes(graph, computed)
+
+    def handle(self, value: int) -> Tensor | None:
+        """A value as rules see it; None for an absent one."""
+        if value == ABSENT:
+            return None
+        name, elem = self.graph.values[value].name, elem_of(self.graph.types[value])
+        return Tensor(self.writer, name, elem, self.dims[value])
+
+    def call(self, node: Node, **more: Any) -> Call:
+        """A node as rules see it."""
+        inputs, outputs = (
+            tuple(map(self.handle, node.inputs)),
+            tuple(map(self.handle, node.outputs)),
+        )
+        return Call(self.writer, node, inputs, outputs, self.known, **more)
+
+    def unrolled(self, nodes: Iterable[Node]) -> ModelProto:
+        """The model with these recurrent nodes unrolled."""
+        for node in nodes:
+            self.writer.prefix = node.label
+            unroll(self.call(node))
+            self.writer.replace(node.index)
+        return self.writer.finish()
+
+    def write_forward(self) -> dict[int, tuple[Tensor, ...]]:
+        """Write what changes in the forward pass; returns what nodes keep for their rules, by node index."""
+        saved, on_path = {}, {node.index for node in self.path}
+        for node in (self.graph.nodes[index] for index in self.graph.order):
+            always = node.key in ALWAYS and node.scope == 0
+            if node.key in FORWARD and (always or node.index in on_path):
+                self.writer.prefix = node.label
+                saved[node.index] = FORWARD[node.key](self.call(node))
+                self.writer.replace(node.index)
+        return saved
+
+    def write_gradients(self, loss: int) -> Mapping[int, Tensor]:
+        """Write the gradients of all values on the path."""
+        saved = self.write_forward()
+        self.writer.prefix = f"{self.graph.values[loss].name}/gradient"
+        self.addends[loss] = [self._seed(loss)]
+        for node in reversed(self.path):
+            dys = [self._total(value) for value in node.outputs]
+            if all(dy is None for dy in dys):
+                continue
+            call = self.call(node, saved=saved.get(node.index, ()), dys=dys)
+            if dys[0] is None and node.key not in _PARTIAL:
+                raise call.error(
+                    "reaches the loss through an output other than the first, which has no gradient rule"
+                )
+            self.writer.prefix = f"{node.label}/gradient"
+            for value, dx in zip(node.inputs, RULES[node.key](call), strict=False):
+                if dx is not None and value in self.moved:
+                    addend = dx() if callable(dx) else dx
+                    self.addends.setdefault(value, []).append(addend)
+        for value in list(self.addends):
+            self._total(value)
+        return self.totals
+
+    def _seed(self, loss: int) -> Tensor:
+        """A one in the shape of the loss.
+
+        Raises:
+            GradientError: the loss is not a float, or has more than one element.
+        """
+        value = self.handle(loss)
+        assert value is not None
+        if value.elem not in FLOAT_ELEMS:
+            raise GradientError(f"The loss {value.name!r} is not of a float type.")
+        if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
+            raise GradientError(
+                f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
+            )
+        if value.dims is None:
+            return value.like(1).op("Expand", value.op("Shape"))
+        return value.like(1).op("Reshape", [1] * len(value.dims))
+
+    def _total(self, value: int) -> Tensor | None:
+        """The gradient of a value, once all its consumers have been visited."""
+        if value != ABSENT and value in self.addends:
+            addends = self.addends.pop(value)
+            if len(addends) > 1:
+                self.writer.prefix = f"{self.graph.values[value].name}/gradient"
+                addends = [addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])]
+            self.totals[value] = addends[0]
+        return self.totals.get(value)
+
+
+def expand(model: ModelProto, loss: str, wanted: Sequence[str], lacks: Container[str] = ()) -> Pass:
+    """The model, with a rule for each op between the wanted values and the loss.
+
+    Raises:
+        GradientError: an op has neither a rule nor a function body.
+        ModelError: a function cannot be inlined.
+    """
+    model = inline_functions(model, partly=True)
+    for _ in range(_ROUNDS):
+        graph = Graph.of(model)
+        path, moved = find_path(
+            graph, [value_of(graph, name) for name in wanted], value_of(graph, loss)
+        )
+        lacking = [node for node in path if node.key not in RULES]
+        if not lacking:
+            return Pass(graph, path, moved, lacks)
+        for node in lacking:
+            _check(node)
+        unrolled = [node for node in lacking if node.key in UNROLLED]
+        if unrolled:
+            model = Pass(graph, path, moved, lacks).unrolled(unrolled)
+        else:
+            ops = {(node.proto.domain, node.proto.op_type) for node in lacking}
+            model = inline_functions(model, ops)
+    raise GradientError(
+        f"Function bodies are nested deeper than {_ROUNDS} levels: inline them first."
+    )
+
+
+def value_of(graph: Graph, name: str) -> int:
+    """The index of a value of the main graph.
+
+    Raises:
+        GradientError: there is no such value.
+    """
+    if name not in graph.scopes[0].names:
+        raise GradientError(f"The model has no value {name!r} to differentiate.")
+    return graph.scopes[0].names[name]
+
+
+def _check(node: Node) -> None:
+    what = f"Node {node.label!r} ({node.key}) lies between the loss and a trained weight"
+    if node.bodies:
+        raise GradientError(
+            f"{what}, and has subgraphs, for which there is no gradient rule: unroll or inline it first."
+        )
+    if node.key not in UNROLLED and (node.signature is None or not node.signature.has_function):
+        raise GradientError(
+            f"{what}, and has no gradient rule: replace it, or do not train the weights before it."
+        )
+
+
+def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> tuple[list[Node], set[int]]:
+    """Nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
+
+    Returns:
+        The nodes in order, and the values that depend on a wanted one. Linear.
+    """
+    needs, moved, movers = wire(graph).needs, set(wanted), list[Node]()
+    differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
+    for node in (graph.nodes[index] for index in graph.order if index in needs):
+        if node.key not in FLAT and not moved.isdisjoint(needs[node.index]):
+            movers.append(node)
+            moved.update(
+                value
+                for value in node.outputs
+                if value != ABSENT and elem_of(graph.types[value]) in differentiable
+            )
+    needed, between = {loss} & moved, []
+    for node in reversed(movers):
+        if not needed.isdisjoint(node.outputs):
+            between.append(node)
+            needed.update(moved.intersection(needs[node.index]))
+    return between[::-1], moved
+
+
+def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
+    """Small constants of the main graph: initializers that callers cannot override, Constant nodes, static shapes, and
+    integers computed from these.
+    """
+    constants: _Known = {
+        graph.values[value].name: numpy_helper.to_array(tensor)
+        for value, tensor in graph.constants.tensors.items()
+        if graph.values[value].scope == 0
+        and elements(tuple(tensor.dims)) <= SMALL
+        and tensor.data_location != TensorProto.EXTERNAL
+    }
+    known, computed = set(constants), []
+    for node in (graph.nodes[index] for index in graph.order):
+        if node.scope or node.bodies or node.key in op_facts().random:
+            continue
+        name = node.proto.output[0]
+        shape = dims[node.inputs[0]] if node.key == "Shape" else None
+        if shape is not None and all(isinstance(size, int) for size in shape):
+            end = attribute(node.proto, "end")
+            constants[name] = np.asarray(shape[attribute(node.proto, "start") or 0 : end], np.int64)
+            known.add(name)
+        elif _is_fixed(graph, node, known):
+            computed.append(node)
+            known.update(node.proto.output)
+    return constants | _evaluated(graph.model, computed, constants)
+
+
+def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
+    """Whether a node makes integers or bools of what is known, or numbers of its attributes."""
+    if node.key == "Constant":
+        return any(item.name.startswith("value_") for item in node.proto.attribute)
+    inputs = node.proto.input
+    kinds = {elem_of(graph.types[value]) for value in node.outputs if value != ABSENT}
+    is_known = bool(inputs) and all(not name or name in known for name in inputs)
+    return is_known and kinds.isdisjoint({0, *FLOAT_ELEMS})
+
+
+def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
+    """What the nodes compute from constants."""
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - it takes long to import
+
+    if not nodes:
+        return {}
+    outputs = [name for node in nodes for name in node.proto.output if name]
+    read = {name for node in nodes for name in node.proto.input} & constants.keys()
+    weights = [numpy_helper.from_array(constants[name], name) for name in read]
+    results = map(helper.make_empty_tensor_value_info, outputs)
+    graph = helper.make_graph(
+        [node.proto for node in nodes], "constants", [], [*results], initializer=weights
+    )
+    opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
+    arrays = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, {})
+    return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,108 +379,16 @@ def differentiate(
         raise OpsetError(
             f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
         )
-    forward = expand(model, loss, names)
-    writer = Writer(NewNames(forward.graph.all_names()), lacks=lacks)
-    saved = _write_forward(forward, writer)
-    gradients = _Backward(forward, writer).write(saved, value_of(forward.graph, loss))
-    by_name = {name: gradients.get(value_of(forward.graph, name)) for name in names}
-    if missing := [name for name, gradient in by_name.items() if gradient is None]:
-        raise GradientError(
-            f"The loss {loss!r} does not depend on {missing[0]!r}, or only through ops of zero gradient."
-        )
-    return _assembled(
-        forward,
-        writer,
-        {name: gradient for name, gradient in by_name.items() if gradient is not None},
-    )
-
-
-def _write_forward(forward: ForwardPass, writer: Writer) -> dict[int, tuple[Tensor, ...]]:
-    """Write the forward pass; returns what nodes keep for their rules, by node index."""
-    saved, on_path = {}, {node.index for node in forward.path.nodes}
-    for node in (forward.graph.nodes[index] for index in forward.graph.order):
-        if node.scope:
-            continue
-        writer.prefix = node.label
-        if node.key in FORWARD and (node.index in on_path or node.key in ALWAYS):
-            saved[node.index] = FORWARD[node.key](forward.call(writer, node))
-        else:
-            writer.nodes.append(copied(node))
-    return saved
-
-
-@dataclass(slots=True)
-class _Backward:
-    """Writes gradients; all by value index."""
-
-    forward: ForwardPass
-    writer: Writer
-    addends: dict[int, list[Tensor]] = field(default_factory=dict)
-    """Gradients through the consumers visited so far."""
-    totals: dict[int, Tensor] = field(default_factory=dict)
-
-    def write(self, saved: Mapping[int, tuple[Tensor, ...]], loss: int) -> Mapping[int, Tensor]:
-        """The gradients of all values on the path."""
-        self.addends[loss] = [self._seed(loss)]
-        for node in reversed(self.forward.path.nodes):
-            dys = [self._total(value) for value in node.outputs]
-            if all(dy is None for dy in dys):
-                continue
-            call = replace(
-                self.forward.call(self.writer, node), saved=saved.get(node.index, ()), dys=dys
-            )
-            if dys[0] is None and node.key not in _PARTIAL:
-                raise call.error(
-                    "reaches the loss through an output other than the first, which has no gradient rule"
-                )
-            self.writer.prefix = f"{node.label}/gradient"
-            for value, dx, is_wanted in zip(
-                node.inputs, RULES[node.key](call), call.wants, strict=False
-            ):
-                if dx is not None and is_wanted:
-                    self.addends.setdefault(value, []).append(dx)
-        for value in list(self.addends):
-            self._total(value)
-        return self.totals
-
-    def _seed(self, loss: int) -> Tensor:
-        """A one in the shape of the loss.
-
-        Raises:
-            GradientError: the loss is not a float, or has more than one element.
-        """
-        value = self.forward.handle(self.writer, loss)
-        assert value is not None
-        if value.elem not in FLOAT_ELEMS:
-            raise GradientError(f"The loss {value.name!r} is not of a float type.")
-        if any(isinstance(dim, int) and dim != 1 for dim in value.dims or ()):
+    found = expand(model, loss, names, lacks)
+    gradients = found.write_gradients(value_of(found.graph, loss))
+    writer, outputs = found.writer, dict[str, str]()
+    for name in names:
+        value = value_of(found.graph, name)
+        if value not in gradients:
             raise GradientError(
-                f"The loss {value.name!r} has the shape {value.dims}: reduce it to one element first."
+                f"The loss {loss!r} does not depend on {name!r}, or only through ops of zero gradient."
             )
-        one = self.writer.number(1, value.elem)
-        if value.dims is None:
-            return one.op("Expand", value.op("Shape"))
-        return one.op("Reshape", [1] * len(value.dims))
-
-    def _total(self, value: int) -> Tensor | None:
-        """The gradient of a value, once all its consumers have been visited."""
-        if value != ABSENT and value in self.addends:
-            addends = self.addends.pop(value)
-            if len(addends) > 1:
-                self.writer.prefix = f"{self.forward.graph.values[value].name}/gradient"
-                addends = [addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])]
-            self.totals[value] = addends[0]
-        return self.totals.get(value)
-
-
-def _assembled(forward: ForwardPass, writer: Writer, gradients: Mapping[str, Tensor]) -> Gradients:
-    result, outputs = copy_without(forward.graph.model, "node"), {}
-    for name, gradient in gradients.items():
-        writer.prefix = outputs[name] = writer.names.fresh(f"{name}/gradient")
-        gradient.op("Identity", into=outputs[name])
-        dims = forward.dims[value_of(forward.graph, name)]
-        result.graph.output.append(
-            helper.make_tensor_value_info(outputs[name], gradient.elem, dims)
-        )
-    writer.add_to(result.graph)
-    return Gradients(result, outputs)
+        writer.prefix = outputs[name] = writer.editor.names.fresh(f"{name}/gradient")
+        gradient = gradients[value].op("Identity", into=outputs[name])
+        writer.output(gradient, found.dims[value])
+    return Gradients(writer.finish(), outputs)

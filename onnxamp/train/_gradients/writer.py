@@ -1,28 +1,41 @@
-"""ONNX nodes written as arithmetic on values: the language of the gradient rules.
+"""The language of the gradient rules: arithmetic on values that writes ONNX nodes, and nodes as rules see them.
 
 ``x * (1 - y)`` writes a Sub and a Mul, and is the output of the Mul. Every op is written in the form it has since
 opset 18 (:data:`MIN_OPSET`).
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, defs, helper
 
-from onnxamp._graph.editor import NewNames
+from onnxamp._dtypes import ELEM_NUMBERS, element_name, tensor_type
+from onnxamp._errors import GradientError
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Dims
+from onnxamp._graph.types import output_types
+from onnxamp._graph.view import Node
+from onnxamp._ops.facts import attribute
 
 MIN_OPSET: Final = 18
 """The first opset whose reductions take axes as an input and whose ScatterElements and ScatterND can add."""
 
-_BOOL: Final = frozenset({"And", "Equal", "Greater", "IsInf", "IsNaN", "Less", "Not", "Or"})
-_INT64: Final = frozenset({"NonZero", "Shape", "Size"})
-"""Ops whose output type differs from their input type."""
-
 Number: TypeAlias = int | float
+
+
+def _binary(
+    op_type: str, *, swapped: bool = False
+) -> Callable[["Tensor", "Tensor | Number"], "Tensor"]:
+    """An operator that writes an op of a tensor and what stands on its other side."""
+
+    def write(self: "Tensor", other: "Tensor | Number") -> "Tensor":
+        side = self.like(other)
+        return side.op(op_type, self) if swapped else self.op(op_type, side)
+
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,71 +55,49 @@ class Tensor:
     elem: int
     dims: Dims | None = None
 
-    def __add__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Add", self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Sub", self, other)
-
-    def __rsub__(self, other: Number) -> "Tensor":
-        return self._write("Sub", other, self)
-
-    def __mul__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Mul", self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Div", self, other)
-
-    def __rtruediv__(self, other: Number) -> "Tensor":
-        return self._write("Div", other, self)
-
-    def __pow__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Pow", self, other)
+    __add__ = __radd__ = _binary("Add")
+    __sub__, __rsub__ = _binary("Sub"), _binary("Sub", swapped=True)
+    __mul__ = __rmul__ = _binary("Mul")
+    __truediv__, __rtruediv__ = _binary("Div"), _binary("Div", swapped=True)
+    __pow__ = _binary("Pow")
+    __lt__, __gt__ = _binary("Less"), _binary("Greater")
+    equals = _binary("Equal")
+    """Elementwise equality (``==`` compares the handles)."""
 
     def __neg__(self) -> "Tensor":
         return self.op("Neg")
 
-    def __lt__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Less", self, other)
-
-    def __gt__(self, other: "Tensor | Number") -> "Tensor":
-        return self._write("Greater", self, other)
-
-    def equals(self, other: "Tensor | Number") -> "Tensor":
-        """Elementwise equality (``==`` compares the handles)."""
-        return self._write("Equal", self, other)
-
-    def op(self, op_type: str, *others: Any, **attributes: Any) -> "Tensor":
+    def op(self, op_type: str, *others: Any, into: str = "", **attributes: Any) -> "Tensor":
         """Write an ai.onnx op with one output and this value as its first input.
 
         Args:
             op_type: of ai.onnx.
             others: further inputs: tensors, None for absent ones, lists of ints or arrays for constants.
+            into: name of the output; by default a new one.
             attributes: of the node; None leaves one out.
         """
-        return self.writer.op(op_type, self, *others, **attributes)
+        return self.writer.ops(op_type, self, *others, into=(into,), **attributes)[0]
+
+    def like(self, numbers: "Tensor | Number | NDArray[Any]") -> "Tensor":
+        """Numbers as a constant of this element type; a tensor as it is."""
+        if isinstance(numbers, Tensor):
+            return numbers
+        dtype = helper.tensor_dtype_to_np_dtype(self.elem)
+        return self.writer.constant(np.asarray(numbers).astype(dtype))
 
     def where(self, yes: "Tensor | Number", no: "Tensor | Number") -> "Tensor":
         """``yes`` where this bool tensor is True, ``no`` elsewhere; at least one of them is a tensor."""
-        elem = next(side.elem for side in (yes, no) if isinstance(side, Tensor))
-        sides = (
-            side if isinstance(side, Tensor) else self.writer.number(side, elem)
-            for side in (yes, no)
-        )
-        return self.writer.op("Where", self, *sides, elem=elem)
+        kind = next(side for side in (yes, no) if isinstance(side, Tensor))
+        return self.op("Where", kind.like(yes), kind.like(no))
 
     def cast(self, elem: int) -> "Tensor":
         """The value in another element type."""
-        return self if elem == self.elem else self.writer.op("Cast", self, elem=elem, to=elem)
+        return self if elem == self.elem else self.op("Cast", to=elem)
 
     def shape(self) -> "Tensor":
         """The shape as an int64 vector: a constant where it is fully known."""
         if self.dims is not None and all(isinstance(dim, int) for dim in self.dims):
-            return self.writer.ints([dim for dim in self.dims if isinstance(dim, int)])
+            return self.writer.ints(self.dims)
         return self.op("Shape")
 
     def known_size(self, axis: int) -> int | None:
@@ -114,22 +105,26 @@ class Tensor:
         size = None if self.dims is None else self.dims[axis]
         return size if isinstance(size, int) else None
 
-    def size(self, axis: int) -> "Tensor":
-        """The size of an axis as an int64 vector of one element."""
+    def size(self, axis: int) -> "int | Tensor":
+        """The size of an axis: a number where it is known, otherwise an int64 vector of one element."""
         size = self.known_size(axis)
-        return (
-            self.op("Shape", start=axis, end=axis + 1 or None)
-            if size is None
-            else self.writer.ints([size])
-        )
+        return self.op("Shape", start=axis, end=axis + 1 or None) if size is None else size
 
     def reshape(self, *sizes: "int | Tensor") -> "Tensor":
         """The value in another shape, made of numbers and int64 vectors."""
         return self.op("Reshape", self.writer.vector(*sizes))
 
+    def reshape_like(self, x: "Tensor") -> "Tensor":
+        """The value in the shape of ``x``, which has the same number of elements."""
+        if x.dims is not None and all(x.dims):
+            sizes = [dim if isinstance(dim, int) else -1 for dim in x.dims]
+            if sizes.count(-1) <= 1:
+                return self.op("Reshape", sizes)
+        return self.reshape(x.op("Shape"))
+
     def transpose(self, perm: Sequence[int]) -> "Tensor":
         """The value with its axes permuted."""
-        return self.op("Transpose", perm=list(perm))
+        return self.op("Transpose", perm=perm)
 
     def sum(self, axes: Sequence[int], *, keepdims: bool = True) -> "Tensor":
         """The sum over some axes; the value itself if there are none."""
@@ -139,90 +134,67 @@ class Tensor:
         """The mean over some axes, which remain with size 1."""
         return self.op("ReduceMean", list(axes), keepdims=1)
 
+    def split(self, sizes: "Sequence[int | Tensor]", axis: int) -> "list[Tensor]":
+        """The value cut into pieces of these sizes along an axis; a single piece is the value itself."""
+        if len(sizes) == 1:
+            return [self]
+        into = [""] * len(sizes)
+        return self.writer.ops("Split", self, self.writer.vector(*sizes), into=into, axis=axis)
+
     def zeros_like(self) -> "Tensor":
         """Zeros of the same shape and type."""
-        return self.writer.zeros(self.shape(), self.elem)
+        return self.shape().zeros(self.elem)
 
-    def _write(self, op_type: str, *sides: "Tensor | Number") -> "Tensor":
-        return self.writer.op(
-            op_type,
-            *(s if isinstance(s, Tensor) else self.writer.number(s, self.elem) for s in sides),
-        )
+    def zeros(self, elem: int) -> "Tensor":
+        """Zeros in the shape that this int64 vector holds."""
+        return self.op("ConstantOfShape", value=helper.make_tensor("value", elem, [1], [0.0]))
 
 
 @dataclass(slots=True)
 class Writer:
-    """The nodes and constants written so far. Equal constants are stored once."""
+    """Nodes that are written into a model, through its editor."""
 
-    names: NewNames
-    nodes: list[NodeProto] = field(default_factory=list)
-    constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = field(default_factory=dict)
-    lacks: Container[str] = ()
-    """What the engine that is meant cannot run, as in the ``engine.toml`` of a target."""
+    editor: GraphEditor
     prefix: str = "grad"
     """Start of the names of new values: the node or value whose gradient is being written."""
+    lacks: Container[str] = ()
+    """What the engine that is meant cannot run, as in the ``engine.toml`` of a target."""
+    nodes: list[NodeProto] = field(default_factory=list)
+    """Those written so far that have no place in the model yet."""
+    _inputs: set[str] = field(init=False)
 
-    def op(
-        self, op_type: str, *inputs: Any, elem: int | None = None, into: str = "", **attributes: Any
-    ) -> Tensor:
-        """Write a node with one output.
-
-        Args:
-            op_type: of ai.onnx.
-            inputs: tensors, None for absent ones, lists of ints or arrays for constants.
-            elem: element type of the output; by default that of the first tensor, or the one the op always has.
-            into: name of the output; by default a new one.
-            attributes: of the node; None leaves one out.
-        """
-        return self.ops(op_type, *inputs, elem=elem, into=(into,), **attributes)[0]
+    def __post_init__(self) -> None:
+        self._inputs = {entry.name for entry in self.editor.view.model.graph.input}
 
     def ops(
-        self,
-        op_type: str,
-        *inputs: Any,
-        elem: int | None = None,
-        into: Sequence[str] = ("",),
-        **attributes: Any,
+        self, op_type: str, *inputs: Any, into: Sequence[str] = ("",), **attributes: Any
     ) -> list[Tensor]:
-        """Write a node with one output per name in ``into``; "" asks for a new name."""
-        tensors = [self.lift(item) for item in inputs]
-        names = [name or self.names.fresh(f"{self.prefix}/{op_type}") for name in into]
-        kept = {key: value for key, value in attributes.items() if value is not None}
-        node = helper.make_node(
-            op_type, ["" if t is None else t.name for t in tensors], names, **kept
-        )
-        node.name = self.names.fresh(f"{names[0]}/node")
+        """Write a node with one output per name in ``into``; "" asks for a new name. See :meth:`Tensor.op`."""
+        tensors = [self._lifted(item) for item in inputs]
+        fresh = self.editor.names.fresh
+        names = [name or fresh(f"{self.prefix}/{op_type}") for name in into]
+        given = {name: value for name, value in attributes.items() if value is not None}
+        reads = ["" if tensor is None else tensor.name for tensor in tensors]
+        node = self.editor.make(op_type, reads, names, fresh(f"{names[0]}/node"), **given)
         self.nodes.append(node)
-        if elem is None and op_type in _BOOL:
-            elem = TensorProto.BOOL
-        elif elem is None:
-            elem = (
-                TensorProto.INT64
-                if op_type in _INT64
-                else next(t.elem for t in tensors if t is not None)
-            )
-        return [Tensor(self, name, elem) for name in names]
+        kinds = [None if tensor is None else tensor_type(tensor.elem) for tensor in tensors]
+        made = output_types(node, op_type, self.editor.view.book.get("", op_type), kinds)
+        return [Tensor(self, name, elem_of(kind)) for name, kind in zip(names, made, strict=True)]
 
-    def add_to(self, graph: GraphProto) -> None:
-        """Append all that was written to a graph."""
-        graph.node.extend(self.nodes)
-        graph.initializer.extend(self.constants.values())
-
-    def lift(self, item: Any) -> Tensor | None:
+    def _lifted(self, item: Any) -> Tensor | None:
         """An item as an input of a node."""
         if item is None or isinstance(item, Tensor):
             return item
-        return self.constant(
-            np.asarray(item, np.int64) if isinstance(item, (list, tuple)) else item
-        )
+        return self.ints(item) if isinstance(item, (list, tuple)) else self.constant(item)
 
-    def number(self, value: Number, elem: int) -> Tensor:
-        """A scalar constant."""
-        return self.constant(np.asarray(value, helper.tensor_dtype_to_np_dtype(elem)))
+    def constant(self, array: NDArray[Any]) -> Tensor:
+        """A constant with the values of the array."""
+        name = self.editor.constant(array, "grad/constant")
+        return Tensor(self, name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
-    def ints(self, values: Sequence[int]) -> Tensor:
-        """A constant int64 vector."""
-        return self.constant(np.asarray(values, np.int64))
+    def ints(self, numbers: Any) -> Tensor:
+        """A constant of int64, of the shape of ``numbers``."""
+        return self.constant(np.asarray(numbers, np.int64))
 
     def vector(self, *parts: "int | Tensor") -> Tensor:
         """An int64 vector of numbers and other int64 vectors."""
@@ -234,23 +206,179 @@ class Writer:
                 pieces[-1].append(part)
             else:
                 pieces.append([part])
-        return self.concat(
-            [self.ints(piece) if isinstance(piece, list) else piece for piece in pieces], 0
-        )
+        return self.concat([self.ints(p) if isinstance(p, list) else p for p in pieces], 0)
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """The parts joined along an axis; a single part is returned as it is."""
         return parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
 
-    def constant(self, array: NDArray[Any]) -> Tensor:
-        """An initializer with the values of the array."""
-        elem = helper.np_dtype_to_tensor_dtype(array.dtype)
-        key = (elem, array.shape, array.tobytes())
-        if key not in self.constants:
-            self.constants[key] = numpy_helper.from_array(array, self.names.fresh("grad/constant"))
-        return Tensor(self, self.constants[key].name, elem, array.shape)
+    def input(self, name: str, elem: int, dims: Dims = ()) -> Tensor:
+        """An input of the model, which is added unless it is there."""
+        if name not in self._inputs:
+            entry = helper.make_tensor_value_info(name, elem, dims)
+            self.editor.model.graph.input.append(entry)
+            self._inputs.add(name)
+        return Tensor(self, name, elem, dims)
 
-    def zeros(self, shape: Tensor, elem: int) -> Tensor:
-        """Zeros; the shape is an int64 vector."""
-        value = helper.make_tensor("value", elem, [1], [0.0])
-        return self.op("ConstantOfShape", shape, elem=elem, value=value)
+    def output(self, tensor: Tensor, dims: Dims | None) -> None:
+        """Make a value an output of the model, too."""
+        entry = helper.make_tensor_value_info(tensor.name, tensor.elem, dims)
+        self.editor.model.graph.output.append(entry)
+
+    def replace(self, index: int) -> None:
+        """Put what was written in the place of a node; where nothing was, the node stays."""
+        if self.nodes:
+            self.editor.replace(index, self.nodes)
+            self.nodes = []
+
+    def finish(self) -> ModelProto:
+        """The model with what was written at its end."""
+        self.editor.insert(0, self.editor.view.scopes[0].nodes.stop, *self.nodes)
+        return self.editor.finish()
+
+
+def elem_of(kind: str | None) -> int:
+    """The element type of a type; 0 if it is unknown, or not that of a tensor."""
+    return ELEM_NUMBERS.get(element_name(kind), 0)
+
+
+Grads: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
+"""Gradients of a node's first inputs, or functions that write them where they are wanted; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node of the forward pass, and the gradients of its outputs.
+
+    ``call[i]`` is input ``i``; ``x``, ``y`` and ``dy`` are the first input, the first output and its gradient.
+    """
+
+    writer: Writer
+    node: Node
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    known: Mapping[str, NDArray[Any]]
+    """Constants of the model by name."""
+    saved: tuple[Tensor, ...] = ()
+    """What the forward pass kept for the rule."""
+    dys: Sequence[Tensor | None] = ()
+    """Gradients of the outputs."""
+
+    def __getitem__(self, position: int) -> Tensor:
+        tensor = self.inputs[position]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The first input."""
+        return self[0]
+
+    @property
+    def y(self) -> Tensor:
+        """The first output."""
+        assert self.outputs[0] is not None
+        return self.outputs[0]
+
+    @property
+    def dy(self) -> Tensor:
+        """The gradient of the first output. A rule only runs where it exists, except for ops with several outputs."""
+        assert self.dys[0] is not None
+        return self.dys[0]
+
+    def has(self, position: int) -> bool:
+        """Whether the node has this optional input."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def attribute(self, name: str) -> Any:
+        """The value of an attribute, by default that of the schema; None if there is none. Bytes are decoded."""
+        value = attribute(self.node.proto, name)
+        opset = self.writer.editor.view.book.opsets[""]
+        declared = defs.get_schema(self.node.key, opset).attributes.get(name)
+        if value is None and declared is not None and declared.default_value.type:
+            value = helper.get_attribute_value(declared.default_value)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def number(self, name: str) -> float:
+        """The value of a float attribute."""
+        return float(self.attribute(name))
+
+    def constant(self, position: int) -> NDArray[Any] | None:
+        """The constant array of an input; None where the input is computed or absent."""
+        return self.known.get(self[position].name) if self.has(position) else None
+
+    def rank(self, position: int = 0) -> int:
+        """Rank of an input.
+
+        Raises:
+            GradientError: shape inference cannot determine it.
+        """
+        dims = self[position].dims
+        if dims is None:
+            raise self.error(
+                f"needs the rank of its input {self[position].name!r}, which is unknown"
+            )
+        return len(dims)
+
+    def second_output(self, name: str, elem: int) -> Tensor:
+        """The optional second output of the node, which gets one if it has none."""
+        outputs = self.writer.editor.node(self.node.index).output
+        if len(outputs) < 2 or not outputs[1]:
+            del outputs[1:]
+            outputs.append(self.writer.editor.names.fresh(f"{self.y.name}/{name}"))
+        return Tensor(self.writer, outputs[1], elem)
+
+    def error(self, why: str) -> GradientError:
+        """The error that names the node and says why it cannot be differentiated."""
+        return GradientError(f"Node {self.node.label!r} ({self.node.key}) {why}.")
+
+
+Rule: TypeAlias = Callable[[Call], Grads]
+"""The vector-Jacobian product of an op, as nodes that it writes."""
+Forward: TypeAlias = Callable[[Call], tuple[Tensor, ...]]
+"""Writes what stands in the place of an op's node, if anything; returns what its rule needs (``Call.saved``)."""
+
+
+def sum_to(dy: Tensor, y: Dims | None, x: Tensor) -> Tensor:
+    """``dy``, of shape ``y``, summed over the axes along which ``x`` was broadcast."""
+    axes = repeated_axes(x.dims, y)
+    if axes is None:
+        return _sum_to_dynamic(dy, x)
+    lead = len(y or ()) - len(x.dims or ())
+    if axes == list(range(lead)):
+        return dy.sum(axes, keepdims=False)
+    summed = dy.sum(axes)
+    return summed.op("Squeeze", list(range(lead))) if lead else summed
+
+
+def repeated_axes(x: Dims | None, y: Dims | None) -> list[int] | None:
+    """Axes of shape ``y`` along which shape ``x`` is broadcast; None where the shapes do not tell."""
+    if x is None or y is None:
+        return None
+    lead = len(y) - len(x)
+    axes = list(range(lead))
+    for axis, (small, large) in enumerate(zip(x, y[lead:], strict=True), lead):
+        if (
+            large == 1
+            or (isinstance(small, int) and small != 1)
+            or (small is not None and small == large)
+        ):
+            continue
+        if small != 1:
+            return None
+        axes.append(axis)
+    return axes
+
+
+def _sum_to_dynamic(dy: Tensor, x: Tensor) -> Tensor:
+    """As :func:`sum_to`, over the axes where the shape of ``x``, padded with ones on the left, is 1 at run time."""
+    shape = x.op("Shape")
+    missing = dy.op("Shape").op("Size") - shape.op("Size")
+    padded = dy.writer.vector(dy.writer.ints([1]).op("Expand", missing.reshape(1)), shape)
+    axes = padded.equals(1).op("NonZero").reshape(-1)
+    return dy.op("ReduceSum", axes, keepdims=1, noop_with_empty_axes=1).reshape(shape)
+
+
+def per_channel(x: Tensor, rank: int) -> Tensor:
+    """A vector shaped so that it lies along axis 1 of a tensor of this rank."""
+    return x.reshape(1, -1, *[1] * (rank - 2))

@@ -1,0 +1,386 @@
+"""Gradients of MatMul, Gemm and Einsum, and of windows over one to three spatial axes: convolution and pooling."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
+
+
+def _gemm(call: Call) -> Grads:
+    """Y = alpha A' B' + beta C, where A' and B' may be transposed; so are the operands of the gradients."""
+    dy, a, b = call.dy, call[0], call[1]
+    alpha, beta = call.attribute("alpha"), call.attribute("beta")
+    flip_a, flip_b = call.attribute("transA"), call.attribute("transB")
+    return [
+        partial(_gemm_of, b, dy, flip_b, 1, alpha)
+        if flip_a
+        else partial(_gemm_of, dy, b, 0, 1 - flip_b, alpha),
+        partial(_gemm_of, dy, a, 1, flip_a, alpha)
+        if flip_b
+        else partial(_gemm_of, a, dy, 1 - flip_a, 0, alpha),
+        lambda: sum_to(dy if beta == 1 else dy * beta, call.y.dims, call[2]),
+    ]
+
+
+def _gemm_of(a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0) -> Tensor:
+    """Alpha A' B' of two matrices."""
+    return a.op(
+        "Gemm", b, alpha=alpha if alpha != 1 else None, transA=flip_a or None, transB=flip_b or None
+    )
+
+
+def _matmul(call: Call) -> Grads:
+    """DA = dY B^T and dB = A^T dY, summed over broadcast axes; a vector counts as a matrix of one row or column."""
+    rank_a, rank_b = call.rank(0), call.rank(1)
+    a, b, dy = call[0], call[1], replace(call.dy, dims=call.y.dims)
+    if rank_b == 1:
+        b, dy = _unsqueezed(b, -1), _unsqueezed(dy, -1)
+    if rank_a == 1:
+        a, dy = _unsqueezed(a, -2), _unsqueezed(dy, -2)
+    return [
+        lambda: _left(dy, a, b).reshape_like(call[0]) if rank_a == 1 else _left(dy, a, b),
+        lambda: _right(dy, a, b).reshape_like(call[1]) if rank_b == 1 else _right(dy, a, b),
+    ]
+
+
+def _unsqueezed(x: Tensor, axis: int) -> Tensor:
+    """A tensor with a new axis of size 1, counted from the end."""
+    dims = x.dims
+    if dims is not None:
+        at = len(dims) + 1 + axis
+        dims = (*dims[:at], 1, *dims[at:])
+    return replace(x.op("Unsqueeze", [axis]), dims=dims)
+
+
+def _left(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """DY B^T; operands have rank 2 or more."""
+    assert a.dims is not None
+    assert b.dims is not None
+    if len(a.dims) == len(b.dims) == 2:
+        return _gemm_of(dy, b, 0, 1)
+    product = dy.op("MatMul", _transposed(b))
+    if len(b.dims) == 2:  # a was not broadcast
+        return product
+    return sum_to(product, None if dy.dims is None else (*dy.dims[:-2], *a.dims[-2:]), a)
+
+
+def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A^T dY. Where a batch shares the matrix (a weight), the batch becomes rows, so that one Gemm sums over it."""
+    assert a.dims is not None
+    assert b.dims is not None
+    if len(b.dims) == 2:
+        if len(a.dims) > 2:
+            a, dy = a.reshape(-1, a.size(-1)), dy.reshape(-1, b.size(-1))
+        return _gemm_of(a, dy, 1, 0)
+    product = _transposed(a).op("MatMul", dy)
+    return sum_to(product, None if dy.dims is None else (*dy.dims[:-2], *b.dims[-2:]), b)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    rank = len(x.dims or ())
+    return x.transpose([*range(rank - 2), rank - 1, rank - 2])
+
+
+def _einsum(call: Call) -> Grads:
+    """The gradient of an operand is the Einsum of the output gradient and the other operands onto its letters."""
+    equation = call.attribute("equation").replace(" ", "")
+    left, _, result = equation.partition("->")
+    terms = left.split(",")
+    if "->" not in equation or "." in equation:
+        raise call.error(
+            f"has the equation {equation!r}; only equations with '->' and without '...' have a gradient rule"
+        )
+    if any(len(set(term)) != len(term) for term in (*terms, result)):
+        raise call.error(f"has the equation {equation!r}, which repeats a letter in one term")
+    grads = []
+    for position, term in enumerate(terms):
+        others = [i for i in range(len(terms)) if i != position]
+        known = [result, *(terms[i] for i in others)]
+        if not set(term).issubset("".join(known)):
+            raise call.error(
+                f"has the equation {equation!r}, which sums over a letter of one operand only"
+            )
+        reverse, operands = f"{','.join(known)}->{term}", [call[i] for i in others]
+        grads.append(partial(call.dy.op, "Einsum", *operands, equation=reverse))
+    return grads
+
+
+_INDICES: Final = "MaxPool.Indices"
+"""How the ``engine.toml`` of a target calls what an engine may lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a window slides, per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    """Padding, like ``before``."""
+
+    @property
+    def pads(self) -> list[int]:
+        """Padding as in the attribute."""
+        return [*self.before, *self.after]
+
+    @property
+    def axes(self) -> list[int]:
+        """The spatial axes."""
+        return list(range(2, len(self.kernel) + 2))
+
+
+def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
+    """The window of a node; ``kernel`` where the attribute may be missing.
+
+    Raises:
+        GradientError: padding depends on unknown sizes.
+    """
+    sizes = tuple(call.attribute("kernel_shape") or kernel)
+    rank = len(sizes)
+    strides = tuple(call.attribute("strides") or (1,) * rank)
+    dilations = tuple(call.attribute("dilations") or (1,) * rank)
+    pads = tuple(call.attribute("pads") or (0,) * (2 * rank))
+    before, after = pads[:rank], pads[rank:]
+    auto = call.attribute("auto_pad")
+    if auto.startswith("SAME"):
+        totals = []
+        for axis, stride in enumerate(strides):
+            size = call.x.known_size(axis + 2)
+            if size is None:
+                raise call.error(f"pads by {auto}, which needs input sizes that are unknown")
+            covered = (-(-size // stride) - 1) * stride + (sizes[axis] - 1) * dilations[axis] + 1
+            totals.append(max(covered - size, 0))
+        before = tuple(total // 2 for total in totals)
+        after = tuple(total - total // 2 for total in totals)
+        if auto == "SAME_LOWER":
+            before, after = after, before
+    return Window(sizes, strides, dilations, before, after)
+
+
+def _kernel_of(call: Call) -> list[int]:
+    """Spatial sizes of a convolution's weight.
+
+    Raises:
+        GradientError: they are unknown.
+    """
+    sizes = [call[1].size(axis) for axis in range(2, call.rank(1))]
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) < len(sizes):
+        raise call.error("has a weight of unknown size")
+    return known
+
+
+def _conv(call: Call) -> Grads:
+    dy, x, weight = call.dy, call[0], call[1]
+    window, group = _window(call, _kernel_of(call)), call.attribute("group")
+    return [
+        lambda: _spread(dy, weight, window, group, x),
+        lambda: _weight_gradient(x, dy, window, group),
+        lambda: _bias_gradient(dy, window),
+    ]
+
+
+def _bias_gradient(dy: Tensor, window: Window) -> Tensor:
+    return dy.sum([0, *window.axes], keepdims=False)
+
+
+def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -> Tensor:
+    """The gradient of a convolution's input: ConvTranspose without padding, cropped to the input.
+
+    Asymmetric padding would move ConvTranspose to the CPU, and without padding the result is correct for all input
+    sizes. Elements at the end that the strides skipped become zeros.
+    """
+    dx = dy.op(
+        "ConvTranspose",
+        weight,
+        strides=window.strides,
+        dilations=window.dilations,
+        group=group,
+        kernel_shape=window.kernel,
+    )
+    skipped = [max(s - 1 - after, 0) for s, after in zip(window.strides, window.after, strict=True)]
+    if any(skipped):
+        dx = dx.op("Pad", [*[0] * (len(skipped) + 4), *skipped])
+    if not any((*window.before, *window.after)) and max(window.strides) == 1:
+        return dx
+    ends = (x.size(axis) + before for axis, before in enumerate(window.before, 2))
+    return dx.op("Slice", window.before, x.writer.vector(*ends), window.axes)
+
+
+def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tensor:
+    """The gradient of a convolution's weight: the input convolved with the output gradient.
+
+    Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. So are strides and
+    dilations. Where the strides skip elements at the end, the result is too large and is cropped.
+    """
+    spatial = window.axes
+    swap = [1, 0, *spatial]
+    if group == 1:
+        swapped = x.transpose(swap)
+    else:
+        sizes = x.op("Shape", start=2)
+        split = x.reshape(x.size(0), group, -1, sizes)
+        swapped = split.transpose([2, 1, 0, *(axis + 1 for axis in spatial)]).reshape(0, -1, sizes)
+    dw = swapped.op(
+        "Conv",
+        dy.transpose(swap),
+        group=group,
+        strides=window.dilations,
+        dilations=window.strides,
+        pads=window.pads,
+    )
+    if max(window.strides) > 1:
+        dw = dw.op("Slice", [0] * len(spatial), window.kernel, spatial)
+    return dw.transpose(swap)
+
+
+def _conv_transpose(call: Call) -> Grads:
+    """The gradients of the convolution that this one transposes, with input and output swapped."""
+    dy, x, weight = call.dy, call[0], call[1]
+    group = call.attribute("group")
+    if call.attribute("output_shape") or call.attribute("auto_pad").startswith("SAME"):
+        raise call.error(
+            "derives its padding from an output size; only explicit pads have a gradient rule"
+        )
+    window = _window(call, _kernel_of(call))
+    extra = call.attribute("output_padding") or ()
+    if any(n >= s for n, s in zip(extra, window.strides, strict=False)):
+        raise call.error(
+            "has an output_padding that is not smaller than its strides, for which there is no gradient rule"
+        )
+
+    def dx() -> Tensor:
+        return dy.op(
+            "Conv",
+            weight,
+            group=group,
+            strides=window.strides,
+            dilations=window.dilations,
+            pads=window.pads,
+            kernel_shape=window.kernel,
+        )
+
+    return [
+        dx,
+        lambda: _weight_gradient(dy, x, window, group),
+        lambda: _bias_gradient(dy, window),
+    ]
+
+
+def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
+    """The indices, as second output, where the engine has them."""
+    if call.attribute("storage_order"):
+        raise call.error(
+            "has column-major indices (storage_order), for which there is no gradient rule"
+        )
+    if _INDICES in call.writer.lacks:
+        return ()
+    return (call.second_output("indices", TensorProto.INT64),)
+
+
+def _max_pool(call: Call) -> Grads:
+    """Every gradient goes to the position of its maximum; overlapping windows add up."""
+    if not call.saved:
+        return [_to_first_maxima(call)]
+    x, places = call.x, call.saved[0].reshape(-1)
+    zeros = x.op("Size").reshape(1).zeros(x.elem)
+    flat = zeros.op("ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add")
+    return [flat.reshape_like(x)]
+
+
+def _to_first_maxima(call: Call) -> Tensor:
+    """The gradient of a MaxPool without indices: each window's goes to its first maximum.
+
+    Channels join the batch, and the places of a window become the channels; a ConvTranspose moves each to its place.
+    """
+    x, y, dy, window = call.x, call.y, call.dy, _window(call)
+    axes, count = window.axes, prod(window.kernel)
+    more = [
+        after + call.attribute("ceil_mode") * (stride - 1)
+        for after, stride in zip(window.after, window.strides, strict=True)
+    ]
+    padded = x
+    if any((*window.before, *more)):
+        least = np.finfo(helper.tensor_dtype_to_np_dtype(x.elem)).min
+        padded = x.op("Pad", [0, 0, *window.before, 0, 0, *more], x.like(least))
+    inner, places = y.op("Shape", start=2), []
+    for place in np.ndindex(*window.kernel):
+        starts = [at * step for at, step in zip(place, window.dilations, strict=True)]
+        spans = zip(axes, window.strides, starts, strict=True)
+        ends = (y.size(axis) * stride + (start + 1 - stride) for axis, stride, start in spans)
+        taken = padded.op("Slice", starts, x.writer.vector(*ends), axes, window.strides)
+        places.append(taken.reshape(-1, 1, inner))
+    first = x.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1)
+    numbers = x.writer.ints(range(count)).reshape(1, count, *[1] * len(axes))
+    each = first.equals(numbers).where(dy.reshape(-1, 1, inner), 0)
+    shift = dy.like(np.eye(count).reshape(count, 1, *window.kernel))
+    return _spread(each, shift, window, 1, x).reshape_like(x)
+
+
+def _average_pool(call: Call) -> Grads:
+    """The gradient, spread evenly over the elements that each window averages.
+
+    Channels join the batch, so that one kernel of ones serves all of them.
+    """
+    x, dy, window = call.x, call.dy, _window(call)
+    ones = dy.like(np.ones((1, 1, *window.kernel)))
+    sizes = call.writer.vector(-1, 1, dy.op("Shape", start=2))
+    share = (dy / dy.like(_counts(call, window))).reshape(sizes)
+    return [_spread(share, ones, window, 1, x).reshape_like(x)]
+
+
+def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
+    """The number of elements that each window averages.
+
+    Raises:
+        GradientError: it differs between windows and depends on unknown sizes.
+    """
+    with_pads, ceil = call.attribute("count_include_pad"), call.attribute("ceil_mode")
+    if not ceil and (with_pads or not any(window.pads)):
+        return prod(window.kernel)
+    counts = np.ones(())
+    for number, axis in enumerate(window.axes):
+        size, out = call.x.known_size(axis), call.y.known_size(axis)
+        if size is None or out is None:
+            raise call.error(f"averages beyond the edge of axis {axis}, whose size is unknown")
+        before, after = window.before[number], window.after[number]
+        starts = np.arange(out)[:, None] * window.strides[number] - before
+        places = starts + np.arange(window.kernel[number]) * window.dilations[number]
+        low, high = (-before, size + after) if with_pads else (0, size)
+        counts = np.multiply.outer(counts, ((places >= low) & (places < high)).sum(1))
+    return counts
+
+
+def _global_average(call: Call) -> Grads:
+    x, dy = call.x, call.dy
+    count = x.op("Size").op("Div", call.y.op("Size")).cast(dy.elem)
+    return [(dy / count).op("Expand", x.shape())]
+
+
+def _global_max(call: Call) -> Grads:
+    x, dy = call.x, call.dy
+    hit = x.equals(call.y).cast(dy.elem)
+    return [dy / hit.sum(range(2, call.rank())) * hit]
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "AveragePool": _average_pool,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _global_average,
+    "GlobalMaxPool": _global_max,
+    "MatMul": _matmul,
+    "MaxPool": _max_pool,
+}
+FORWARD: Final[Mapping[str, Forward]] = {"MaxPool": _max_pool_forward}

@@ -1,0 +1,398 @@
+"""Steps in sessions of ONNX Runtime, whole or in halves; with a state that is held between them.
+
+Recorded steps run in fixed buffers, so that a CUDA graph can be recorded once and replayed. The state has two sets of
+buffers: a step reads one and writes the other, and the next step does the reverse. So one graph is recorded per
+direction, no buffer is written while a node may still read it, and ONNX Runtime may run a step more than once to record
+it. CUDA graphs require every node on CUDA and thus fixed shapes: each set of input shapes has its own session and pair
+of graphs, which live as long as the network.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from onnxamp._errors import ArgumentError, CallOrderError, RuntimeFailure
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import symbolic_shapes
+from onnxamp._graph.wiring import wire
+from onnxamp._model.protos import copy_without
+from onnxamp._runtime.session import (
+    EXACT,
+    Provider,
+    bind_values,
+    empty_value,
+    make_session,
+    run_values,
+)
+from onnxamp._runtime.values import from_value, to_value
+from onnxamp.train._feeds import Feeds
+from onnxamp.train._step import DIVISOR, LOSS, NORM, OVERFLOW, RESULTS, UNSCALED, Step
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Values = dict[str, "ort.OrtValue"]
+
+
+@dataclass(slots=True)
+class Held:
+    """The state of a network by name, as ONNX Runtime's values: on the device if ``on_device``."""
+
+    successors: Mapping[str, str]
+    """The output that replaces each piece of state."""
+    on_device: bool
+    items: Values = field(default_factory=dict)
+
+    def hold(self, state: Feeds) -> None:
+        """Hold these arrays, and no others."""
+        self.items = values_of(state)
+
+    def put(self, part: Feeds) -> None:
+        """Replace a part of the state."""
+        self.items |= values_of(part)
+
+    def keep(self, outputs: Values) -> None:
+        """Hold the successors among these outputs of a session, and nothing else."""
+        following = {name: outputs[output] for name, output in self.successors.items()}
+        if not self.on_device:  # copies, as values that share an array's memory do not own it
+            copies = {name: np.array(from_value(value)) for name, value in following.items()}
+            following = values_of(copies)
+        self.items = following
+
+    def array(self, name: str) -> NDArray[Any]:
+        """An array; what it shows may change with the next step."""
+        return np.asarray(from_value(self.items[name]))
+
+    def copies(self) -> dict[str, NDArray[Any]]:
+        """Copies of all arrays."""
+        return {name: self.array(name).copy() for name in self.items}
+
+    def run(self, session: "ort.InferenceSession", feeds: Feeds) -> Feeds:
+        """Run a whole step and hold the next state; returns the :data:`RESULTS`.
+
+        Args:
+            session: of the step; recorded steps have their own.
+            feeds: all inputs that are not state.
+
+        Raises:
+            RuntimeFailure: ONNX Runtime cannot run the step; the state does not change.
+        """
+        wanted = [*RESULTS, *self.successors.values()]
+        outputs = run_values(session, values_of(feeds) | self.items, wanted)
+        self.keep(outputs)
+        return {name: from_value(outputs[name]) for name in RESULTS}
+
+
+class _Shaped(NamedTuple):
+    """Buffers for one set of input shapes, and a function that runs a step for each direction."""
+
+    inputs: Values
+    results: Values
+    runs: Sequence[Callable[[], None]]
+
+
+@dataclass(slots=True)
+class Recorded(Held):
+    """A state in the buffers of recorded steps of ``model``, with CUDA graphs on "cuda"."""
+
+    model: ModelProto = field(kw_only=True)
+    provider: Provider = field(kw_only=True)
+    _sides: tuple[Values, ...] = ()
+    _turn: int = 0
+    _shaped: dict[Any, _Shaped] = field(default_factory=dict)
+
+    def hold(self, state: Feeds) -> None:
+        """Copy a state into the buffers."""
+        if not self._sides:
+            self._sides = tuple(
+                {name: empty_value(array, self.provider) for name, array in state.items()}
+                for _ in range(2)
+            )
+        self._turn, self.items = 0, self._sides[0]
+        self.put(state)
+
+    def put(self, part: Feeds) -> None:
+        """Copy a part of a state into the buffers that the next step reads."""
+        _fill(self.items, part)
+
+    def keep(self, outputs: Values) -> None:
+        """Copy the successors among these outputs of a session into the buffers."""
+        pairs = self.successors.items()
+        self.hold({name: np.asarray(from_value(outputs[output])) for name, output in pairs})
+
+    def run(self, session: "ort.InferenceSession", feeds: Feeds) -> Feeds:  # noqa: ARG002
+        """Run a recorded step; see :meth:`Held.run`.
+
+        Raises:
+            RuntimeFailure: ONNX Runtime cannot run or record the step; the state does not change.
+        """
+        key = tuple(sorted((name, array.shape) for name, array in feeds.items()))
+        if key not in self._shaped:
+            self._shaped[key] = self._prepare(feeds)
+        shaped = self._shaped[key]
+        _fill(shaped.inputs, feeds)
+        shaped.runs[self._turn]()
+        self._turn = 1 - self._turn
+        self.items = self._sides[self._turn]
+        return {name: from_value(value) for name, value in shaped.results.items()}
+
+    def _prepare(self, feeds: Feeds) -> _Shaped:
+        options = {**EXACT, "enable_cuda_graph": "1"} if self.provider == "cuda" else None
+        model = with_shapes(self.model, {name: array.shape for name, array in feeds.items()})
+        try:
+            session = make_session(model, self.provider, cuda_options=options)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(
+                f"{error} The step may run at O1: boost_level O1 records no CUDA graphs."
+            ) from error
+        inputs = {name: empty_value(array, self.provider) for name, array in feeds.items()}
+        scalars = {LOSS: np.float32(), OVERFLOW: np.bool_(), NORM: np.float32()}
+        results = {
+            name: empty_value(np.asarray(scalar), self.provider) for name, scalar in scalars.items()
+        }
+        runs = []
+        for side, (old, new) in enumerate((self._sides, self._sides[::-1])):
+            outputs = results | {output: new[name] for name, output in self.successors.items()}
+            graph = 2 * len(self._shaped) + side if self.provider == "cuda" else None
+            runs.append(bind_values(session, inputs | old, outputs, graph))
+        return _Shaped(inputs, results, runs)
+
+
+def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """The model for inputs of these shapes alone.
+
+    Size becomes a constant where the shape is known: unlike Shape, ONNX Runtime does not fold it, and it would leave a
+    copy from host to device in the graph.
+    """
+    shaped = copy_without(model, "value_info")
+    for entry in shaped.graph.input:
+        if entry.name in shapes:
+            kind = entry.type.tensor_type.elem_type
+            entry.CopyFrom(helper.make_tensor_value_info(entry.name, kind, shapes[entry.name]))
+    graph = Graph.of(shaped)
+    editor, dims = GraphEditor(graph, shaped), graph.ask(symbolic_shapes)
+    for node in graph.nodes_of(["Size"]):
+        shape = dims[node.inputs[0]]
+        known = [dim for dim in shape or () if isinstance(dim, int)]
+        if shape is not None and len(known) == len(shape) and node.scope == 0:
+            output, name = node.proto.output, node.proto.name
+            made = editor.make("Constant", [], output, name, value_int=prod(known))
+            editor.replace(node.index, [made])
+    return editor.finish()
+
+
+def _fill(values: Values, arrays: Feeds) -> None:
+    for name, array in arrays.items():
+        values[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def values_of(arrays: Feeds) -> Values:
+    """Arrays as ONNX Runtime's values."""
+    return {name: to_value(array) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step reports.
+
+    Attributes:
+        loss: unscaled.
+        overflow: whether a gradient holds NaN or Inf; the update is then skipped, if the loss scale says so.
+        scale: the loss scale of this step; 1 without loss scaling.
+        grad_norm: L2 norm of all gradients together, unscaled and before clipping.
+
+    Example:
+        >>> from onnxamp.train import StepResult
+        >>> StepResult(loss=0.25, overflow=False, scale=1024.0, grad_norm=0.5).loss
+        0.25
+    """
+
+    loss: float
+    overflow: bool
+    scale: float
+    grad_norm: float
+
+
+class StepArrays(MutableMapping[str, NDArray[np.float32]]):
+    """Float32 arrays by name that stay on the device until they are read; those read can be changed in place.
+
+    Setting one checks its shape, and rounds it to float32.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import SGD, build_train_network
+        >>> net = build_train_network("models/classifier.onnx", SGD(), "cross-entropy")
+        >>> step = net.gradients({"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])})
+        >>> for name in step.gradients:
+        ...     step.gradients[name] *= 0.5
+        >>> result = net.apply(step)
+    """
+
+    def __init__(self, values: "Mapping[str, ort.OrtValue]") -> None:
+        self._values: dict[str, NDArray[np.float32] | ort.OrtValue] = dict(values)
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        held = self._values[name]
+        if not isinstance(held, np.ndarray):
+            held = self._values[name] = np.array(from_value(held))
+        return held
+
+    def __setitem__(self, name: str, array: Any) -> None:
+        if name not in self._values:
+            raise ArgumentError(f"There is no {name!r}: the names are {', '.join(self._values)}.")
+        given, shape = np.array(array), self[name].shape
+        if given.shape != shape or not np.can_cast(given.dtype, np.float32, "same_kind"):
+            raise ArgumentError(
+                f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}."
+            )
+        self._values[name] = given.astype(np.float32, copy=False)
+
+    def __delitem__(self, name: str) -> None:
+        raise ArgumentError(
+            f"{name!r} cannot be left out; to freeze a weight, build the network without it."
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def values_for(self, names: Mapping[str, str]) -> Values:
+        """As ONNX Runtime's values, by the inputs that ``names`` gives for them."""
+        return {
+            names[name]: to_value(value) if isinstance(value, np.ndarray) else value
+            for name, value in self._values.items()
+        }
+
+
+@dataclass(slots=True, eq=False)
+class StepGradients:
+    """The first half of a step: what :meth:`TrainNetwork.gradients` returns and :meth:`TrainNetwork.apply` takes.
+
+    Attributes:
+        loss: unscaled.
+        scale: what the gradients are multiplied by: the loss scale, or 1 once they are unscaled.
+        gradients: a :class:`StepArrays` by weight. What is set or changed in it is what the update uses.
+        statistics: a :class:`StepArrays`: what the running statistics of batch normalisations become.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import SGD, build_train_network
+        >>> net = build_train_network("models/classifier.onnx", SGD(), "cross-entropy")
+        >>> step = net.gradients({"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])})
+        >>> step.loss > 0, step.scale, len(step.gradients) > 0
+        (True, 1.0, True)
+    """
+
+    loss: float
+    scale: float
+    gradients: StepArrays
+    statistics: StepArrays
+    loss_scale: float
+    """The loss scale of the step, also after the gradients are unscaled."""
+    is_unscaled: bool = False
+    is_current: bool = True
+
+    def backward(self) -> None:
+        """Check that these are gradients that an update can take; they were computed together with the loss.
+
+        Raises:
+            CallOrderError: an update was made since, or other gradients were computed.
+        """
+        if not self.is_current:
+            raise CallOrderError(
+                "These gradients are out of date: use what the last gradients() returned, once."
+            )
+
+
+@dataclass(slots=True)
+class Halves:
+    """The sessions of the halves, made when they are first used.
+
+    ``model`` is the step, ready to run on ``provider``.
+    """
+
+    step: Step
+    model: ModelProto
+    provider: Provider
+    _sessions: "dict[str, ort.InferenceSession]" = field(default_factory=dict)
+
+    def gradients(self, values: Values, scale: float) -> StepGradients:
+        """The loss, the gradients, scaled by this, and what the running statistics become."""
+        parts = (self.step.gradients, self.step.statistics)
+        wanted = [LOSS, *(met for part in parts for met in part.values())]
+        outputs = self._run("gradients", values, wanted, {})
+        gradients, statistics = (
+            StepArrays({name: outputs[met] for name, met in part.items()}) for part in parts
+        )
+        return StepGradients(float(from_value(outputs[LOSS])), scale, gradients, statistics, scale)
+
+    def unscaled(self, first: StepGradients) -> StepArrays:
+        """The gradients, divided by their scale."""
+        wanted = [f"{UNSCALED}{name}" for name in self.step.gradients]
+        outputs = self._run("unscale", {}, wanted, self._met(first))
+        return StepArrays(dict(zip(self.step.gradients, outputs.values(), strict=True)))
+
+    def update(self, values: Values, first: StepGradients) -> Values:
+        """Whether a gradient overflows, their norm, and the successors of the state."""
+        wanted = [OVERFLOW, NORM, *self.step.successors.values()]
+        return self._run("update", values, wanted, self._met(first))
+
+    def _met(self, first: StepGradients) -> Values:
+        """What a half is fed although the whole step computes it."""
+        gradients = first.gradients.values_for(self.step.gradients)
+        statistics = first.statistics.values_for(self.step.statistics)
+        return gradients | statistics | {DIVISOR: to_value(np.array(first.scale, np.float32))}
+
+    def _run(self, half: str, values: Values, wanted: Sequence[str], met: Values) -> Values:
+        if half not in self._sessions:
+            shapes = {name: value.shape() for name, value in met.items()}
+            self._sessions[half] = make_session(part_of(self.model, shapes, wanted), self.provider)
+        session, given = self._sessions[half], values | met
+        return run_values(session, {i.name: given[i.name] for i in session.get_inputs()}, wanted)
+
+
+def part_of(
+    model: ModelProto, fed: Mapping[str, Sequence[int]], outputs: Sequence[str]
+) -> ModelProto:
+    """The part of a model that computes some values of its main graph, given others.
+
+    Args:
+        model: any model; it is not changed.
+        fed: the shapes of float32 values to feed, in addition to those inputs of the model that are needed.
+        outputs: the values to compute.
+
+    Complexity: linear.
+    """
+    graph = Graph.of(model)
+    names, needs = graph.scopes[0].names, wire(graph).needs
+    given = {names[name] for name in fed if name in names}
+    kept, stack, read = set[int](), [names[name] for name in outputs], set[str]()
+    while stack:
+        value = stack.pop()
+        read.add(graph.values[value].name)
+        node = None if value in given else graph.producer(value)
+        if node is not None and node.index not in kept:
+            kept.add(node.index)
+            stack += needs[node.index]
+    result = copy_without(model, "node", "initializer", "input", "output", "value_info")
+    part = result.graph
+    part.node.extend(graph.nodes[index].proto for index in graph.scopes[0].nodes if index in kept)
+    part.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in read)
+    part.input.extend(
+        entry for entry in model.graph.input if entry.name in read and entry.name not in fed
+    )
+    part.input.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in fed.items()
+        if name in read
+    )
+    part.output.extend(map(helper.make_empty_tensor_value_info, outputs))
+    return result
