@@ -21,9 +21,8 @@ from onnxamp._cli.common import (
 from onnxamp._errors import ArgumentError
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
-from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._ops.targets import device_of, read_table
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import DiffMetric, Level
 from onnxamp._options.options import COMMAND_LINE, CommandLine, Options, default_of
 from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS, LEAST, MOST
 from onnxamp._runtime.run import Report, RunOptions, silent

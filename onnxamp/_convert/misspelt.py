@@ -15,7 +15,6 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.prepare import Prepared, prepare
-from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._warnings import warn
 
 
@@ -102,6 +101,8 @@ def low_note(graph: Graph, options: Options) -> str | None:
 def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
     """The model in float32, with all weights inside."""
     graph = Graph.of(inline_functions(model.proto), model.folder)
+    from onnxamp._runtime.emulate import emulate_graph  # noqa: PLC0415 - few models are low already
+
     listed = [entry.name for entry in (*graph.model.graph.input, *graph.model.graph.output)]
     if isinstance(keep_io_types, bool):
         keep_io_types = frozenset(listed if keep_io_types else ())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import DiffMetric, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.run import Run, RunOptions
@@ -16,7 +16,6 @@ from onnxamp._warnings import warn
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
-    from onnxamp._numerics.metrics import DiffMetric
     from onnxamp._numerics.rounding import WeightRounder
     from onnxamp._tuning.arguments import Search
     from onnxamp._tuning.results import Tuned
@@ -44,7 +43,7 @@ class Validation:
 
     tolerance: float | None = None
     accept: "Accept | None" = None
-    metric: "DiffMetric" = "auto"
+    metric: DiffMetric = "auto"
     layers: bool | None = None
     heals: bool = True
     seconds: float = CURE_SECONDS

@@ -19,11 +19,10 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import Check
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.metrics import DiffMetric
 from onnxamp._numerics.results import Cure, DiffReport, LayerDiff, RunCheck
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.profiles import profile_of
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import DiffMetric, Level
 from onnxamp._options.options import Options, default_of
 from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.run import Report, Run

@@ -25,7 +25,7 @@ from onnxamp._numerics.limits import (
     with_tolerance,
 )
 from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.metrics import DiffMetric, TensorDiff
+from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
@@ -36,6 +36,7 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
+from onnxamp._options.levels import DiffMetric
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of

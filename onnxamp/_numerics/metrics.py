@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Index: TypeAlias = tuple[int, ...]
 
-DiffMetric: TypeAlias = Literal["auto", "detections", "elements"]
-"""How outputs are compared; see :func:`onnxamp.diff_models`."""
 
 RELATIVE_FLOOR: Final = 1e-3
 """Share of the reference's largest magnitude below which an element's error counts relative to this share."""

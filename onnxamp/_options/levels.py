@@ -9,6 +9,9 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Levels by name."""
 
+DiffMetric = Literal["auto", "detections", "elements"]
+"""How outputs are compared; see :func:`onnxamp.diff_models`."""
+
 
 class Level(StrEnum):
     """How much of a model to lower, by the names of mindspore.amp."""
