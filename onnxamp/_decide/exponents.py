@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._decide.relations import ABSENT, ZERO, Classes, Problem, Window, find_forced
+from onnxamp._optional import require
 
 
 def components(members: Iterable[int], joined: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -185,6 +186,7 @@ class _Program:
 
     def least(self, position: int, limits: Sequence[int]) -> _Found | None:
         """The least of an objective where those before it are limited; None where nothing was found."""
+        require("scipy", "Solving for exponents needs scipy", "measure")
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - only exponents need it
         from scipy.sparse import csr_array, vstack  # noqa: PLC0415
 

@@ -17,6 +17,7 @@ from onnx import helper
 
 from onnxamp._dtypes import Format
 from onnxamp._model.lowering import rounded
+from onnxamp._optional import require
 
 Floats = NDArray[np.float32]
 
@@ -128,6 +129,7 @@ def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Float
 
 def _factor(gram: Floats, damping: float) -> Floats:
     """The upper U with ``U^T U`` the inverse of the damped matrix, and rows divided by their diagonal elements."""
+    require("scipy", "Compensated rounding needs scipy", "measure")
     from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions need it not
 
     backwards = np.asfortranarray(

@@ -23,6 +23,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare, compare_outputs
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._ops.facts import op_facts
+from onnxamp._optional import require
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -401,6 +402,7 @@ def _excess(missing: Array, mine: Array, others: Array) -> Array:
 
 def _matches(one: Columns, other: Columns, overlaps: Array | None) -> tuple[Array, Array]:
     """Rows and columns of the pairs that are the same detection."""
+    require("scipy", "Matching detections needs scipy", "measure")
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - only detections need it
 
     costs = np.abs(one.scores[:, None] - other.scores)

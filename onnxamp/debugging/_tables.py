@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
+from onnxamp._optional import require
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import cannot_read
 
@@ -133,6 +134,7 @@ def _as_xlsx(
     rows: Sequence[Sequence[Cell]],
     alarming: Callable[[Sequence[Cell]], bool] | None,
 ) -> bytes:
+    require("openpyxl", "A spreadsheet needs openpyxl", "xlsx")
     from openpyxl import Workbook  # noqa: PLC0415 - most users of the package write no spreadsheets
     from openpyxl.cell import WriteOnlyCell  # noqa: PLC0415
     from openpyxl.styles import Font, PatternFill  # noqa: PLC0415

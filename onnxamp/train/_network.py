@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from onnxamp._optional import require
 from onnxamp._api import convert_as
 from onnxamp._errors import (
     ArgumentError,
@@ -349,7 +350,8 @@ class TrainNetwork:
         Raises:
             OutputError: it cannot be written.
         """
-        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+        require("safetensors", "A checkpoint needs safetensors", "safetensors")
+    import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
         arrays = {
             name: np.ascontiguousarray(array).reshape(array.shape)
@@ -365,7 +367,8 @@ class TrainNetwork:
             ModelError: the file cannot be read.
             ArgumentError: it is the state of another network.
         """
-        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+        require("safetensors", "A checkpoint needs safetensors", "safetensors")
+    import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
         file = as_path(path)
         try:
