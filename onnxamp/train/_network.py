@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxamp._optional import require
 from onnxamp._api import convert_as
 from onnxamp._errors import (
     ArgumentError,
@@ -19,6 +18,7 @@ from onnxamp._errors import (
     ModelError,
 )
 from onnxamp._model.storage import write_file
+from onnxamp._optional import require
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import reason_of
@@ -351,7 +351,7 @@ class TrainNetwork:
             OutputError: it cannot be written.
         """
         require("safetensors", "A checkpoint needs safetensors", "safetensors")
-    import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
         arrays = {
             name: np.ascontiguousarray(array).reshape(array.shape)
@@ -368,7 +368,7 @@ class TrainNetwork:
             ArgumentError: it is the state of another network.
         """
         require("safetensors", "A checkpoint needs safetensors", "safetensors")
-    import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
+        import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
 
         file = as_path(path)
         try:
