@@ -112,3 +112,11 @@ def test_an_old_runtime_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch
             onnxamp.diff_models(ENCODER, ENCODER)
     finally:
         _optional._runtime_fault.cache_clear()
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(
+        onnxamp.MissingPackageError, match=r"openpyxl, which is not installed: pip install 'onnxamp\[xlsx\]'"
+    ):
+        onnxamp.debugging.compare_models(ENCODER, ENCODER, tmp_path / "x.xlsx", onnxamp.random_samples(ENCODER)[0])
