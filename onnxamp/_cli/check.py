@@ -12,6 +12,7 @@ from onnxamp._cli.common import (
     files_of,
     first_arrays,
     new_command,
+    option,
     show,
     write_page,
 )
@@ -50,8 +51,8 @@ from onnxamp._target.targets import target_of, targets
 @judged_target_option(
     "Where the model will run, as in cuda@1.24; checks that its ops have kernels there."
 )
-@click.option("--static", is_flag=True, help="Check without running the model.")
-@click.option(
+@option("--static", is_flag=True, help="Check without running the model.")
+@option(
     "--build",
     is_flag=True,
     help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.",
@@ -59,14 +60,14 @@ from onnxamp._target.targets import target_of, targets
 @custom_ops_option
 @run_options()
 @place_options
-@click.option(
+@option(
     "--op",
     "only",
     metavar="OP",
     multiple=True,
     help="Check outputs of this op type only. Repeatable.",
 )
-@click.option(
+@option(
     "--skip-op",
     "skip",
     metavar="OP",
@@ -74,7 +75,7 @@ from onnxamp._target.targets import target_of, targets
     help="Do not check outputs of this op type. Repeatable.",
 )
 @state_option
-@click.option("--stop", is_flag=True, help="Stop at the first fault.")
+@option("--stop", is_flag=True, help="Stop at the first fault.")
 @cure_options("Do not search for options that fix a fault.")
 @report_options(
     "findings", "finding and value", silent="Print nothing; use the exit code.", html=True

@@ -14,6 +14,7 @@ from onnxamp._cli.common import (
     check_outputs,
     files_of,
     new_command,
+    option,
     show,
     write_page,
 )
@@ -83,12 +84,12 @@ _LIMITS: Final = {
 @place_options
 @metric_option
 @accept_option
-@click.option(
+@option(
     "--layers", is_flag=True, help="Also compare every intermediate value that both models share."
 )
 @option_group(
     *(
-        click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
+        option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
         for name, (_, text) in _LIMITS.items()
     )
 )
@@ -99,7 +100,7 @@ _LIMITS: Final = {
     128 << 20, "Memory for values and weights that are held at a time, besides the models."
 )
 @state_option
-@click.option("--save", type=FILE, help="Write the comparison as JSON.")
+@option("--save", type=FILE, help="Write the comparison as JSON.")
 @cure_options("Do not search for options that fix a failure.")
 @report_options(
     "comparison", "layer and metric", silent="Print nothing; use the exit code.", html=True

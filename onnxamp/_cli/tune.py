@@ -13,6 +13,7 @@ from onnxamp._cli.common import (
     check_outputs,
     files_of,
     new_command,
+    option,
     show,
     target_of,
     tell,
@@ -62,13 +63,13 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 @new_command("tune")
 @model_argument
 @result_options
-@click.option(
+@option(
     "--tolerance",
     type=float,
     default=1e-2,
     help="Largest error to accept; for snr, the smallest ratio in dB.",
 )
-@click.option(
+@option(
     "--metric",
     default="auto",
     metavar="NAME",
@@ -79,13 +80,13 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 @run_options(count=4)
 @place_options
 @conversion_options
-@click.option(
+@option(
     "--device",
     type=click.Choice([AUTO, *devices()]),
     default=AUTO,
     help="The device to estimate times for: auto is the target's, the GPU here, or an A100.",
 )
-@click.option(
+@option(
     "--runs",
     type=click.IntRange(1),
     default=SENSITIVITY_RUNS,
@@ -93,20 +94,20 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     f" {CANDIDATE_RUNS + 2} more.",
 )
 @state_option
-@click.option(
+@option(
     "--pick",
     type=click.IntRange(0),
     metavar="K",
     help="Write candidate K instead of the best one; with the --state of an earlier run, without searching again.",
 )
-@click.option(
+@option(
     "--times",
     type=click.Choice(TIMES),
     default=TIMES[0],
     help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
     " providers whole models are then timed, and decide what is written.",
 )
-@click.option(
+@option(
     "--search-time",
     metavar="SECONDS",
     type=click.FloatRange(0),
@@ -114,7 +115,7 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     help="Begin no further run after so long, and choose among what was found.",
 )
 @budget_option(BUDGET, "Memory for values and weights at a time.")
-@click.option(
+@option(
     "--allow-slower",
     is_flag=True,
     help="Choose as much low precision as possible, even if it is slower than float32.",

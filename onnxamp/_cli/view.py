@@ -3,8 +3,6 @@
 import shlex
 from dataclasses import replace
 
-import click
-
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
     FILE,
@@ -12,6 +10,7 @@ from onnxamp._cli.common import (
     check_outputs,
     files_of,
     new_command,
+    option,
     show,
     tell,
     write_page,
@@ -42,11 +41,11 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 
 @new_command("view")
 @model_argument
-@click.option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
+@option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
 @level_option("The level to show.", _LEVELS)
 @conversion_options
 @library_option
-@click.option(
+@option(
     "--plan",
     "plan_file",
     type=FILE,
