@@ -9,7 +9,6 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
     Given,
     check_outputs,
-    files_of,
     first_arrays,
     new_command,
     option,
@@ -92,7 +91,7 @@ def command(given: Given) -> None:
             f"--build needs --target {' or '.join(builders)}: others build no engines."
         )
     opened, name = Model.of(given.model), str(given.model)
-    check_outputs(given, [given.html, given.state], *files_of(opened))
+    check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
     samples = None if given.static and not given.build else run_options_of(given).draw(opened)
     feeds = first_arrays(samples)

@@ -273,16 +273,11 @@ def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = Fals
         raise ArgumentError(
             f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
         )
-    files = [file for file in files_of(model) if not (file == path and is_same)]
+    files = [file for file in model.files if not (file == path and is_same)]
     failed = failed_name(target) if may_fail else None
     outputs = [target, given.save_plan, given.html, given.state, failed]
     check_outputs(given, outputs, *files)
     return target
-
-
-def files_of(model: "Model") -> list[Path]:
-    """The file of a model and those of its weights."""
-    return [] if model.path is None else [model.path, *model.stock.files]
 
 
 def _given_files(given: Given) -> list[Path]:

@@ -12,7 +12,6 @@ from onnxamp._cli.common import (
     FILE,
     Given,
     check_outputs,
-    files_of,
     new_command,
     option,
     show,
@@ -117,7 +116,7 @@ def command(given: Given) -> None:
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
-    read = (file for model in models for file in files_of(model))
+    read = (file for model in models for file in model.files)
     check_outputs(given, [given.save, given.html, given.state], given.reference, *read)
     report = _run(*models, limits, given) if models else _judged_again(limits, given)
     confirm_sources()

@@ -4,7 +4,7 @@ from functools import partial
 
 import click
 
-from onnxamp._cli.common import FILE, Given, check_outputs, files_of, new_command, option, show
+from onnxamp._cli.common import FILE, Given, check_outputs, new_command, option, show
 from onnxamp._cli.options import (
     custom_arguments,
     custom_ops_option,
@@ -59,7 +59,7 @@ def command(given: Given) -> None:
     opened = Model.of(given.model)
     output = given.output or given.model.with_name(f"{given.model.stem}_region.onnx")
     files = region_files(output)
-    check_outputs(given, files, *files_of(opened))
+    check_outputs(given, files, *opened.files)
     with progress_bar(quiet=given.quiet) as progress:
         region = extract_region(
             opened,

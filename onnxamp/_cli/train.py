@@ -13,7 +13,6 @@ from onnxamp._cli.common import (
     Given,
     LevelChoice,
     check_outputs,
-    files_of,
     new_command,
     option,
     show,
@@ -174,7 +173,7 @@ def command(given: Given) -> None:
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
     opened = Model.of(given.model)
-    check_outputs(given, [given.output, given.checkpoint], *files_of(opened))
+    check_outputs(given, [given.output, given.checkpoint], *opened.files)
     batches = Batches(read_npz(given.data), given.batch_size, given.seed)
     net = _network(opened, batches, given)
     confirm_sources()

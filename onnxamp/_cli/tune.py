@@ -11,7 +11,6 @@ from onnxamp._cli.common import (
     IN_FOLDER,
     Given,
     check_outputs,
-    files_of,
     new_command,
     option,
     show,
@@ -310,7 +309,7 @@ def _check(pipeline: Pipeline, folder: Path, given: Given) -> None:
             f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder."
         )
     saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
-    models = [file for member in pipeline.members for file in files_of(member.model)]
+    models = [file for member in pipeline.members for file in member.model.files]
     outputs = [*targets, *saved, given.html, given.state]
     check_outputs(given, outputs, given.model, *models)
 

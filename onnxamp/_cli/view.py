@@ -8,7 +8,6 @@ from onnxamp._cli.common import (
     FILE,
     Given,
     check_outputs,
-    files_of,
     new_command,
     option,
     show,
@@ -72,7 +71,7 @@ def command(given: Given) -> None:
     page = given.output or model.with_suffix(".html")
     if page.is_dir():
         page /= f"{model.stem}.html"
-    check_outputs(given, [page], *files_of(opened))
+    check_outputs(given, [page], *opened.files)
     if plan is None:
         refuse_misspelt(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
