@@ -78,7 +78,6 @@ class _LazyGroup(click.Group):
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "show_default": True,
     },
 )
 @click.version_option(package_name="onnxamp")

@@ -5,7 +5,7 @@ from functools import partial
 import click
 
 from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._cli.common import FILE, Given, new_command, show
+from onnxamp._cli.common import FILE, Given, new_command, option, show
 from onnxamp._cli.options import (
     custom_ops_option,
     given_samples,
@@ -26,7 +26,7 @@ def _batches(text: str) -> list[int]:
 
 @new_command("bench")
 @click.argument("models", type=FILE, nargs=-1, required=True)
-@click.option(
+@option(
     "--batch",
     "batches",
     metavar="N[,N...]",
@@ -35,27 +35,27 @@ def _batches(text: str) -> list[int]:
 )
 @custom_ops_option
 @run_options(count=None)
-@click.option(
+@option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=2.0,
     help="How long to time each model at each batch size.",
 )
-@click.option(
+@option(
     "--tf32/--no-tf32",
     default=True,
     help="CUDA: allow TF32 in float32 matrix products and convolutions.",
 )
-@click.option("--nhwc", is_flag=True, help="CUDA: run convolutions in NHWC layout (prefer_nhwc).")
-@click.option("--cuda-graph", is_flag=True, help="CUDA: capture a CUDA graph and replay it.")
-@click.option(
+@option("--nhwc", is_flag=True, help="CUDA: run convolutions in NHWC layout (prefer_nhwc).")
+@option("--cuda-graph", is_flag=True, help="CUDA: capture a CUDA graph and replay it.")
+@option(
     "--threads",
     type=click.IntRange(0),
     default=0,
     show_default=False,
     help="CPU: threads per op [ONNX Runtime's default].",
 )
-@click.option(
+@option(
     "--no-profile", is_flag=True, help="Measure latency only: no op times, memory use or causes."
 )
 @report_options("benchmark", "op type", silent="Print nothing; use the exit code.")

@@ -9,9 +9,9 @@ from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
     Given,
     check_outputs,
-    files_of,
     first_arrays,
     new_command,
+    option,
     show,
     write_page,
 )
@@ -50,8 +50,8 @@ from onnxamp._target.targets import target_of, targets
 @judged_target_option(
     "Where the model will run, as in cuda@1.24; checks that its ops have kernels there."
 )
-@click.option("--static", is_flag=True, help="Check without running the model.")
-@click.option(
+@option("--static", is_flag=True, help="Check without running the model.")
+@option(
     "--build",
     is_flag=True,
     help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.",
@@ -59,14 +59,14 @@ from onnxamp._target.targets import target_of, targets
 @custom_ops_option
 @run_options()
 @place_options
-@click.option(
+@option(
     "--op",
     "only",
     metavar="OP",
     multiple=True,
     help="Check outputs of this op type only. Repeatable.",
 )
-@click.option(
+@option(
     "--skip-op",
     "skip",
     metavar="OP",
@@ -74,7 +74,7 @@ from onnxamp._target.targets import target_of, targets
     help="Do not check outputs of this op type. Repeatable.",
 )
 @state_option
-@click.option("--stop", is_flag=True, help="Stop at the first fault.")
+@option("--stop", is_flag=True, help="Stop at the first fault.")
 @cure_options("Do not search for options that fix a fault.")
 @report_options(
     "findings", "finding and value", silent="Print nothing; use the exit code.", html=True
@@ -91,7 +91,7 @@ def command(given: Given) -> None:
             f"--build needs --target {' or '.join(builders)}: others build no engines."
         )
     opened, name = Model.of(given.model), str(given.model)
-    check_outputs(given, [given.html, given.state], *files_of(opened))
+    check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
     samples = None if given.static and not given.build else run_options_of(given).draw(opened)
     feeds = first_arrays(samples)

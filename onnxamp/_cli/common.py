@@ -127,9 +127,9 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, under headings where there are many."""
         records = {}
-        for option in self.get_params(ctx):
-            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
-                records["help" if "--help" in option.opts else option.name] = record
+        for item in self.get_params(ctx):
+            if isinstance(item, click.Option) and (record := item.get_help_record(ctx)):
+                records["help" if "--help" in item.opts else item.name] = record
         if len(records) <= _FEW:
             super().format_options(ctx, formatter)
             return
@@ -143,6 +143,15 @@ class GroupedCommand(click.Command):
 
 Given: TypeAlias = SimpleNamespace
 """What a command was given: its arguments and options by name."""
+
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def option(*names: str, **form: Any) -> Decorator:
+    """As :func:`click.option`; the help shows the default where one is named."""
+    return click.option(*names, **{"show_default": "default" in form, **form})
+
 
 IN_FOLDER: Final = "*"
 """Stands for the name of a result that goes into a folder, under a name of its own."""
@@ -264,16 +273,11 @@ def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = Fals
         raise ArgumentError(
             f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
         )
-    files = [file for file in files_of(model) if not (file == path and is_same)]
+    files = [file for file in model.files if not (file == path and is_same)]
     failed = failed_name(target) if may_fail else None
     outputs = [target, given.save_plan, given.html, given.state, failed]
     check_outputs(given, outputs, *files)
     return target
-
-
-def files_of(model: "Model") -> list[Path]:
-    """The file of a model and those of its weights."""
-    return [] if model.path is None else [model.path, *model.stock.files]
 
 
 def _given_files(given: Given) -> list[Path]:

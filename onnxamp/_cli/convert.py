@@ -16,6 +16,7 @@ from onnxamp._cli.common import (
     IN_FOLDER,
     Given,
     new_command,
+    option,
     show,
     target_of,
     tell,
@@ -66,23 +67,23 @@ if TYPE_CHECKING:
 @model_argument
 @result_options
 @level_option("How much to convert to low precision.", get_args(LevelName))
-@click.option(
+@option(
     "--tolerance",
     type=float,
     help="Largest relative L2 error: the limit of the validation [float16 1e-2, bfloat16 5e-2] and, at level"
     " auto, what is tuned to [1e-2]; 'onnxamp tune' has more options.",
 )
 @conversion_options
-@click.option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
+@option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
 @metric_option
 @accept_option
-@click.option(
+@option(
     "--no-validate", is_flag=True, help="Do not run the original and the result to compare them."
 )
 @run_options(judges=True)
 @place_options
 @state_option
-@click.option(
+@option(
     "--retry",
     is_flag=True,
     help="A folder of models: try again what failed before for the same reason.",

@@ -12,8 +12,8 @@ from onnxamp._cli.common import (
     FILE,
     Given,
     check_outputs,
-    files_of,
     new_command,
+    option,
     show,
     write_page,
 )
@@ -83,12 +83,12 @@ _LIMITS: Final = {
 @place_options
 @metric_option
 @accept_option
-@click.option(
+@option(
     "--layers", is_flag=True, help="Also compare every intermediate value that both models share."
 )
 @option_group(
     *(
-        click.option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
+        option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
         for name, (_, text) in _LIMITS.items()
     )
 )
@@ -99,7 +99,7 @@ _LIMITS: Final = {
     128 << 20, "Memory for values and weights that are held at a time, besides the models."
 )
 @state_option
-@click.option("--save", type=FILE, help="Write the comparison as JSON.")
+@option("--save", type=FILE, help="Write the comparison as JSON.")
 @cure_options("Do not search for options that fix a failure.")
 @report_options(
     "comparison", "layer and metric", silent="Print nothing; use the exit code.", html=True
@@ -116,7 +116,7 @@ def command(given: Given) -> None:
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
-    read = (file for model in models for file in files_of(model))
+    read = (file for model in models for file in model.files)
     check_outputs(given, [given.save, given.html, given.state], given.reference, *read)
     report = _run(*models, limits, given) if models else _judged_again(limits, given)
     confirm_sources()

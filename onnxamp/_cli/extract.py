@@ -4,7 +4,7 @@ from functools import partial
 
 import click
 
-from onnxamp._cli.common import FILE, Given, check_outputs, files_of, new_command, show
+from onnxamp._cli.common import FILE, Given, check_outputs, new_command, option, show
 from onnxamp._cli.options import (
     custom_arguments,
     custom_ops_option,
@@ -23,7 +23,7 @@ from onnxamp._runtime.samples import load_samples
 
 @new_command("extract")
 @model_argument
-@click.option(
+@option(
     "--around",
     metavar="NODE",
     multiple=True,
@@ -31,14 +31,14 @@ from onnxamp._runtime.samples import load_samples
     help="Name of a node or of one of its outputs, or a regular expression that matches whole names."
     " Repeatable.",
 )
-@click.option("-o", "--output", type=FILE, help="Where to write the region [MODEL_region.onnx].")
-@click.option(
+@option("-o", "--output", type=FILE, help="Where to write the region [MODEL_region.onnx].")
+@option(
     "--before",
     type=click.IntRange(0),
     default=2,
     help="Number of nodes to include before it, not counting Casts and constants.",
 )
-@click.option(
+@option(
     "--after",
     type=click.IntRange(0),
     default=1,
@@ -59,7 +59,7 @@ def command(given: Given) -> None:
     opened = Model.of(given.model)
     output = given.output or given.model.with_name(f"{given.model.stem}_region.onnx")
     files = region_files(output)
-    check_outputs(given, files, *files_of(opened))
+    check_outputs(given, files, *opened.files)
     with progress_bar(quiet=given.quiet) as progress:
         region = extract_region(
             opened,

@@ -3,9 +3,7 @@
 from collections import Counter
 from functools import partial
 
-import click
-
-from onnxamp._cli.common import Given, LevelChoice, new_command, show, tell
+from onnxamp._cli.common import Given, LevelChoice, new_command, option, show, tell
 from onnxamp._cli.options import (
     conversion_options,
     format_option,
@@ -31,7 +29,7 @@ _LEVELS = ("O1", "O2", "O3")
 
 @new_command("inspect")
 @model_argument
-@click.option(
+@option(
     "--level",
     "levels",
     type=LevelChoice(_LEVELS),
@@ -41,7 +39,7 @@ _LEVELS = ("O1", "O2", "O3")
 @conversion_options
 @library_option
 @format_option("inspection")
-@click.option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
+@option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
 def command(given: Given) -> None:
     """Show what is in MODEL, what each level would do, and why. Writes nothing.
 

@@ -3,17 +3,19 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 from click.core import ParameterSource
 
 from onnxamp._cli.common import (
     FILE,
+    Decorator,
     Given,
     LevelChoice,
     OutputPath,
     Words,
+    option,
     refused,
     to_opset,
     to_target,
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import Samples
     from onnxamp._runtime.session import Provider
 
-Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 FORMATS: Final = ("line", "table", "json")
 """How commands print what they report."""
 
@@ -47,21 +47,21 @@ def option_group(*options: Decorator) -> Decorator:
     """One decorator that adds several options, listed by ``--help`` in this order."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
+        for add in reversed(options):
+            function = add(function)
         return function
 
     return decorate
 
 
 result_options: Final = option_group(
-    click.option(
+    option(
         "-o",
         "--output",
         type=OutputPath(path_type=Path, readable=False),
         help="Where to write the result; FOLDER/ makes a folder for it [MODEL_fp16.onnx or MODEL_bf16.onnx].",
     ),
-    click.option("--in-place", is_flag=True, help="Let the result replace MODEL itself."),
+    option("--in-place", is_flag=True, help="Let the result replace MODEL itself."),
 )
 """The options that say where a converted model goes."""
 
@@ -123,8 +123,8 @@ def unlike_target(given: Given, target: str) -> list[str]:
 def cure_options(no_cure: str, more: str = "") -> Decorator:
     """The options that leave out the search for options that fix a failure, and that limit it."""
     return option_group(
-        click.option("--no-cure", is_flag=True, help=no_cure),
-        click.option(
+        option("--no-cure", is_flag=True, help=no_cure),
+        option(
             "--cure-time",
             metavar="SECONDS",
             type=click.FloatRange(0),
@@ -137,12 +137,12 @@ def cure_options(no_cure: str, more: str = "") -> Decorator:
 def judged_target_option(text: str) -> Decorator:
     """The option that says whose arithmetic counts."""
     metavar = COMMAND_LINE["target"].metavar
-    return click.option("--target", type=to_target, default="cuda", metavar=metavar, help=text)
+    return option("--target", type=to_target, default="cuda", metavar=metavar, help=text)
 
 
 def budget_option(default: int, text: str) -> Decorator:
     """The option that bounds memory, given in MB; ``default`` is in bytes."""
-    return click.option(
+    return option(
         "--budget",
         metavar="MB",
         type=click.IntRange(1),
@@ -154,7 +154,7 @@ def budget_option(default: int, text: str) -> Decorator:
 
 def level_option(text: str, levels: Iterable[str]) -> Decorator:
     """The option that names a level."""
-    return click.option("--level", type=LevelChoice(levels), default="O2", help=text)
+    return option("--level", type=LevelChoice(levels), default="O2", help=text)
 
 
 def _provider(text: str) -> "Provider | None":
@@ -162,7 +162,7 @@ def _provider(text: str) -> "Provider | None":
     return None if text.lower() == "auto" else text.lower()
 
 
-provider_option: Final = click.option(
+provider_option: Final = option(
     "--provider",
     default="auto",
     type=_provider,
@@ -173,7 +173,7 @@ provider_option: Final = click.option(
 """The option that says where models run."""
 
 
-library_option: Final = click.option(
+library_option: Final = option(
     "--custom-ops-library",
     "libraries",
     type=FILE,
@@ -197,7 +197,7 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
         if judges
         else ""
     )
-    samples = click.option(
+    samples = option(
         "--samples",
         type=click.IntRange(1),
         default=None if judges else count,
@@ -205,9 +205,9 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
         help=f"Number of random inputs{usual}.",
     )
     return option_group(
-        click.option("--inputs", type=FILE, metavar="PATH", help=inputs),
+        option("--inputs", type=FILE, metavar="PATH", help=inputs),
         *([samples] if count is not None else []),
-        click.option(
+        option(
             "--dim",
             "dims",
             metavar="NAME=N",
@@ -215,7 +215,7 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
             callback=_dims,
             help="Size of a dynamic dimension of random inputs, by name or INPUT[AXIS]. Repeatable.",
         ),
-        click.option(
+        option(
             "--seed",
             type=click.IntRange(0),
             default=0,
@@ -226,7 +226,7 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     )
 
 
-custom_ops_option: Final = click.option(
+custom_ops_option: Final = option(
     "--custom-ops", metavar=COMMAND_LINE["custom_ops"].metavar, help=COMMAND_LINE["custom_ops"].help
 )
 """The declaration of custom ops, for commands that do not convert."""
@@ -289,7 +289,7 @@ def check_dims(model: Model, given: Given) -> None:
 # --- what is written and printed ----------------------------------------------------------------------------------
 
 
-metric_option: Final = click.option(
+metric_option: Final = option(
     "--metric",
     type=click.Choice(get_args(DiffMetric)),
     default="auto",
@@ -309,7 +309,7 @@ def _accept(name: str) -> "Accept":
         return Accept.of(name)
 
 
-accept_option: Final = click.option(
+accept_option: Final = option(
     "--accept",
     metavar="PACKAGE:FUNCTION",
     type=_accept,
@@ -319,7 +319,7 @@ accept_option: Final = click.option(
 """The option that lets a function of the user judge outputs."""
 
 
-state_option: Final = click.option(
+state_option: Final = option(
     "--state",
     type=FILE,
     metavar="FILE",
@@ -330,7 +330,7 @@ state_option: Final = click.option(
 
 def format_option(what: str) -> Decorator:
     """The option that says how ``what`` is printed."""
-    return click.option(
+    return option(
         "--format",
         type=click.Choice(FORMATS),
         default="table",
@@ -346,14 +346,12 @@ def report_options(
     html: bool = False,
 ) -> Decorator:
     """Options that say how to print ``what``, or not at all, with ``details``, and with ``html`` as a page."""
-    page = click.option("--html", type=FILE, help=f"Write the {what} as one HTML page.")
+    page = option("--html", type=FILE, help=f"Write the {what} as one HTML page.")
     return option_group(
         *([page] if html else []),
         format_option(what),
-        click.option("-q", "--quiet", is_flag=True, help=silent),
-        click.option(
-            "-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."
-        ),
+        option("-q", "--quiet", is_flag=True, help=silent),
+        option("-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."),
     )
 
 
@@ -367,21 +365,21 @@ def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> No
 
 
 output_options: Final = option_group(
-    click.option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
-    click.option(
+    option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
+    option(
         "--external-data",
         type=click.Choice(["auto", "always", "never"]),
         default="auto",
         help="Whether to store weights in a data file beside the model.",
     ),
-    click.option(
+    option(
         "--shard-size",
         metavar="SIZE",
         type=_bytes,
         help="Split the data file into files of about this size (2GB, 500MB).",
     ),
     report_options("report", "verdict", html=True),
-    click.option(
+    option(
         "--preset",
         type=click.Choice([name for name, row in _PRESETS.items() if row["options"]]),
         is_eager=True,
@@ -391,7 +389,7 @@ output_options: Final = option_group(
         + _PRESETS["transformers.js"]["summary"]
         + ".",
     ),
-    click.option(
+    option(
         "--data-names",
         type=click.Choice(list(_PRESETS)),
         help="Whose names data files get: NAME.data of onnx, the default, or NAME_data of transformers.js.",
@@ -425,7 +423,7 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
         own = {"opset": to_opset, "target": to_target}
         kind = click.IntRange(1) if spelled.kind is int else spelled.kind
         form = {"type": own.get(name, kind), "default": None if default == () else default}
-    return click.option(spelled.flag, name, metavar=spelled.metavar, help=spelled.help, **form)
+    return option(spelled.flag, name, metavar=spelled.metavar, help=spelled.help, **form)
 
 
 conversion_options: Final = option_group(
@@ -449,14 +447,14 @@ def options_of(given: Given, level: str | None = None) -> Options:
 
 
 place_options: Final = option_group(
-    click.option(
+    option(
         "--jobs",
         metavar="N",
         type=click.IntRange(1),
         help="Worker processes, for models of a folder, samples and data files [a folder: one per core; else"
         " none].",
     ),
-    click.option(
+    option(
         "--cluster",
         metavar="local|ADDRESS",
         help="Let the worker processes be those of a Ray cluster; local starts one on this machine.",

@@ -13,8 +13,8 @@ from onnxamp._cli.common import (
     Given,
     LevelChoice,
     check_outputs,
-    files_of,
     new_command,
+    option,
     show,
 )
 from onnxamp._cli.options import (
@@ -77,68 +77,66 @@ def _manager(text: str) -> LossScaleManager | FromLevel | None:
 
 @new_command("train")
 @model_argument
-@click.option(
+@option(
     "--data",
     type=FILE,
     required=True,
     help="An .npz file: one array per input of MODEL and the labels, with samples along the first axis.",
 )
-@click.option("-o", "--output", type=FILE, required=True, help="Where to write the trained model.")
-@click.option(
+@option("-o", "--output", type=FILE, required=True, help="Where to write the trained model.")
+@option(
     "--loss",
     type=click.Choice([*LOSSES, _OWN_LOSS]),
     default="cross-entropy",
     help="The loss to minimize; 'model' if the first output of MODEL is the loss.",
 )
-@click.option(
+@option(
     "--label",
     default="label",
     metavar="NAME",
     help="Name of the labels in the data.",
 )
-@click.option(
-    "--of", metavar="OUTPUT", help="The output that the loss is computed from [the first]."
-)
-@click.option(
+@option("--of", metavar="OUTPUT", help="The output that the loss is computed from [the first].")
+@option(
     "--optimizer",
     type=click.Choice(list(OPTIMIZERS)),
     default="adamw",
     help="What updates the weights.",
 )
-@click.option("--lr", type=float, default=1e-3, help="Learning rate.")
-@click.option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
-@click.option("--clip-norm", type=float, help="Scale gradients down to this norm.")
-@click.option("--accumulate", type=int, default=1, help="Batches per update.")
-@click.option(
+@option("--lr", type=float, default=1e-3, help="Learning rate.")
+@option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
+@option("--clip-norm", type=float, help="Scale gradients down to this norm.")
+@option("--accumulate", type=int, default=1, help="Batches per update.")
+@option(
     "--weights",
     metavar="REGEX",
     multiple=True,
     help="Train only weights whose whole name matches. Repeatable.",
 )
 @level_option("Precision of the step.", LEVELS)
-@click.option(
+@option(
     "--dtype",
     type=click.Choice([*FORMATS]),
     default="float16",
     help="Low-precision type.",
 )
-@click.option(
+@option(
     "--keep-batchnorm-fp32/--no-keep-batchnorm-fp32",
     default=None,
     help="Whether normalisations stay float32 [as the level says].",
 )
-@click.option(
+@option(
     "--cast-model-type",
     type=click.Choice(["float32", *FORMATS]),
     help="Compute everything in this type, whatever the level says.",
 )
-@click.option(
+@option(
     "--boost-level",
     type=LevelChoice(BOOSTS),
     default="O0",
     help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).",
 )
-@click.option(
+@option(
     "--loss-scale",
     "scale",
     type=_manager,
@@ -150,15 +148,15 @@ def _manager(text: str) -> LossScaleManager | FromLevel | None:
 @provider_option
 @custom_ops_option
 @library_option
-@click.option("--epochs", type=click.IntRange(1), default=5, help="Passes over the data.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, help="Samples per step.")
-@click.option(
+@option("--epochs", type=click.IntRange(1), default=5, help="Passes over the data.")
+@option("--batch-size", type=click.IntRange(1), default=32, help="Samples per step.")
+@option(
     "--seed",
     type=click.IntRange(0),
     default=0,
     help="Seed of shuffling and dropout.",
 )
-@click.option(
+@option(
     "--checkpoint",
     type=FILE,
     help="Save the state to this file after each epoch; resume from it if it exists.",
@@ -175,7 +173,7 @@ def command(given: Given) -> None:
     Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
     """
     opened = Model.of(given.model)
-    check_outputs(given, [given.output, given.checkpoint], *files_of(opened))
+    check_outputs(given, [given.output, given.checkpoint], *opened.files)
     batches = Batches(read_npz(given.data), given.batch_size, given.seed)
     net = _network(opened, batches, given)
     confirm_sources()

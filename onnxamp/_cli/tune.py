@@ -11,8 +11,8 @@ from onnxamp._cli.common import (
     IN_FOLDER,
     Given,
     check_outputs,
-    files_of,
     new_command,
+    option,
     show,
     target_of,
     tell,
@@ -62,13 +62,13 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 @new_command("tune")
 @model_argument
 @result_options
-@click.option(
+@option(
     "--tolerance",
     type=float,
     default=1e-2,
     help="Largest error to accept; for snr, the smallest ratio in dB.",
 )
-@click.option(
+@option(
     "--metric",
     default="auto",
     metavar="NAME",
@@ -79,13 +79,13 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 @run_options(count=4)
 @place_options
 @conversion_options
-@click.option(
+@option(
     "--device",
     type=click.Choice([AUTO, *devices()]),
     default=AUTO,
     help="The device to estimate times for: auto is the target's, the GPU here, or an A100.",
 )
-@click.option(
+@option(
     "--runs",
     type=click.IntRange(1),
     default=SENSITIVITY_RUNS,
@@ -93,20 +93,20 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     f" {CANDIDATE_RUNS + 2} more.",
 )
 @state_option
-@click.option(
+@option(
     "--pick",
     type=click.IntRange(0),
     metavar="K",
     help="Write candidate K instead of the best one; with the --state of an earlier run, without searching again.",
 )
-@click.option(
+@option(
     "--times",
     type=click.Choice(TIMES),
     default=TIMES[0],
     help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
     " providers whole models are then timed, and decide what is written.",
 )
-@click.option(
+@option(
     "--search-time",
     metavar="SECONDS",
     type=click.FloatRange(0),
@@ -114,7 +114,7 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     help="Begin no further run after so long, and choose among what was found.",
 )
 @budget_option(BUDGET, "Memory for values and weights at a time.")
-@click.option(
+@option(
     "--allow-slower",
     is_flag=True,
     help="Choose as much low precision as possible, even if it is slower than float32.",
@@ -311,7 +311,7 @@ def _check(pipeline: Pipeline, folder: Path, given: Given) -> None:
             f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder."
         )
     saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
-    models = [file for member in pipeline.members for file in files_of(member.model)]
+    models = [file for member in pipeline.members for file in member.model.files]
     outputs = [*targets, *saved, given.html, given.state]
     check_outputs(given, outputs, given.model, *models)
 

@@ -3,15 +3,13 @@
 import shlex
 from dataclasses import replace
 
-import click
-
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import (
     FILE,
     Given,
     check_outputs,
-    files_of,
     new_command,
+    option,
     show,
     tell,
     write_page,
@@ -42,11 +40,11 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 
 @new_command("view")
 @model_argument
-@click.option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
+@option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
 @level_option("The level to show.", _LEVELS)
 @conversion_options
 @library_option
-@click.option(
+@option(
     "--plan",
     "plan_file",
     type=FILE,
@@ -73,7 +71,7 @@ def command(given: Given) -> None:
     page = given.output or model.with_suffix(".html")
     if page.is_dir():
         page /= f"{model.stem}.html"
-    check_outputs(given, [page], *files_of(opened))
+    check_outputs(given, [page], *opened.files)
     if plan is None:
         refuse_misspelt(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")

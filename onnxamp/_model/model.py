@@ -165,6 +165,11 @@ class Model(Asked):
             return StoredWeights(weight_bytes(self.proto), frozenset())
         return locate_weights(self.proto, self.folder, self.data)
 
+    @property
+    def files(self) -> list[Path]:
+        """Its file and those of its weights; none if it came as a proto."""
+        return [] if self.path is None else [self.path, *self.stock.files]
+
     def embedded(self) -> ModelProto:
         """The proto with all weights inside: itself where they are, else a copy."""
         if not has_external_data(self.proto) or self.folder is None:

@@ -36,15 +36,11 @@ def check_targets(members: Sequence[Member], folder: Path) -> None:
     Raises:
         ArgumentError: one would.
     """
-    read = {path.resolve() for member in members for path in _files_of(member.model)}
+    read = {path.resolve() for member in members for path in member.model.files}
     for member in members:
         if (folder / member.file).resolve() in read:
             text = f"{str(folder / member.file)!r} is a model of the pipeline: name another folder for the results."
             raise ArgumentError(text)
-
-
-def _files_of(model: Model) -> list[Path]:
-    return [] if model.path is None else [model.path, *model.stock.files]
 
 
 def write_pipeline(

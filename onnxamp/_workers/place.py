@@ -234,7 +234,16 @@ class Place:
         Raises:
             MissingPackageError: the package for clusters is not installed. RuntimeFailure: there is no cluster.
         """
-        with closing(self._opened(most, gpus, once)) as workers:
+        workers: Workers
+        if self.cluster is not None:
+            connect = optional("cluster", "--cluster needs").connect
+            workers = connect(self.cluster, self.jobs, most, gpus, once=once)
+        else:
+            cores = core_count()
+            wanted = self.jobs or cores
+            count = max(1, min(wanted, most or wanted))
+            workers = Processes(count, max(1, cores // count), once)
+        with closing(workers):
             yield workers
 
     @contextmanager
@@ -249,13 +258,3 @@ class Place:
             return
         with self.workers(items, gpus) as workers:
             yield workers
-
-    def _opened(self, most: int | None, gpus: int, once: bool) -> Workers:
-        if self.cluster is not None:
-            connect = optional("cluster", "--cluster needs").connect
-            workers: Workers = connect(self.cluster, self.jobs, most, gpus, once=once)
-            return workers
-        cores = core_count()
-        wanted = self.jobs or cores
-        count = max(1, min(wanted, most or wanted))
-        return Processes(count, max(1, cores // count), once)
