@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import cannot_read, reason_of
 from onnxamp._public import Shown
-from onnxamp._state.state import from_data
+from onnxamp._state.state import as_data, from_data
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class Plan(Shown):
         body = []
         for row in sorted(
             self.rows, key=lambda row: row.op in CONSTANTS
-        ):  # which follow from the others
+        ):  # they follow from others
             precision = self.dtype if row.low else "float32"
             body.append(
                 f"{keys[row.key]:<{width}}  {precision:<8}  {printable(row.op)}  {printable(row.why)}"
@@ -158,16 +158,14 @@ def make_plan(analysis: Analysis) -> Plan:
     verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
     for name, variable, verdict in zip(names, variables, verdicts, strict=True):
         op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
-        decided = op, verdict.low, verdict.reason.value, verdict.detail
-        rows.append(PlanRow(str(name), name.scope, name.node, name.param, name.rank, *decided))
-    hazards = tuple(
-        filter(None, (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards))
-    )
+        why = verdict.reason.value, verdict.detail
+        rows.append(PlanRow(str(name), *name, op, verdict.low, *why))
+    hazards = (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards)
     return Plan(
         options=analysis.options,
         opset=graph.book.opsets[""],
         rows=tuple(rows),
-        hazards=hazards,
+        hazards=tuple(filter(None, hazards)),
         casts=len(analysis.edits.casts),
         cost=analysis.decision.cost,
         warnings=analysis.pins.warnings,
@@ -186,19 +184,11 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan as JSON values, for :func:`plan_of`."""
-    return {
-        "format": FORMAT,
-        "options": plan.options.as_json(),
-        "opset": plan.opset,
-        "rows": [asdict(row) for row in plan.rows],
-        "hazards": [asdict(row) for row in plan.hazards],
-        "casts": plan.casts,
-        "cost": plan.cost,
-        "warnings": plan.warnings,
-    }
+    rest = {name: as_data(getattr(plan, name)) for name in _KEYS[2:]}
+    return {"format": FORMAT, "options": plan.options.as_json(), **rest}
 
 
-_KEYS: Final = ("format", "options", "opset", "rows", "hazards", "casts", "cost", "warnings")
+_KEYS: Final = ("format", *(item.name for item in fields(Plan)))
 """Keys of a plan."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import chain
+from typing import Final
 
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.estimate import time_on_target
@@ -344,21 +345,18 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
             before = {place for place in places if runs_on(place, old)}
             after = {place for place in places if runs_on(place, new)}
         else:
-            before = {
-                place for place in places if FLOAT in float_types(place, key, node.signature.since)
-            }
+            since = node.signature.since
+            before = {place for place in places if FLOAT in float_types(place, key, since)}
             after = {place for place in places if FLOAT in float_types(place, op, version)}
         lost = {device_of(place) for place in before - after}
-        if before and (
-            not after or any(device == CPU or target_of(device).builds for device in lost)
-        ):
-            where = (
-                f"{place.title} does not take it"
-                if place.builds
-                else "ONNX Runtime has no kernel for it"
-            )
-            return Obstacle(opset, node.label, key, f"{where} there")
+        is_needed = any(device == CPU or target_of(device).builds for device in lost)
+        if before and (not after or is_needed):
+            taker = f"{place.title} does not take it" if place.builds else _UNKNOWN
+            return Obstacle(opset, node.label, key, f"{taker} there")
     return None
+
+
+_UNKNOWN: Final = "ONNX Runtime has no kernel for it"
 
 
 def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
@@ -367,10 +365,8 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     for key, indices in graph.by_key.items():
         steps, signature = steps_of(key, current, opset), graph.nodes[indices[0]].signature
         op = steps[-1].op if steps else key
-        is_new = bool(steps) or (
-            signature is not None and signature.has_function
-        )  # whose body is of the new opset
-        newer = lookup("", op, opset) if is_new else None
+        has_body = signature is not None and signature.has_function  # which is of the new opset
+        newer = lookup("", op, opset) if steps or has_body else None
         if newer is None:
             continue
         for node in (graph.nodes[index] for index in indices):
@@ -383,7 +379,6 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
             bound = bind(node.signature, kinds[: len(node.inputs)])
             old, new = (Typed(one, bound, node.proto) for one in (node.signature, newer))
             if runs_on(target, old) and not runs_on(target, new):
-                return Obstacle(
-                    opset, node.label, key, f"{target} has no kernel for its types there"
-                )
+                why = f"{target} has no kernel for its types there"
+                return Obstacle(opset, node.label, key, why)
     return None

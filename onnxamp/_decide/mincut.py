@@ -6,7 +6,7 @@ scipy, to Dinic's algorithm. Of all optimal cuts, both return the one with the f
 still reaches in the residual graph), so results are deterministic and ties go to high.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,11 @@ class Network:
         if cost and low != high:
             self._arcs.append((low + 2, high + 2, cost))
 
+    def differ(self, one: int, other: int, cost: int) -> None:
+        """Charge ``cost`` if one question is low and the other is high."""
+        self.arc(one, other, cost)
+        self.arc(other, one, cost)
+
     def charge_low(self, question: int, cost: int) -> None:
         """Charge ``cost`` if the question is low; INFINITE pins it to high."""
         if cost:
@@ -58,11 +63,6 @@ class Network:
         """Charge ``cost`` if the question is high; INFINITE pins it to low."""
         if cost:
             self._arcs.append((_SOURCE, question + 2, cost))
-
-    def charge_all(self, when_low: Mapping[int, int], when_high: Mapping[int, int]) -> None:
-        """Charge many questions at once. No cost may be 0."""
-        self._arcs += [(question + 2, _SINK, cost) for question, cost in when_low.items()]
-        self._arcs += [(_SOURCE, question + 2, cost) for question, cost in when_high.items()]
 
     def solve(self, small: int = _SMALL) -> "Cut":
         """Find the cheapest cut.

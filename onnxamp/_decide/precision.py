@@ -132,12 +132,14 @@ class CutProblem:
 
     def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
-        network.charge_all(self.by_variable(prices.prices), self.by_variable(prices.gains))
+        for root, cost in self.by_variable(prices.prices).items():
+            network.charge_low(root, cost)
+        for root, cost in self.by_variable(prices.gains).items():
+            network.charge_high(root, cost)
         for pair, cost in prices.fusions.items():
             one, other = map(self.decides, pair)
             if min(one, other) >= 0:
-                network.arc(one, other, cost)
-                network.arc(other, one, cost)
+                network.differ(one, other, cost)
         for root in {self.decides(index) for index in prices.high} - self.bound_low:
             network.charge_low(root, INFINITE)
 
@@ -185,9 +187,8 @@ class CutProblem:
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
             cost = self.cast(node.inputs[0], node.scope) - 1
-            one, other = (self.ports.root(side) for side in sides.values())
-            self.network.arc(one, other, cost)
-            self.network.arc(other, one, cost)
+            one, other = map(self.ports.root, sides.values())
+            self.network.differ(one, other, cost)
 
     def widening_cast(self, node: Node) -> None:
         """An original Cast from float32 to double reads what arithmetic rounds, but is no reason to round more."""

@@ -349,14 +349,10 @@ def _readers(
     while waiting:
         index, port, turn = waiting.pop()
         node = graph.nodes[index]
-        if (
-            node.key in ("Transpose", "Identity")
-            and node.scope == 0
-            and not graph.results[node.outputs[0]]
-        ):
-            axes = (
-                (attribute(node.proto, "perm") or start[::-1]) if node.key == "Transpose" else start
-            )
+        is_passed = op_facts().passes_on.get(node.key) == "always"
+        is_moved = (is_passed or node.key == "Transpose") and node.scope == 0
+        if is_moved and not graph.results[node.outputs[0]]:
+            axes = start if is_passed else attribute(node.proto, "perm") or start[::-1]
             turned = tuple(turn[axis] for axis in axes)
             waiting += [(*use, turned) for use in graph.uses[node.outputs[0]]]
             continue

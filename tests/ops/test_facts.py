@@ -9,6 +9,7 @@ from importlib import resources
 import ml_dtypes
 import numpy as np
 import onnx.defs
+import onnx.reference
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
@@ -166,6 +167,58 @@ def test_ports_exist(table: str) -> None:
         signature = newest(op)
         assert signature is not None
         assert all(signature.input(port) is not None for port in ports), op
+
+
+def test_what_passes_on_says_when_and_can() -> None:
+    for op, how in op_facts().passes_on.items():
+        signature = newest(op)
+        assert signature is not None
+        assert how in ("always", "same type", "alone")
+        assert (signature.inputs[0].type == signature.outputs[0].type) == (how != "same type"), op
+        assert (signature.max_inputs > 1) == (how == "alone"), op
+    assert op_facts().relabels == {"Cast", "Identity"}
+
+
+def test_biases_are_optional_third_inputs() -> None:
+    for op in op_facts().biased:
+        signature = newest(op)
+        assert signature is not None
+        assert signature.min_inputs == 2 < len(signature.inputs), op
+        assert signature.inputs[2].type == signature.inputs[0].type, op
+
+
+def test_reductions_along_axes_can_keep_their_dimensions() -> None:
+    reducing = {op for op in facts() if op.startswith("Reduce")}
+    assert op_facts().reduces_axes == reducing
+    assert op_facts().reductions <= reducing | {"GlobalAveragePool"}
+    for op in reducing:
+        signature = newest(op)
+        assert signature is not None
+        assert "keepdims" in (signature.attributes or {}), op
+
+
+@pytest.mark.parametrize("op", op_facts().commutative)
+def test_ops_that_commute_do(op: str) -> None:
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, ["a", "b"], ["y"])],
+            op,
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "ab"],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+        )
+    )
+    a, b = np.float32([1, -2, 0.5, 3e30]), np.float32([3, 7, -0.0, 2])
+    run = onnx.reference.ReferenceEvaluator(model).run
+    np.testing.assert_array_equal(run(None, {"a": a, "b": b})[0], run(None, {"a": b, "b": a})[0])
+
+
+def test_regions_are_inputs() -> None:
+    for op, region in op_facts().region.items():
+        domain, _, name = op.rpartition("::")
+        signature = lookup(domain, name, region["since"])
+        assert signature is not None
+        assert signature.since == region["since"]
+        assert signature.inputs[region["input"]].name == "roi"
 
 
 @needs_known_runtime
