@@ -80,9 +80,8 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
         console.width = _ENDLESS
     with console.capture() as capture:
         console.print(_Shown(report, verbose, whole, brief, has_steps=True), crop=False)
-    console.file.write(
-        capture.get()
-    )  # a pipe that nobody reads is an error, which rich would not raise
+    # A pipe that nobody reads is an error, which rich would not raise.
+    console.file.write(capture.get())
     console.file.flush()  # errors follow on standard error
 
 
