@@ -20,8 +20,9 @@ from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of, target_table
-from onnxamp._target.kernels import Typed, carries, fails, has_kernel, kernel_table, runs_on
+from onnxamp._target.kernels import Kernel, Typed, carries, fails, has_kernel, kernel_table, runs_on
 from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
@@ -30,49 +31,35 @@ def home(target: str) -> str:
     return device_of(target).upper()
 
 
-def advice(target: str, node: Node, bound: Mapping[str, str], refused: str | None) -> str:
+def advice(target: str, typing: "Typing", refused: str | None) -> str:
     """How to bring a node back to the target's provider."""
-    signature = node.signature
-    assert signature is not None
     if refused is not None:
         return "If it costs too much, export it another way: no precision brings it back."
-    rows = kernel_table(target).get(node.key, ()) if device_of(target) != CPU else ()
-    raised = in_float32(bound)
-    if any(kernel.takes(signature, raised) for kernel in rows):
-        return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
-    older = [
-        kernel for kernel in rows if kernel.since < signature.since and _admits(kernel.types, bound)
-    ]
-    if older:
-        version = signature.since - 1
-        return f"{home(target)} has a kernel for older versions of the op: export with opset {version} or lower."
     if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
+    rows, since = typing.kernels(target), typing.signature.since
+    if any(kernel.takes(typing.signature, in_float32(typing.bound)) for kernel in rows):
+        return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
+    if any(kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows):
+        return f"{home(target)} has a kernel for older versions of the op: export with opset {since - 1} or lower."
     return "It falls back in every precision: if it costs too much, replace the op."
 
 
-def cure(target: str, node: Node, bound: Mapping[str, str]) -> str:
+def cure(target: str, typing: "Typing") -> str:
     """What to do about a node without a kernel."""
-    signature = node.signature
-    assert signature is not None
-    raised = in_float32(bound)
-    providers = dict.fromkeys((target, cpu_of(target)))
-    if any(
-        k.takes(signature, raised) for p in providers for k in kernel_table(p).get(node.key, ())
-    ):
-        also = (
-            " or use float16" if any(BFLOAT16.tensor in found for found in bound.values()) else ""
-        )
-        return f"Keep it float32 (--keep-fp32 NAME){also}."
-    newer = [
-        k.since
-        for p in providers
-        for k in kernel_table(p).get(node.key, ())
-        if k.since > signature.since
-    ]
-    if newer:
+    signature, raised = typing.signature, in_float32(typing.bound)
+    rows = [row for place in _providers(target) for row in typing.kernels(place)]
+    if any(row.takes(signature, raised) for row in rows):
+        is_wide = any(BFLOAT16.tensor in found for found in typing.bound.values())
+        return f"Keep it float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
+    if newer := [row.since for row in rows if row.since > signature.since]:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
     return "Replace the op, or register your own kernels for it."
+
+
+def _providers(target: str) -> tuple[str, ...]:
+    """Where ONNX Runtime looks for a kernel, in this order."""
+    return tuple(dict.fromkeys((target, cpu_of(target))))
 
 
 def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
@@ -200,10 +187,6 @@ def _unbuilt(text: str, action: str) -> Place:
     return Place(NONE, "error", "kernel", text, action)
 
 
-def _on_cpu(text: str, action: str) -> Place:
-    return Place("CPU", "warning", "fallback", text, action)
-
-
 def place_nodes(
     graph: Graph, shapes: Sequence[Shape | None], volumes: Sized, target: str, broken: set[str]
 ) -> tuple[Sequence[str], Sequence[Finding]]:
@@ -242,15 +225,36 @@ class Typing(NamedTuple):
     """A node that stands for all of its kind and types.
 
     Attributes:
+        signature: that of its op.
         bound: type parameter -> type.
         flowing: the types of its inputs and outputs.
         wrapped: whether it reads float16: without a kernel it runs in float32 between Casts.
     """
 
     node: Node
+    signature: Signature
     bound: Mapping[str, str]
     flowing: frozenset[str]
     wrapped: bool
+
+    @property
+    def precision(self) -> str:
+        """The element types at the node, floats first: "float16" or "float16 with int64"."""
+        names = {readable_types(name) for name in self.flowing}
+        ordered = sorted(names, key=lambda name: ("float" not in name, name))
+        return " with ".join(ordered) or "no types known"
+
+    def kernels(self, target: str) -> Sequence[Kernel]:
+        """The kernels of a target for the op, of any version and types."""
+        return kernel_table(target).get(self.node.key, ())
+
+    def typed(self, bound: Mapping[str, str]) -> Typed:
+        """The node with these types, as targets are asked about it."""
+        return Typed(self.signature, bound, self.node.proto)
+
+    def runs_on(self, target: str, bound: Mapping[str, str]) -> bool:
+        """Whether a target runs the op with these types."""
+        return runs_on(target, self.typed(bound))
 
 
 def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[object, Typing]]:
@@ -270,7 +274,11 @@ def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[obje
         )
         keys.append((_typing(target, node, bound), wrapped))
         if keys[-1] not in examples:
-            examples[keys[-1]] = Typing(node, bound, frozenset(_io_types(graph, node)), wrapped)
+            kinds = (
+                graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT
+            )
+            flowing = frozenset(kind for kind in kinds if kind is not None)
+            examples[keys[-1]] = Typing(node, node.signature, bound, flowing, wrapped)
     return keys, examples
 
 
@@ -301,11 +309,6 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
     ]
 
 
-def _io_types(graph: Graph, node: Node) -> set[str]:
-    kinds = (graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT)
-    return {kind for kind in kinds if kind is not None}
-
-
 def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
     """What decides where a node runs.
 
@@ -321,114 +324,91 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
-def place(target: str, example: Typing) -> Place:  # noqa: PLR0911
+def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
     """Where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
-    node, bound, flowing = example.node, example.bound, example.flowing
-    signature, key = node.signature, node.key
-    assert signature is not None
+    if typing.node.key in op_facts().control_flow:
+        return _control_flow(target, typing)
     if target_of(target).builds:
-        return _in_engine(target, node, bound, flowing)
-    if key in op_facts().control_flow:
-        return _control_flow(target, node, flowing)
-    providers = tuple(dict.fromkeys((target, cpu_of(target))))
+        return _in_engine(target, typing)
+    node, signature, bound, _, wrapped = typing
     version = f", ONNX Runtime {version_of(target)}" if version_of(target) else ""
-    at, typed = (
-        f"op version {signature.since}, {_precision(flowing)}{version}",
-        Typed(signature, bound, node.proto),
-    )
-    refused = None if fails(target, typed) else kernel_limit(device_of(target), node.proto, bound)
-    for provider in providers if refused is None else (cpu_of(target),):
-        failing = fails(provider, typed)
+    at = f"op version {signature.since}, {typing.precision}{version}"
+    refused = None
+    if not fails(target, typing.typed(bound)):
+        refused = kernel_limit(device_of(target), node.proto, bound)
+    for provider in _providers(target if refused is None else cpu_of(target)):
+        failing = fails(provider, typing.typed(bound))
         if failing is not None:
             text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
-            return Place(home(provider), "error", "kernel", text, cure(target, node, bound))
-        if has_kernel(provider, typed):
-            return _runs(
-                provider=provider, target=target, node=node, bound=bound, at=at, refused=refused
+            return Place(home(provider), "error", "kernel", text, cure(target, typing))
+        if has_kernel(provider, typing.typed(bound)):
+            return (
+                Place(home(provider)) if provider == target else _left(target, typing, at, refused)
             )
-    has_body = signature.has_function and any(runs_on(provider, typed) for provider in providers)
+    has_body = signature.has_function and any(
+        typing.runs_on(provider, bound) for provider in _providers(target)
+    )
     if has_body or signature.declared:
         return Place(home(target))
     raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
-    if example.wrapped and has_kernel(cpu_of(target), typed._replace(bound=raised)):
-        text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
-        if refused is not None:
-            text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
-        if device_of(target) == CPU:
-            text = f"no float16 kernel ({at}): runs in float32, between Casts"
-        return _on_cpu(text, advice(target, node, raised, refused))
+    if wrapped and has_kernel(cpu_of(target), typing.typed(raised)):
+        return _between_casts(target, typing._replace(bound=raised), at, refused)
     if signature.has_function:
         text = f"no kernel ({at}), and perhaps none for some node of its function body"
-        return Place(
-            "", "warning", "kernel", text, "Load the model once to see, or keep the op in float32."
-        )
-    where = " or ".join(map(home, providers))
+        action = "Load the model once to see, or keep the op in float32."
+        return Place("", "warning", "kernel", text, action)
+    where = " or ".join(map(home, _providers(target)))
     text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
-    return _unbuilt(text, cure(target, node, bound))
+    return _unbuilt(text, cure(target, typing))
 
 
-def _runs(
-    provider: str, target: str, node: Node, bound: Mapping[str, str], at: str, refused: str | None
-) -> Place:
-    if provider == target:
-        return Place(home(provider))
+def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
+    """The CPU, where its kernel takes the types as they are."""
     text = f"no kernel on {home(target)} ({at}): runs on CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
-    return _on_cpu(text, advice(target, node, bound, refused))
+    return Place("CPU", "warning", "fallback", text, advice(target, typing, refused))
 
 
-def _in_engine(target: str, node: Node, bound: Mapping[str, str], flowing: frozenset[str]) -> Place:
+def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
+    """The CPU, where it runs in float32."""
+    text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
+    if refused is not None:
+        text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
+    if device_of(target) == CPU:
+        text = f"no float16 kernel ({at}): runs in float32, between Casts"
+    return Place("CPU", "warning", "fallback", text, advice(target, typing, refused))
+
+
+def _in_engine(target: str, typing: Typing) -> Place:
     """Whether a builder takes the node, since it builds all nodes or nothing."""
-    assert node.signature is not None
-    if node.key in op_facts().control_flow:
-        return _control_flow(target, node, flowing)
-    typed = Typed(node.signature, bound, node.proto)
-    if node.signature.declared or runs_on(target, typed):
+    signature, bound, raised = typing.signature, typing.bound, in_float32(typing.bound)
+    if signature.declared or typing.runs_on(target, bound):
         return Place(home(target))
-    refused = kernel_limit(target, node.proto, bound)
+    refused = kernel_limit(target, typing.node.proto, bound)
     because = f" ({refused})" if refused else ""
-    text = (
-        f"it is refused with these types ({_precision(flowing)}){because}: no engine will be built"
-    )
-    raised = in_float32(bound)
-    if raised != bound and runs_on(target, typed._replace(bound=raised)):
-        return _unbuilt(
-            text,
-            f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.",
+    text = f"it is refused with these types ({typing.precision}){because}: no engine will be built"
+    if raised != bound and typing.runs_on(target, raised):
+        return _unbuilt(text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.")
+    if not any(row.covers(signature.since) for row in typing.kernels(target)):
+        text = (
+            f"it is taken in no precision (op version {signature.since}): no engine will be built"
         )
-    if not any(row.covers(node.signature.since) for row in kernel_table(target).get(node.key, ())):
-        text = f"it is taken in no precision (op version {node.signature.since}): no engine will be built"
     return _unbuilt(text, "Replace the op, or load a plugin that has it.")
 
 
-def _control_flow(target: str, node: Node, flowing: frozenset[str]) -> Place:
+def _control_flow(target: str, typing: Typing) -> Place:
     """Control flow runs where its kernel is; the nodes of its subgraphs run where theirs are."""
-    assert node.signature is not None
+    node, signature = typing.node, typing.signature
     for low in FORMATS.values():
-        held = [name for name in flowing if low.tensor in name]
-        for name in held:
-            if not carries(target, node.key, node.signature, name):
-                text = f"no kernel of opset {node.signature.since} passes on {low.name} values: the model will not load"
-                return _unbuilt(
-                    text,
-                    "Keep what it passes on in float32, or use float16.",
-                )
-    for provider in dict.fromkeys((target, cpu_of(target))):
-        if any(
-            kernel.covers(node.signature.since)
-            for kernel in kernel_table(provider).get(node.key, ())
-        ):
+        held = (name for name in typing.flowing if low.tensor in name)
+        if not all(carries(target, node.key, signature, name) for name in held):
+            text = f"no kernel of opset {signature.since} passes on {low.name} values: the model will not load"
+            return _unbuilt(text, "Keep what it passes on in float32, or use float16.")
+    for provider in _providers(target):
+        if any(kernel.covers(signature.since) for kernel in typing.kernels(provider)):
             return Place(home(provider))
     return Place("")
-
-
-def _precision(flowing: frozenset[str]) -> str:
-    """The element types at a node, floats first: "float16" or "float16 with int64"."""
-    names = sorted(
-        {readable_types(name) for name in flowing}, key=lambda name: ("float" not in name, name)
-    )
-    return " with ".join(names) if names else "no types known"
 
 
 def _folded(view: View) -> set[int]:

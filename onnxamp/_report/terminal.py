@@ -80,10 +80,8 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
         console.width = _ENDLESS
     with console.capture() as capture:
         console.print(_Shown(report, verbose, whole, brief, has_steps=True), crop=False)
-    lines = capture.get().splitlines()
-    if not console.is_terminal:
-        lines = [line.rstrip() for line in lines]
-    console.file.write("\n".join([*lines, ""]))
+    # A pipe that nobody reads is an error, which rich would not raise.
+    console.file.write(capture.get())
     console.file.flush()  # errors follow on standard error
 
 
@@ -128,16 +126,20 @@ class _Shown:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report, width = self.report, options.max_width
         shown = Group(*(_brief(report, width) if self.brief else self._all(width)))
-        segments = list(console.render(shown, options))
-        is_long = sum(segment.text.count("\n") for segment in segments) > _SCREEN
+        lines = list(Segment.split_lines(console.render(shown, options)))
         last: list[RenderableType] = []
-        if report.verdict is not None and is_long and not self.brief:
+        if report.verdict is not None and len(lines) > _SCREEN and not self.brief:
             last = [Text(), _summary(report, width)]
         is_fine = report.verdict is None or report.verdict.status is Status.PASSED
         if self.has_steps and not (self.brief and is_fine):
             last += _steps(report.steps)
-        for text, style, control in (*segments, *console.render(Group(*last), options)):
-            yield Segment(text.translate(_SHOWN), style, control)
+        for line in (*lines, *Segment.split_lines(console.render(Group(*last), options))):
+            while line and not line[-1].text.strip():
+                line.pop()
+            for number, (text, style, control) in enumerate(line, 1):
+                told = text.translate(_SHOWN)
+                yield Segment(told.rstrip() if number == len(line) else told, style, control)
+            yield Segment.line()
 
     def _all(self, width: int) -> Iterator[RenderableType]:
         report = self.report

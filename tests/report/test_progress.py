@@ -27,7 +27,7 @@ def test_what_takes_little_time_says_nothing(capsys: pytest.CaptureFixture[str])
 
 def test_between_two_models_of_a_folder_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    monkeypatch.setattr(progress, "_lines", partial(nullcontext, lambda *step: written.append(step[0])))
+    monkeypatch.setattr(progress, "_shown", partial(nullcontext, lambda *step: written.append(step[0])))
     with progress_bar() as told:
         told(FolderProgress(1, 3, ("a/one", "two"), None))
         told(FolderProgress(2, 3, (), Row("two")))
