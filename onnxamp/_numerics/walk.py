@@ -18,7 +18,7 @@ from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import Piece, Runner, Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.values import Feeds, check_inputs
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -360,6 +360,16 @@ class SideBySide:
     paired: Callable[[Flow, Flow], Pairing] = pair
     """Which values are compared."""
     _walk: Walk | None = None
+
+    def prepare(self, sample: Feeds) -> None:
+        """Prepare both models for a sample that was not checked.
+
+        Raises:
+            ArgumentError: it does not fit the reference. Others as :meth:`Executable.prepare`.
+        """
+        feeds = check_inputs(self.reference.model.proto, sample)
+        self.reference.prepare(feeds)
+        self.result.prepare(feeds)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
         """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""

@@ -43,7 +43,6 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner, start
-from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.values import Feeds, check_inputs, to_value
 from onnxamp._workers.executor import Memory
 
@@ -382,13 +381,7 @@ class EngineProbe(Probe[CheckedSample]):
     def open(self, memory: Memory) -> Opened[CheckedSample]:
         """As :meth:`Probe.open`."""
         walk = self.side_by_side(memory)
-
-        def prepare(sample: Sample) -> None:
-            feeds = check_inputs(walk.result.model.proto, sample)
-            walk.reference.prepare(feeds)
-            walk.result.prepare(feeds)
-
-        return Opened(prepare, one_by_one(lambda item: _on_engine(walk, item)))
+        return Opened(walk.prepare, one_by_one(lambda item: _on_engine(walk, item)))
 
 
 def _replayed(reference: Flow, result: Flow) -> Pairing:
