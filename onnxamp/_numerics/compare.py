@@ -252,12 +252,7 @@ def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
 _WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
 _COUNTS: Final = (
     "size",
-    "reference_nan",
-    "result_nan",
-    "reference_inf",
-    "result_inf",
-    "reference_zero",
-    "result_zero",
+    *(f"{side}_{kind}" for side in ("reference", "result") for kind in ("nan", "inf", "zero")),
     "vanished",
 )
 _SHARES: Final = ("argmax_agreement", "top5_agreement")
