@@ -194,9 +194,20 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.owner
 
 
-TYPES: Final = (
-    "float16 float32 float64 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
-)
+TYPES: Final = [
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
 """Names that onnxruntime-web and NumPy give to types."""
 
 
