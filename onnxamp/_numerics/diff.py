@@ -285,11 +285,6 @@ class Comparison:
                 report = replace(report, notes=(*report.notes, text))
         return replace(report, inputs=self.run.samples.summary, samples=self.run.samples.taken)
 
-    @property
-    def _sums_low(self) -> bool:
-        """Whether float16 is summed up in float16, by the engine or in its emulation."""
-        return self.engine.arithmetic is not None or sums_low(self.engine.provider)
-
     def _depends_on(self, other: Executable) -> Facts:
         """Return what the measurements depend on."""
         one, accept, arithmetic = self.reference, self.limits.accept, self.engine.arithmetic
@@ -318,7 +313,8 @@ class Comparison:
             inputs=samples.description,
             samples=samples.taken,
             lowest="float32",
-            drawn=samples.made_up and self._sums_low,
+            drawn=samples.made_up
+            and (self.engine.arithmetic is not None or sums_low(self.engine.provider)),
         )
         tally = _Tally(self.limits.accept)
         what = "layers of sample" if probe.layers else "sample"

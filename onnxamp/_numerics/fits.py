@@ -24,6 +24,8 @@ _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
 """What is asked: may all be float16, with exponents where it takes them?"""
 
 _TYPES: Final = frozenset({"float32", "float16"})
+_FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
+"""Faults of values that leave the range."""
 
 
 def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
@@ -38,7 +40,8 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         run: how it was checked.
     """
     if not any(
-        row.dtype in _TYPES and _leaves_range(row.measured.reference_max, row.fault)
+        row.dtype in _TYPES
+        and (row.measured.reference_max > FLOAT16.max_finite or row.fault in _FAULTS)
         for row in found.values
     ):
         return None
@@ -57,10 +60,6 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         return None
     tried = again is not None and again.first_bad is None and again.skipped is None
     return RangeFit(rows, tried=tried, made_up=run.samples.made_up)
-
-
-def _leaves_range(largest: float, fault: str | None) -> bool:
-    return largest > FLOAT16.max_finite or fault in ("NaN", "Inf", "saturated")
 
 
 def _out_of_range(

@@ -127,7 +127,11 @@ class TwoModels(SideBySide):
             detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)),
             tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
-            mismatches=tuple(_mismatches(walked)),
+            mismatches=tuple(
+                f"Output {name!r}: {text}"
+                for name, value in walked.reference.items()
+                for text in _differences(value, walked.result[name])
+            ),
             rejected=rejected,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
         )
@@ -347,13 +351,8 @@ def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
     )
 
 
-def _mismatches(walked: Walked) -> Iterator[str]:
-    """Differences between sequences, maps and optionals as such; their elements are compared one by one."""
-    for name, value in walked.reference.items():
-        yield from (f"Output {name!r}: {text}" for text in _differences(value, walked.result[name]))
-
-
 def _differences(reference: Any, result: Any) -> list[str]:
+    """What differs between sequences, maps and optionals as such; their elements are compared one by one."""
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]

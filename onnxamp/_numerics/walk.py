@@ -70,7 +70,7 @@ def pair(reference: Flow, result: Flow) -> Pairing:
     shared = {
         name: _replay(reference, result, name)
         for name in made
-        if _is_measurable(reference, result, name)
+        if MEASURABLE.issuperset({reference.types.get(name), result.types.get(name)} - {None})
     }
     replaceable = frozenset(name for name in made if _can_replace(reference, result, name))
     return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
@@ -81,14 +81,6 @@ def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
     one, other = reference.exponents, result.exponents
     differences = {name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)}
     return {name: exponent for name, exponent in differences.items() if exponent}
-
-
-def _is_measurable(reference: Flow, result: Flow, name: str) -> bool:
-    """Whether both values are tensors of numbers, as far as types are known."""
-    return all(
-        kind is None or kind in MEASURABLE
-        for kind in (reference.types.get(name), result.types.get(name))
-    )
 
 
 def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:

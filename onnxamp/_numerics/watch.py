@@ -35,7 +35,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._numerics.walk import SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Executable, Progress
@@ -373,7 +373,9 @@ class EngineProbe(Probe[CheckedSample]):
             exact = Model(without_rounding(model.embedded()))
             reference = Executable(exact, self.engine.reference, budget=self.budget)
             return SideBySide(
-                reference, Executable(model, self.engine, budget=self.budget), _replayed
+                reference,
+                Executable(model, self.engine, budget=self.budget),
+                lambda *flows: pair(*flows)._replace(accumulated=False),
             )
 
         return remembered(memory, _CHECKED, self.key, opened)
@@ -382,10 +384,6 @@ class EngineProbe(Probe[CheckedSample]):
         """As :meth:`Probe.open`."""
         walk = self.side_by_side(memory)
         return Opened(walk.prepare, one_by_one(lambda item: _on_engine(walk, item)))
-
-
-def _replayed(reference: Flow, result: Flow) -> Pairing:
-    return pair(reference, result)._replace(accumulated=False)
 
 
 def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
