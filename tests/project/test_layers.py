@@ -113,6 +113,13 @@ def test_decisions_run_no_model() -> None:
     assert found == []
 
 
+def test_the_browser_is_reached_by_one_module() -> None:
+    """It is optional, and loaded where somebody asks for it."""
+    room_of_it = "onnxamp._runtime.browser"
+    reached = {name for name, found in all_imports().items() if any(one.startswith(room_of_it) for one in found)}
+    assert {name for name in reached if not name.startswith(room_of_it)} == {"onnxamp._runtime.session"}
+
+
 def test_only_public_modules_have_public_names() -> None:
     modules = {module for module in FILES if not any(part.startswith("_") for part in module.split("."))}
     assert modules == {*PUBLIC, *THEIRS}
