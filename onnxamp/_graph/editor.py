@@ -204,9 +204,10 @@ class GraphEditor:
         first = self.view.scopes[scope].nodes.start
         undeclared = self._undeclared.get(scope, set())
         undeclared |= {name for index in removed for name in graph.node[index - first].output}
-        undeclared -= {
-            name for nodes in inserted.values() for node in nodes for name in node.output
-        }
+        if undeclared:
+            undeclared -= {
+                name for nodes in inserted.values() for node in nodes for name in node.output
+            }
         if inserted or removed:
             kept = list(self._in_order(scope, graph))
             rebuilt = GraphProto()

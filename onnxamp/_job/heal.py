@@ -21,9 +21,9 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.fits import NO_ISLANDS
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._numerics.whole import NO_ISLANDS
 from onnxamp._ops.profiles import computes_low
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options

@@ -18,10 +18,10 @@ from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.fits import as_float16
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import DiffReport
-from onnxamp._numerics.whole import as_float16
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import TOLERANCE, Level

@@ -26,13 +26,13 @@ from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
-from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
+from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import StateLike, fingerprint, opened
+from onnxamp._state.state import StateLike, opened
 from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
 
@@ -150,12 +150,7 @@ class Check:
         if run.state is None:
             return None
         options = run.engine.name(), sorted(self.keep), run.budget, active_libraries()
-        facts = {
-            "the model": model_print(self.model),
-            "the first input": sample_print(samples, 0),
-            "the options": fingerprint(repr(options)),
-            "the version of onnxamp or ONNX Runtime": versions(),
-        }
+        facts = print_facts({"the model": self.model}, samples, *options)
         return KeptSamples(run.state.part("check", facts), samples, CheckedSample)
 
     def report(self, kept: KeptSamples[CheckedSample] | None = None) -> RunCheck:

@@ -112,7 +112,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
             _top_agreement(a, b, 1),
             _top_agreement(a, b, 5),
         )
-    if _is_float(reference) and not _is_text(result):
+    is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
+    if is_float and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b)
     facts |= _measures(a, b, errors)
     facts["differing"] = float(np.count_nonzero(errors)) / errors.size
@@ -128,10 +129,6 @@ def _is_text(x: Array) -> bool:
 
 def _dtype_name(x: Array) -> str:
     return "string" if _is_text(x) else str(x.dtype)
-
-
-def _is_float(x: Array) -> bool:
-    return x.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
 
 
 def _scalar(x: Any) -> float | str:
@@ -252,12 +249,7 @@ def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
 _WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
 _COUNTS: Final = (
     "size",
-    "reference_nan",
-    "result_nan",
-    "reference_inf",
-    "result_inf",
-    "reference_zero",
-    "result_zero",
+    *(f"{side}_{kind}" for side in ("reference", "result") for kind in ("nan", "inf", "zero")),
     "vanished",
 )
 _SHARES: Final = ("argmax_agreement", "top5_agreement")

@@ -137,7 +137,8 @@ def cure_conversion(
     )
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed
-    rounded = _rounded(report.layers) if report is not None else 0
+    rows = report.layers if report is not None else ()
+    rounded = sum(row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows)
     step = 1
     while (
         report is not None and not report.passed and search.trials < TRIALS and not search.is_late
@@ -242,10 +243,6 @@ def other_ways(target: str, dtype: str) -> str:
 def node_count(nodes: Sized) -> str:
     """Their number in words."""
     return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-
-
-def _rounded(rows: Sequence[LayerDiff]) -> int:
-    return sum(row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows)
 
 
 def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str]:

@@ -40,13 +40,13 @@ from onnxamp._options.levels import DiffMetric
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of
-from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
+from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Facts, Part, StateLike, fingerprint, opened
+from onnxamp._state.state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Memory
 from onnxamp._workers.place import Place
@@ -262,7 +262,18 @@ class Comparison:
         other = result_on(self.engine, result, self.reference, whole=self.whole)
         state = self.run.state
         part = None if state is None else state.part("comparison", self._depends_on(other))
-        probe = self._probe(other, layers=bool(layers))
+        probe = DiffProbe(
+            key=self._key,
+            reference=SentModel.of(self.reference.model),
+            result=SentModel.of(result),
+            is_converted=other.origin is not None,
+            engine=self.engine,
+            whole=self.whole,
+            budget=self.reference.budget,
+            selected=self.selected,
+            accept=self.limits.accept,
+            layers=bool(layers),
+        )
         memory = {REFERENCE: (probe.key, self.reference), RESULT: (probe.result_key, other)}
         report = self._compared(probe, activity, part, memory)
         if layers is None and not report.passed and report.outputs and self.engine.runs_pieces:
@@ -275,15 +286,12 @@ class Comparison:
                 report = replace(report, notes=(*report.notes, text))
         return replace(report, inputs=self.run.samples.summary, samples=self.run.samples.taken)
 
-    @property
-    def _sums_low(self) -> bool:
-        """Whether float16 is summed up in float16, by the engine or in its emulation."""
-        return self.engine.arithmetic is not None or sums_low(self.engine.provider)
-
     def _depends_on(self, other: Executable) -> Facts:
         """Return what the measurements depend on."""
         one, accept, arithmetic = self.reference, self.limits.accept, self.engine.arithmetic
-        options = (
+        facts = print_facts(
+            {"the reference": one.model, "the result": other.model},
+            self.run.samples,
             self.engine.name(),
             self.whole,
             one.budget,
@@ -292,28 +300,7 @@ class Comparison:
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
         )
-        return {
-            "the reference": model_print(one.model),
-            "the result": model_print(other.model),
-            "the first input": sample_print(self.run.samples, 0),
-            "the options": fingerprint(repr(options)),
-            "the function that accepts": accept.print if accept is not None else "",
-            "the version of onnxamp or ONNX Runtime": versions(),
-        }
-
-    def _probe(self, other: Executable, *, layers: bool) -> DiffProbe:
-        return DiffProbe(
-            key=self._key,
-            reference=SentModel.of(self.reference.model),
-            result=SentModel.of(other.model),
-            is_converted=other.origin is not None,
-            engine=self.engine,
-            whole=self.whole,
-            budget=self.reference.budget,
-            selected=self.selected,
-            accept=self.limits.accept,
-            layers=layers,
-        )
+        return facts | {"the function that accepts": accept.print if accept is not None else ""}
 
     def _compared(
         self, probe: DiffProbe, activity: str, part: Part | None, memory: Memory, until: float = inf
@@ -327,7 +314,8 @@ class Comparison:
             inputs=samples.description,
             samples=samples.taken,
             lowest="float32",
-            drawn=samples.made_up and self._sums_low,
+            drawn=samples.made_up
+            and (self.engine.arithmetic is not None or sums_low(self.engine.provider)),
         )
         tally = _Tally(self.limits.accept)
         what = "layers of sample" if probe.layers else "sample"

@@ -236,7 +236,12 @@ class Limits:
         if not chosen:
             are_labels = not diff.is_float and diff.differing < diff.rel_l2
             chosen = {"differing" if are_labels else "rel_l2": tolerance}
-        return [_judgement(diff, metric, limit) for metric, limit in chosen.items()]
+        judgements = []
+        for metric, limit in chosen.items():
+            found = float(getattr(diff, metric))
+            passed = found <= limit if metric in AT_MOST else found >= limit
+            judgements.append(Judgement(diff.name, metric, found, limit, passed))
+        return judgements
 
     def _given(self, diff: TensorDiff) -> dict[str, float]:
         """The limits of an output, by metric."""
@@ -251,13 +256,6 @@ class Limits:
             if limit is not None and getattr(diff, metric) is not None:
                 chosen[metric] = limit
         return chosen
-
-
-def _judgement(diff: TensorDiff, metric: str, limit: float) -> Judgement:
-    number = float(getattr(diff, metric))
-    return Judgement(
-        diff.name, metric, number, limit, number <= limit if metric in AT_MOST else number >= limit
-    )
 
 
 def make_limits(limits: Mapping[str, LimitLike]) -> Limits:

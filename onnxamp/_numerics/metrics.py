@@ -341,7 +341,7 @@ FLOATS: Final = LOW_TENSORS | {FLOAT}
 
 MEASURABLE: Final = FLOATS | {
     f"tensor({name})"
-    for name in (
+    for name in [
         "double",
         "bool",
         "int8",
@@ -352,7 +352,7 @@ MEASURABLE: Final = FLOATS | {
         "uint16",
         "uint32",
         "uint64",
-    )
+    ]
 }
 """Types of values that can be measured: those that Reshape, Slice and Cast take."""
 

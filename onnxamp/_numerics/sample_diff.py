@@ -30,7 +30,6 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import run_alone
-from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.values import Feeds, check_inputs
 from onnxamp._workers.executor import Memory
 
@@ -76,20 +75,18 @@ class SampleDiff:
 
 
 @dataclass(slots=True)
-class TwoModels:
+class TwoModels(SideBySide):
     """Two models that are compared on samples.
 
     Attributes:
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
-        walk: compares intermediate values; None for outputs alone.
+        layers: compare intermediate values, too.
     """
 
-    reference: Executable
-    result: Executable
-    selected: frozenset[str]
-    accept: Accept | None
-    walk: SideBySide | None
+    selected: frozenset[str] = frozenset()
+    accept: Accept | None = None
+    layers: bool = False
     _elsewhere: WholeModel | None = None
     """The reference, where it did not run."""
 
@@ -130,16 +127,14 @@ class TwoModels:
             detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)),
             tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
-            mismatches=tuple(_mismatches(walked)),
+            mismatches=tuple(
+                f"Output {name!r}: {text}"
+                for name, value in walked.reference.items()
+                for text in _differences(value, walked.result[name])
+            ),
             rejected=rejected,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
         )
-
-    def prepare(self, sample: Sample) -> None:
-        """Prepare both models for a sample."""
-        feeds = check_inputs(self.reference.model.proto, sample)
-        self.reference.prepare(feeds)
-        self.result.prepare(feeds)
 
     def _needs_noise(self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]) -> bool:
         """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
@@ -168,8 +163,8 @@ class TwoModels:
         Raises:
             RuntimeFailure: the reference does not run.
         """
-        walked = self.walk.run(feeds, progress) if self.walk is not None else Walked({}, {}, {})
-        if self.walk is not None and not self.result.runs_whole(feeds):
+        walked = self.run(feeds, progress) if self.layers else Walked({}, {}, {})
+        if self.layers and not self.result.runs_whole(feeds):
             self.reference.outputs.keep(number, walked.reference)
             return walked
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
@@ -236,18 +231,23 @@ class DiffProbe(Probe[SampleDiff]):
 
     def open(self, memory: Memory) -> Opened[SampleDiff]:
         """As :meth:`Probe.open`."""
-        one = remembered(memory, REFERENCE, self.key, self._open_reference)
-        other = remembered(memory, RESULT, self.result_key, lambda: self._open_result(one))
-        walk = SideBySide(one, other) if self.layers else None
-        models = TwoModels(one, other, self.selected, self.accept, walk)
+
+        def reference() -> Executable:
+            return reference_on(self.engine, self.reference.opened(), self.budget, whole=self.whole)
+
+        def result() -> Executable:
+            model = self.result.opened(one.model if self.is_converted else None)
+            return result_on(self.engine, model, one, whole=self.whole)
+
+        one = remembered(memory, REFERENCE, self.key, reference)
+        models = TwoModels(
+            reference=one,
+            result=remembered(memory, RESULT, self.result_key, result),
+            selected=self.selected,
+            accept=self.accept,
+            layers=self.layers,
+        )
         return Opened(models.prepare, one_by_one(models.compare))
-
-    def _open_reference(self) -> Executable:
-        return reference_on(self.engine, self.reference.opened(), self.budget, whole=self.whole)
-
-    def _open_result(self, reference: Executable) -> Executable:
-        model = self.result.opened(reference.model if self.is_converted else None)
-        return result_on(self.engine, model, reference, whole=self.whole)
 
 
 def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Executable:
@@ -351,13 +351,8 @@ def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
     )
 
 
-def _mismatches(walked: Walked) -> Iterator[str]:
-    """Differences between sequences, maps and optionals as such; their elements are compared one by one."""
-    for name, value in walked.reference.items():
-        yield from (f"Output {name!r}: {text}" for text in _differences(value, walked.result[name]))
-
-
 def _differences(reference: Any, result: Any) -> list[str]:
+    """What differs between sequences, maps and optionals as such; their elements are compared one by one."""
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]

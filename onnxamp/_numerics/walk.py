@@ -18,7 +18,7 @@ from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import Piece, Runner, Side, ancestors, fitting, parts_of, start
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.values import Feeds, check_inputs
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -70,7 +70,7 @@ def pair(reference: Flow, result: Flow) -> Pairing:
     shared = {
         name: _replay(reference, result, name)
         for name in made
-        if _is_measurable(reference, result, name)
+        if MEASURABLE.issuperset({reference.types.get(name), result.types.get(name)} - {None})
     }
     replaceable = frozenset(name for name in made if _can_replace(reference, result, name))
     return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
@@ -81,14 +81,6 @@ def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
     one, other = reference.exponents, result.exponents
     differences = {name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)}
     return {name: exponent for name, exponent in differences.items() if exponent}
-
-
-def _is_measurable(reference: Flow, result: Flow, name: str) -> bool:
-    """Whether both values are tensors of numbers, as far as types are known."""
-    return all(
-        kind is None or kind in MEASURABLE
-        for kind in (reference.types.get(name), result.types.get(name))
-    )
 
 
 def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
@@ -360,6 +352,16 @@ class SideBySide:
     paired: Callable[[Flow, Flow], Pairing] = pair
     """Which values are compared."""
     _walk: Walk | None = None
+
+    def prepare(self, sample: Feeds) -> None:
+        """Prepare both models for a sample that was not checked.
+
+        Raises:
+            ArgumentError: it does not fit the reference. Others as :meth:`Executable.prepare`.
+        """
+        feeds = check_inputs(self.reference.model.proto, sample)
+        self.reference.prepare(feeds)
+        self.result.prepare(feeds)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
         """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""

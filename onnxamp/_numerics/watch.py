@@ -35,7 +35,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.measure import Measurement, measure
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.walk import Pairing, SideBySide, pair
+from onnxamp._numerics.walk import SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Executable, Progress
@@ -43,7 +43,6 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Runner, start
-from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.values import Feeds, check_inputs, to_value
 from onnxamp._workers.executor import Memory
 
@@ -374,7 +373,9 @@ class EngineProbe(Probe[CheckedSample]):
             exact = Model(without_rounding(model.embedded()))
             reference = Executable(exact, self.engine.reference, budget=self.budget)
             return SideBySide(
-                reference, Executable(model, self.engine, budget=self.budget), _replayed
+                reference,
+                Executable(model, self.engine, budget=self.budget),
+                lambda *flows: pair(*flows)._replace(accumulated=False),
             )
 
         return remembered(memory, _CHECKED, self.key, opened)
@@ -382,17 +383,7 @@ class EngineProbe(Probe[CheckedSample]):
     def open(self, memory: Memory) -> Opened[CheckedSample]:
         """As :meth:`Probe.open`."""
         walk = self.side_by_side(memory)
-
-        def prepare(sample: Sample) -> None:
-            feeds = check_inputs(walk.result.model.proto, sample)
-            walk.reference.prepare(feeds)
-            walk.result.prepare(feeds)
-
-        return Opened(prepare, one_by_one(lambda item: _on_engine(walk, item)))
-
-
-def _replayed(reference: Flow, result: Flow) -> Pairing:
-    return pair(reference, result)._replace(accumulated=False)
+        return Opened(walk.prepare, one_by_one(lambda item: _on_engine(walk, item)))
 
 
 def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:

@@ -179,7 +179,7 @@ class EngineBuilder(Child):
             "values": {
                 name: array.ravel().tolist()
                 for name, array in arrays.items()
-                if _may_be_shape(array)
+                if array.dtype.kind in "iu" and array.size <= _SHAPE_LIKE
             },
         }
         with temporary_folder() as folder:
@@ -263,10 +263,6 @@ def refusal(text: str) -> str:
 
 
 _ERROR: Final = re.compile(r"Error Code \d+: [\w ]+ \((.*?)(?: In \w+ at \S+)?\)$")
-
-
-def _may_be_shape(array: "np.ndarray[Any, Any]") -> bool:
-    return array.dtype.kind in "iu" and array.size <= _SHAPE_LIKE
 
 
 @Once

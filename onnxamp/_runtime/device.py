@@ -1,6 +1,7 @@
-"""Facts about the CUDA device, from its driver alone: no other library is needed or loaded.
+"""Facts about devices, from the drivers of CUDA and Vulkan alone: no other library is needed or loaded.
 
-Functions are those of the CUDA driver API (docs.nvidia.com/cuda/cuda-driver-api). Each returns 0 where it succeeds.
+Functions are those of the CUDA driver API (docs.nvidia.com/cuda/cuda-driver-api), each of which returns 0 where it
+succeeds, and of Vulkan.
 """
 
 import ctypes

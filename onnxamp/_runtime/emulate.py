@@ -203,19 +203,13 @@ def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -
         for value in main.inputs
         if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
     }
-    able |= {
-        v
-        for v in main.outputs
-        if view.values[v].origin is Origin.INITIALIZER or _computes(view.producer(v))
-    }
+    for value in main.outputs:
+        node, is_weight = view.producer(value), view.values[value].origin is Origin.INITIALIZER
+        if is_weight or (node is not None and node.key not in op_facts().reads_bits):
+            able.add(value)
     return frozenset(
         value for value in able if elems[value] is not None and view.values[value].name in keeps
     )
-
-
-def _computes(node: Node | None) -> bool:
-    """Whether a node makes numbers, not bits."""
-    return node is not None and node.key not in op_facts().reads_bits
 
 
 def _check_opset(view: View, elems: Sequence[int | None]) -> None:

@@ -79,6 +79,16 @@ def _contents(samples: Samples, number: int) -> Iterator[str | bytes]:
             yield repr(array.tolist()) if array.dtype == object else array.tobytes()
 
 
+def print_facts(models: Mapping[str, Model], samples: Samples, *options: object) -> dict[str, str]:
+    """Return fingerprints of what measurements depend on: models by what they are, samples, options and versions."""
+    return {
+        **{what: model_print(model) for what, model in models.items()},
+        "the first input": sample_print(samples, 0),
+        "the options": fingerprint(repr(options)),
+        "the version of onnxamp or ONNX Runtime": versions(),
+    }
+
+
 def source_print(function: Callable[..., Any]) -> str:
     """The fingerprint of the file that a function is in; of nothing if it is in none."""
     try:

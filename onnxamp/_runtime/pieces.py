@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
@@ -97,9 +97,12 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
                 if flow.emulated
                 else [cast(names, source, name, elem)]
             )
-    _hold(
-        flow, model.graph, dict.fromkeys(name for node in piece.nodes for name in flow.held[node])
-    )
+    for name in dict.fromkeys(name for node in piece.nodes for name in flow.held[node]):
+        constant = flow.constants[name]
+        if isinstance(constant, TensorProto):
+            model.graph.initializer.append(constant)
+        else:
+            model.graph.sparse_initializer.append(constant)
     for node in piece.nodes:
         added = model.graph.node.add()
         added.CopyFrom(flow.nodes[node])
@@ -124,15 +127,6 @@ def _rank(
         declared = entry.type.tensor_type
         if name in values and entry.type.HasField("tensor_type") and not declared.HasField("shape"):
             _declare_dims(entry, [None] * len(values[name].shape()))
-
-
-def _hold(flow: Flow, graph: GraphProto, names: Iterable[str]) -> None:
-    for name in names:
-        constant = flow.constants[name]
-        if isinstance(constant, TensorProto):
-            graph.initializer.append(constant)
-        else:
-            graph.sparse_initializer.append(constant)
 
 
 @dataclass(slots=True)

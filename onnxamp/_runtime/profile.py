@@ -203,7 +203,9 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if is_dispatch_only(events):
         return {}
     starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
-    shown = _kernels_shown(events)
+    shown = any(
+        event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events
+    )
     compiled = {event["args"][_OF_ENGINE] for event in engine_kernels(events)}
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     node, number = "", 0
@@ -247,12 +249,6 @@ def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
         for event in events
         if event.get("cat") == "Kernel" and _OF_ENGINE in event.get("args", {})
     ]
-
-
-def _kernels_shown(events: Iterable[Mapping[str, Any]]) -> bool:
-    return any(
-        event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events
-    )
 
 
 def _child(spec: Path, result: Path) -> None:

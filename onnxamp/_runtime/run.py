@@ -28,13 +28,9 @@ def silent(activity: str, done: int, total: int) -> None:
 
 def reported_to(progress: "Progress | None") -> Report:
     """Return a report that passes on the progress of a job with one activity."""
-
-    def report(activity: str, done: int, total: int) -> None:
-        del activity
-        if progress is not None:
-            progress(done, total)
-
-    return report
+    if progress is None:
+        return silent
+    return lambda _, done, total: progress(done, total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

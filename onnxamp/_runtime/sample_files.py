@@ -241,7 +241,8 @@ def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
             stream.seek(span[0])
             text = stream.read(span[1] - span[0]).decode()
         sample = json.loads(text, object_pairs_hook=_without_duplicates)
-        _check_is_sample(sample)
+        if (kind := _class(sample)) is not None:
+            raise ValueError(f"it holds a {kind!r} of Polygraphy, not inputs")
     except _READ_FAILURES as error:
         raise _broken_json(path, error) from error
     arrays = {}
@@ -273,11 +274,6 @@ def _class(content: Mapping[str, Any]) -> str | None:
     )
     marked = content.get(_CLASS, old)
     return marked if isinstance(marked, str) else None
-
-
-def _check_is_sample(sample: Mapping[str, Any]) -> None:
-    if (kind := _class(sample)) is not None:
-        raise ValueError(f"it holds a {kind!r} of Polygraphy, not inputs")
 
 
 def _encoded(content: Mapping[str, Any]) -> Array:

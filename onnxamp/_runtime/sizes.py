@@ -62,7 +62,10 @@ class Sizes(NamedTuple):
                     unnamed |= {name} - {dim.dim_param}
         formulas = {name: _formula(name) for name in sorted(leading | elsewhere | alone)}
         within = {
-            name for formula in formulas.values() if formula for name in _names(formula)
+            part.id
+            for formula in filter(None, formulas.values())
+            for part in ast.walk(formula)
+            if isinstance(part, ast.Name)
         } - formulas.keys()
         batches = (
             leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
@@ -163,10 +166,6 @@ def _is_known(part: ast.AST) -> bool:
         part,
         ast.BinOp | ast.Name | ast.Load | ast.Add | ast.Sub | ast.Mult | ast.FloorDiv | ast.Div,
     )
-
-
-def _names(formula: _Formula) -> Iterator[str]:
-    return (part.id for part in ast.walk(formula) if isinstance(part, ast.Name))
 
 
 def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:

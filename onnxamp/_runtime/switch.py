@@ -299,7 +299,9 @@ class _Switching:
         self.switches += [frozenset[int]()] * _TOGETHER
         names = [fresh(f"{self.mask}/{start + i}") for i in range(_TOGETHER)]
         part = fresh(f"{self.mask}/{start}/part")
-        elements = self.editor.ints(range(start, start + _TOGETHER), f"{self.mask}/positions")
+        elements = fresh(f"{self.mask}/{start}/positions")
+        numbers = np.arange(start, start + _TOGETHER, dtype=np.int64)
+        self.editor.add_weight(0, numpy_helper.from_array(numbers, elements))
         counted = self.view.book.opsets[""] >= _COUNTED
         more: dict[str, Any] = {"num_outputs": _TOGETHER} if counted else {}
         nodes = [

@@ -146,7 +146,7 @@ class TestMessages:
     @pytest.mark.parametrize("name", TYPES)
     def test_tensors_come_back_as_they_were(self, name: str) -> None:
         rng = np.random.default_rng(0)
-        sent = {str(shape): np.array(rng.standard_normal(shape) * 9).astype(TYPES[name]) for shape in SHAPES}
+        sent = {str(shape): np.array(rng.standard_normal(shape) * 9).astype(name) for shape in SHAPES}
         sent["turned"] = sent[str(SHAPES[-1])].T
         header, found = unpack(pack({"ask": "run"}, sent))
         assert header == {"ask": "run"}

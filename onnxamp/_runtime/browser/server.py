@@ -180,11 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _headers(self, code: int, length: int, kind: str) -> None:
         self.send_response(code)
-        fields: Mapping[str, str] = {
-            "Content-Type": kind,
-            "Content-Length": str(length),
-            **_ISOLATED,
-        }
+        fields = {"Content-Type": kind, "Content-Length": str(length)} | _ISOLATED
         for field, value in fields.items():
             self.send_header(field, value)
         self.end_headers()
@@ -198,22 +194,21 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.owner
 
 
-TYPES: Final[Mapping[str, Any]] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "float64": np.float64,
-    "bool": np.bool_,
-    "int8": np.int8,
-    "int16": np.int16,
-    "int32": np.int32,
-    "int64": np.int64,
-    "uint8": np.uint8,
-    "uint16": np.uint16,
-    "uint32": np.uint32,
-    "uint64": np.uint64,
-}
-"""NumPy's types by the names that onnxruntime-web gives them."""
-_NAMES: Final = {np.dtype(dtype): name for name, dtype in TYPES.items()}
+TYPES: Final = [
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+"""Names that onnxruntime-web and NumPy give to types."""
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
@@ -225,19 +220,18 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     rows: list[dict[str, Any]] = []
     parts, start = [], 0
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or (
-            array.dtype not in _NAMES and array.dtype.kind not in "USO"
-        ):
-            what = array.dtype if isinstance(array, np.ndarray) else "no tensor"
+        is_tensor = isinstance(array, np.ndarray)
+        if not is_tensor or (array.dtype.name not in TYPES and array.dtype.kind not in "USO"):
+            what = array.dtype if is_tensor else "no tensor"
             raise RuntimeFailure(
                 f"A browser cannot be fed {name!r}: onnxruntime-web takes tensors, but this is {what}."
             )
         row: dict[str, Any] = {"name": name, "shape": list(array.shape)}
-        if array.dtype not in _NAMES:
+        if array.dtype.name not in TYPES:
             rows.append(row | {"type": "string", "texts": [str(item) for item in array.ravel()]})
             continue
         own = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
-        rows.append(row | {"type": _NAMES[array.dtype], "start": start, "end": start + own.nbytes})
+        rows.append(row | {"type": array.dtype.name, "start": start, "end": start + own.nbytes})
         parts.append(own.tobytes())
         start += own.nbytes
     text = json.dumps({**header, "tensors": rows}).encode()
@@ -253,11 +247,11 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
         if row["type"] == "string":
             array = np.array(row["texts"], object)
         else:
-            dtype = np.dtype(TYPES[row["type"]])
-            array = np.frombuffer(
-                message[behind + row["start"] : behind + row["end"]], dtype.newbyteorder("<")
+            dtype, part = (
+                np.dtype(row["type"]),
+                message[behind + row["start"] : behind + row["end"]],
             )
-            array = array.astype(dtype)
+            array = np.frombuffer(part, dtype.newbyteorder("<")).astype(dtype)
         arrays[row["name"]] = array.reshape(row["shape"])
     return header, arrays
 
