@@ -38,9 +38,6 @@ from onnxamp._workers.executor import Memory
 _CONSTANTS_OPSET: Final = 13
 """Where Constant takes numbers, and Flatten an axis from the end."""
 
-_MEANS: Final = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
-"""Ops that divide their sum by the number of its terms."""
-
 _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
 
@@ -159,7 +156,9 @@ def partial_sums(
         )
         reach = largest.get(item.name, 0.0)
         if terms and reach:
-            found[item.value] = Partial(reach * (terms if node.key in _MEANS else 1), terms)
+            found[item.value] = Partial(
+                reach * (terms if node.key in op_facts().means else 1), terms
+            )
     for node in graph.nodes_of(
         _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
     ):
