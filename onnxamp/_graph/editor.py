@@ -44,17 +44,6 @@ class GraphEditor:
         view: the model as it is. It is not changed, unless its own model is to be edited.
         model: what to edit: the view's model or a copy of it. By default a copy is made, when it is needed first.
         names: where new names come from. By default, all names of the view are taken.
-
-    Example:
-        >>> import onnx
-        >>> from onnxamp._graph.graph import Graph
-        >>> text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Abs (x) }'
-        >>> graph = Graph.of(onnx.parser.parse_model(text))
-        >>> editor = GraphEditor(graph)
-        >>> two = editor.constant(np.float32(2), "two")
-        >>> editor.replace(0, [editor.make("Mul", ["x", two], ["y"])])
-        >>> [(node.op_type, *node.input) for node in editor.finish().graph.node]
-        [('Mul', 'x', 'two')]
     """
 
     def __init__(

@@ -1,0 +1,106 @@
+"""``onnxamp convert`` for a folder of models."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import click
+
+from onnxamp._batch.folder import Told, run_folder
+from onnxamp._batch.job import FolderOptions
+from onnxamp._cli.common import IN_FOLDER, Given, show
+from onnxamp._cli.options import options_of, place_of
+from onnxamp._convert.misspelt import refuse
+from onnxamp._errors import ArgumentError, printable
+from onnxamp._job.folder import FolderProgress
+from onnxamp._report.batch import batch_report, row_line
+from onnxamp._report.machine import document
+from onnxamp._report.progress import progress_bar
+from onnxamp._report.terminal import make_console
+from onnxamp._runtime.custom_ops import active_libraries
+
+_SINGLE_MODEL: Final = {
+    "plan_file": "--plan",
+    "save_plan": "--save-plan",
+    "data_names": "--data-names",
+    "in_place": "--in-place",
+}
+"""Options that apply to one model."""
+
+
+def convert_all(given: Given) -> None:
+    """Convert a folder as the options of ``onnxamp convert`` say, and report.
+
+    Raises:
+        ArgumentError: an option does not apply to a folder, or is wrong. click.ClickException: a model failed.
+    """
+    source = given.model
+    if given.state is not None:
+        raise ArgumentError(
+            "A folder of models keeps its own state, in the folder of the results: drop --state."
+        )
+    single = [flag for name, flag in _SINGLE_MODEL.items() if getattr(given, name)]
+    if given.metric != "auto":
+        single.append("--metric")
+    if single:
+        raise ArgumentError(f"{single[0]} is for a single model, and {str(source)!r} is a folder.")
+    if given.output is not None and given.output.name == IN_FOLDER:
+        given.output = given.output.parent
+    if given.output is None:
+        raise ArgumentError(
+            f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR."
+        )
+    accept = given.accept.name if given.accept else None
+    folder_options = FolderOptions(
+        conversion=options_of(given),
+        external_data=given.external_data,
+        shard_bytes=given.shard_size,
+        tolerance=given.tolerance,
+        metric=given.metric,
+        validate=not given.no_validate,
+        samples=given.samples,
+        seed=given.seed,
+        dims=given.dims,
+        provider=given.provider,
+        cures=not given.no_cure,
+        cure_seconds=given.cure_time,
+        libraries=active_libraries(),
+        accept=accept,
+    )
+    with _progress(quiet=given.quiet) as progress:
+        report = run_folder(
+            options=folder_options,
+            source=source,
+            target=given.output,
+            place=place_of(given),
+            inputs=given.inputs,
+            told=progress,
+            retry=given.retry,
+            html=given.html,
+        )
+    show(
+        given,
+        partial(batch_report, report),
+        lambda: document("convert folder", {"report": report}),
+    )
+    if failed := [row for row in report.rows if row.has_failed]:
+        for row in failed if given.quiet else ():
+            click.echo(printable(f"{row.name}: {row.message}"), err=True)
+        raise click.ClickException(f"{len(failed)} of {len(report.rows)} models failed.")
+    refuse(report.unmatched)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Told]:
+    """A progress bar and failures as they happen; without a terminal, one line per model."""
+    is_terminal = make_console(stderr=True).is_terminal
+    with progress_bar(quiet=quiet) as progress:
+
+        def update(moment: FolderProgress) -> None:
+            progress(moment)
+            row = moment.row
+            if row is not None and not quiet and (row.has_failed or not is_terminal):
+                click.echo(printable(f"[{moment.done}/{moment.total}] {row_line(row)}"), err=True)
+
+        yield update
