@@ -34,8 +34,8 @@ from onnxamp.train import (
     build_train_network,
 )  # fmt: skip
 from onnxamp.train._feeds import cross_entropy
-from onnxamp.train._step import SCALE
 from onnxamp.train._sessions import with_shapes
+from onnxamp.train._step import SCALE
 
 IMAGES = feeds(6, (1, 8, 8), 10)
 
