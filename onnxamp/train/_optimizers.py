@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp.train._gradients.writer import Tensor
@@ -79,10 +79,8 @@ class Optimizer(ABC):
         ):
             raise ArgumentError(f"accumulate must be a positive integer, not {self.accumulate!r}.")
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the state kept per weight, in its shape; all start as zeros."""
-        return ()
+    slots: ClassVar[tuple[str, ...]] = ()
+    """Names of the state kept per weight, in its shape; all start as zeros."""
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:  # noqa: ARG002
         """Write what all weights share; ``updates`` is the number of this update, from 1, as a float32 scalar."""
@@ -141,11 +139,7 @@ class Momentum(Optimizer):
 
     momentum: float = 0.9
     nesterov: bool = False
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The velocity."""
-        return ("velocity",)
+    slots: ClassVar = ("velocity",)
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Write the new weight and velocity."""
@@ -170,11 +164,8 @@ class Adam(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The first and the second moment."""
-        return ("mean", "square")
+    slots: ClassVar = ("mean", "square")
+    """The first and the second moment."""
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:
         """1 / (1 - beta1^t), and the square root of 1 - beta2^t."""

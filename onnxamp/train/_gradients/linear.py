@@ -1,10 +1,10 @@
 """Gradients of MatMul, Gemm and Einsum, and of windows over one to three spatial axes: convolution and pooling."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,8 +116,7 @@ _INDICES: Final = "MaxPool.Indices"
 """How the ``engine.toml`` of a target calls what an engine may lack."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """How a window slides, per spatial axis."""
 
     kernel: tuple[int, ...]

@@ -297,6 +297,8 @@ class Call:
         declared = defs.get_schema(self.node.key, opset).attributes.get(name)
         if value is None and declared is not None and declared.default_value.type:
             value = helper.get_attribute_value(declared.default_value)
+            if isinstance(value, float):  # 0.9, not the nearest float32
+                value = float(str(np.float32(value)))
         return value.decode() if isinstance(value, bytes) else value
 
     def number(self, name: str) -> float:
