@@ -20,14 +20,13 @@ from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FORMATS, Format
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, Ports
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import profile_of
 from onnxamp._target.roofline import DEFAULT_DEVICE, LAUNCH, Device, Work, device_called, work_of
 from onnxamp._target.targets import target_of
 
 if TYPE_CHECKING:
-    from onnxamp._runtime.switch import Ports
     from onnxamp._runtime.values import Feed
 
 UNIT_US: Final = 0.0327
@@ -212,10 +211,8 @@ def low_nodes(analysis: Analysis) -> frozenset[int]:
     return frozenset(index for index, at in ports if at.inputs or at.outputs)
 
 
-def low_ports(analysis: Analysis, node: Node) -> "Ports":
+def low_ports(analysis: Analysis, node: Node) -> Ports:
     """The low-precision ports of a node."""
-    from onnxamp._runtime.switch import Ports  # noqa: PLC0415 - loads what runs models
-
     decision, ports, graph = analysis.decision, analysis.ports, analysis.graph
 
     def is_low(value: int, variable: int) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -61,6 +62,13 @@ class Node:
     def input(self, position: int) -> int:
         """Value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
+
+
+class Ports(NamedTuple):
+    """Positions of a node's float inputs and outputs that are low precision if the node is."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope
+from onnxamp._graph.view import ABSENT, Node, Origin, Ports, Scope
 from onnxamp._model.blobs import Bits
 from onnxamp._model.lowering import raised
 from onnxamp._model.protos import opset_imports
@@ -61,13 +61,6 @@ WHERE_OPSET: Final = 9
 
 _FOLDED: Final = 1 << 20
 """Elements up to which constants are rounded and saturated beforehand."""
-
-
-class Ports(NamedTuple):
-    """Positions of a node's float inputs and outputs that are low precision if the node is."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 class Switched(NamedTuple):

@@ -15,6 +15,7 @@ from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
+from onnxamp._graph.view import Ports
 from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -44,7 +45,7 @@ from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.switch import Ports, Switched, node_key, switched
+from onnxamp._runtime.switch import Switched, node_key, switched
 from onnxamp._runtime.values import as_typed, check_inputs
 from onnxamp._tuning.metric import Metric
 from onnxamp._workers.executor import Memory

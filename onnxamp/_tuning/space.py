@@ -16,7 +16,7 @@ from onnxamp._decide.decision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import ABSENT, Node, Ports, View
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
 from onnxamp._ops.facts import is_exact, op_facts
@@ -25,7 +25,7 @@ from onnxamp._patterns.patterns import patterns_of
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.switch import Ports, node_key
+from onnxamp._runtime.switch import node_key
 from onnxamp._runtime.values import check_inputs
 from onnxamp._target.roofline import LAUNCH, Work
 

@@ -22,10 +22,11 @@ from onnxamp import apply_plan
 from onnxamp._convert.plan import make_plan
 from onnxamp._dtypes import low_type
 from onnxamp._errors import OpsetError
+from onnxamp._graph.view import Ports
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import make_session, run
-from onnxamp._runtime.switch import Ports, Switched, switched
+from onnxamp._runtime.switch import Switched, switched
 from onnxamp._runtime.values import check_inputs
 
 FILES = {path.stem: path for path in MODELS}
