@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
@@ -193,16 +200,8 @@ class _Shown:
             [_text(title), *(_text(row.cells[at]) for row in rows)]
             for at, title in enumerate(part.columns)
         ]
-        whole = part.right if not self.whole else set(range(len(columns))) - set(part.prose)
-        least = [_least(column, is_whole=at in whole) + _GAP for at, column in enumerate(columns)]
-        natural = [max(text.cell_len for text in column) + _GAP for column in columns]
-        room = width - lead + _GAP
-        shown = list(range(len(columns)))
-        for at in () if self.whole else _leaving(part, columns):
-            if at in shown and sum(least[position] for position in shown) > room:
-                shown.remove(at)
-        is_tight = sum(natural[at] for at in shown) > room and not (self.whole and not part.prose)
-        wide = lead - _GAP + sum((least if is_tight else natural)[at] for at in shown)
+        widths, total = self._widths(part, columns, width - lead + _GAP)
+        wide = lead - _GAP + total
         grid = Grid(
             box=None,
             padding=(0, _GAP, 0, 0),
@@ -212,24 +211,36 @@ class _Shown:
             width=wide if self.whole and wide > width else None,
         )
         grid.add_column(no_wrap=True)
-        for at in shown:
-            grid.add_column(
-                columns[at].pop(0),
-                justify="right" if at in part.right else "left",
-                overflow="fold",
-                width=least[at] - _GAP if is_tight and at in whole else None,
-            )
+        for at, fixed in widths.items():
+            justify: JustifyMethod = "right" if at in part.right else "left"
+            grid.add_column(columns[at].pop(0), justify=justify, overflow="fold", width=fixed)
         for number, row in enumerate(rows):
             mark = Text.assemble(" " * _GAP, _MARKS[row.status]) if row.status else ""
-            cells = (columns[at][number] for at in shown)
+            cells = (columns[at][number] for at in widths)
             grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
         yield grid
         told = [row.remark for row in rows if self.verbose and row.remark]
         if len(rows) < len(part.rows):
             told.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
-        if left := [title for at, title in enumerate(part.columns) if title and at not in shown]:
+        if left := [title for at, title in enumerate(part.columns) if title and at not in widths]:
             told.append(f"Left out for want of room: {', '.join(left)}.")
         yield from (_hanging(" ", _text(text, "dim")) for text in told)
+
+    def _widths(
+        self, part: Table, columns: list[list[Text]], room: int
+    ) -> tuple[dict[int, int | None], int]:
+        """The columns that are shown, each with its width if it is not rich that finds one; and the width of all."""
+        every = range(len(columns))
+        uncut = set(every) - set(part.prose) if self.whole else part.right
+        least = [_least(column, is_whole=at in uncut) + _GAP for at, column in enumerate(columns)]
+        natural = [max(text.cell_len for text in column) + _GAP for column in columns]
+        shown = list(every)
+        for at in () if self.whole else _leaving(part, columns):
+            if at in shown and sum(least[position] for position in shown) > room:
+                shown.remove(at)
+        is_tight = sum(natural[at] for at in shown) > room and not (self.whole and not part.prose)
+        total = sum((least if is_tight else natural)[at] for at in shown)
+        return {at: least[at] - _GAP if is_tight and at in uncut else None for at in shown}, total
 
 
 def _text(text: str, style: str = "") -> Text:
