@@ -5,7 +5,7 @@ budget, until the weights are rounded that they are multiplied by (:mod:`onnxamp
 """
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
@@ -128,34 +128,24 @@ class WeightRounder:
         self, graph: Graph, weights: Sequence[ProductWeight]
     ) -> Iterator[tuple[ProductWeight, Floats]]:
         """Each weight that samples reach with the rows that it is multiplied by."""
-        if not weights:
-            return
         model, waiting, memory = Model(graph.model, graph.folder), list(weights), dict[str, Any]()
+        run = replace(self.run, workers=None)  # the rows would have to travel
         while waiting:
-            parts, taken = self._one_pass(model, waiting, memory)
+            count = len(run.samples)
+            room = max(self.budget // count, 1)
+            probe = _RowsProbe(SentModel.of(model), run.engine.reference, waiting, room, count)
+            failed = "The inputs of weights cannot be measured"
+            parts, taken = defaultdict[int, list[Floats]](list), set[int]()
+            for sample in observe_all(
+                run, probe, memory=memory, crashed="", failed=failed, model=model
+            ):
+                taken = sample.taken
+                for value, rows in sample.parts.items():
+                    parts[value] += rows
             for weight in waiting:
                 if weight.value in parts:
                     yield weight, np.concatenate(parts.pop(weight.value), axis=1)
             waiting = [weight for weight in waiting if weight.value not in taken]
-
-    def _one_pass(
-        self, model: Model, waiting: Sequence[ProductWeight], memory: Memory
-    ) -> "_SampleRows":
-        """Run all samples, and return the rows of as many weights as fit."""
-        run = replace(self.run, workers=None)  # the rows would have to travel
-        room = max(self.budget // len(run.samples), 1)
-        probe = _RowsProbe(
-            SentModel.of(model), run.engine.reference, waiting, room, len(run.samples)
-        )
-        failed = "The inputs of weights cannot be measured"
-        total = _SampleRows({}, set())
-        for parts, taken in observe_all(
-            run, probe, memory=memory, crashed="", failed=failed, model=model
-        ):
-            total = _SampleRows(total.parts, taken)
-            for value, rows in parts.items():
-                total.parts.setdefault(value, []).extend(rows)
-        return total
 
 
 _MEASURED: Final = "float32 model of rounded weights"
