@@ -237,7 +237,8 @@ def convert_folder(
         What became of each model.
 
     Raises:
-        ArgumentError: an argument is wrong, there is no model, or results could replace originals. With
+        ArgumentError: an argument is wrong, there is no model, results could replace originals, or another run writes
+            to ``dst``. With
             ``strict_options``, at the end: a name matches nothing in any model.
         ArgumentTypeError: ``accept`` is no text.
         OutputError: ``dst`` cannot be created.
@@ -309,7 +310,7 @@ def run_folder(
             for job in found
         ]
     used, mixes = 1, options.provider is not None and is_plugin(options.provider)
-    with opened(target / NAME, renew=True) as state:
+    with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None
         kept = state.part("folder", {})
         rows, waiting = _known(found, remembered(kept), prints, target, retry=retry)

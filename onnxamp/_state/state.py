@@ -206,13 +206,14 @@ StateLike: TypeAlias = State | str | PathLike[str] | None
 
 
 @contextmanager
-def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
+def opened(given: StateLike, *, renew: bool = False, waits: bool = True) -> Iterator[State | None]:
     """The state in a file, which is made where it is missing; no other process can open it meanwhile.
 
     Args:
         given: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
             is open stays open; None for None.
         renew: replace what is no state, and wait while another process has it open, which a killed run may have left.
+        waits: whether to wait then. A script that its own workers run again would wait for itself.
 
     Raises:
         ArgumentError: the file is no state, or another process has it open. OutputError: it cannot be written.
@@ -228,7 +229,7 @@ def opened(given: StateLike, *, renew: bool = False) -> Iterator[State | None]:
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     try:
         state = State(path, file)
-        _lock(path, file, wait=renew)
+        _lock(path, file, wait=renew and waits)
         _load(state, renew=renew)
         try:
             with cleaned_up(state._upload):

@@ -597,3 +597,12 @@ def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:
     report = onnxamp.convert_folder("in", "out", jobs=2)
     assert 0 < report.count("up to date") < 10
     assert report.count("converted") == 10 - report.count("up to date")
+
+
+def test_a_second_run_to_the_same_folder_is_refused() -> None:
+    Path("in").mkdir()
+    Path("out").mkdir()
+    saved(NORM, "in/norm.onnx")
+    with opened(Path("out", NAME)), pytest.raises(onnxamp.ArgumentError, match="Another process is using the state"):
+        convert(validate=False)
+    assert convert(validate=False).count("converted") == 1

@@ -163,7 +163,7 @@ class Slow:
     def __init__(self, count: int, deaths: int = 0, attempts: int = 1) -> None:
         self.count, self.deaths, self.attempts, self.had = count, deaths, attempts, list[tuple[int, Any]]()
 
-    is_ray = False
+    is_cluster = False
 
     def begin(self, work: object) -> None:
         pass
