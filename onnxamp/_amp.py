@@ -28,7 +28,11 @@ _LEVELS: Final = ("O0", "O1", "O2", "O3")
 
 
 def auto_mixed_precision(
-    network: Any, amp_level: str = "O0", dtype: DtypeLike = "float16", *, lists: str = "mindspore"
+    network: Any,
+    amp_level: str = "O0",
+    dtype: DtypeLike = "float16",
+    *,
+    lists: str = "mindspore",
 ) -> Any:
     """Convert a model at a level, by MindSpore's lists and as literally as MindSpore does.
 
@@ -65,7 +69,10 @@ def auto_mixed_precision(
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
     return _converted(
-        network, Options.of(level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False})
+        network,
+        Options.of(
+            level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False}
+        ),
     )
 
 
@@ -84,7 +91,9 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
     """
     found = level.upper() if isinstance(level, str) else ""
     if found not in known:
-        raise ArgumentError(f"Unknown level {level!r}: {function} knows {', '.join(known)}.")
+        raise ArgumentError(
+            f"Unknown level {level!r}: {function} knows {', '.join(known)}."
+        )
     return found
 
 
@@ -100,7 +109,11 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
             if options.level == Level.O1
             else row.op not in options.black
         )
-        if not row.low and row.node not in named and (lowered or options.level == Level.O3):
+        if (
+            not row.low
+            and row.node not in named
+            and (lowered or options.level == Level.O3)
+        ):
             kept.setdefault(row.reason, []).append(row)
             named.add(row.node)
     for reason, rows in kept.items():
@@ -157,18 +170,26 @@ def custom_mixed_precision(
     """
     if (white_list is None) == (black_list is None):
         given = "neither is" if white_list is None else "both are"
-        raise ArgumentError(f"Pass exactly one of white_list and black_list; {given} given.")
+        raise ArgumentError(
+            f"Pass exactly one of white_list and black_list; {given} given."
+        )
     nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
     level, strict = ("O1", False) if white_list is not None else ("O2", True)
     lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
-    options = Options.of(level, {"dtype": dtype, "strict": strict, "fold": False, **lists})
+    options = Options.of(
+        level, {"dtype": dtype, "strict": strict, "fold": False, **lists}
+    )
     if black_list is not None:
-        missing = [op for op in preset("mindspore").black if op not in options.user_black]
+        missing = [
+            op for op in preset("mindspore").black if op not in options.user_black
+        ]
         warn(f"{op} is on MindSpore's black list, but not on yours." for op in missing)
     return _converted(network, options)
 
 
-_ACTIVE: Final[ContextVar[Options | None]] = ContextVar("onnxamp auto_cast", default=None)
+_ACTIVE: Final[ContextVar[Options | None]] = ContextVar(
+    "onnxamp auto_cast", default=None
+)
 
 
 @contextmanager
@@ -217,7 +238,8 @@ def auto_cast(
         "lists": "paddle",
     }
     options = Options.of(
-        "O1" if found == "OD" else found, {**keywords, "strict": not use_promote, "fold": False}
+        "O1" if found == "OD" else found,
+        {**keywords, "strict": not use_promote, "fold": False},
     )
     if found == "OD":
         options = replace(options, rule=_only(options.white))

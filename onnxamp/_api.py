@@ -259,7 +259,11 @@ def convert_file(
     """
     asked = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
-        warn([f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."])
+        warn(
+            [
+                f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."
+            ]
+        )
     if plan is None:
         is_auto(
             level,
@@ -281,7 +285,9 @@ def convert_file(
             state=state,
             report=silent if progress is None else _of_writing(progress),
         ),
-        search=Search(tolerance=TOLERANCE if tolerance is None else tolerance, metric=metric),
+        search=Search(
+            tolerance=TOLERANCE if tolerance is None else tolerance, metric=metric
+        ),
         validation=Validation(tolerance=tolerance) if validate else None,
     )
     from onnxamp._job.writing import Sink  # noqa: PLC0415 - only files need it
@@ -332,7 +338,10 @@ def plan_model(
 
 @overload
 def apply_plan(
-    model: ModelProto | str | PathLike[str], plan: Plan, *, samples: "SamplesLike | None" = None
+    model: ModelProto | str | PathLike[str],
+    plan: Plan,
+    *,
+    samples: "SamplesLike | None" = None,
 ) -> ModelProto: ...
 @overload
 def apply_plan(model: G, plan: Plan, *, samples: "SamplesLike | None" = None) -> G: ...
@@ -365,7 +374,10 @@ def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) 
 
 
 def convert_as(
-    model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None
+    model: Any,
+    options: Options,
+    plan: Plan | None = None,
+    samples: "SamplesLike | None" = None,
 ) -> Any:
     """Convert a model by settled options or a plan; not for level "auto" without a plan."""
     return converted_as(model, options, plan, samples)[1]
@@ -373,7 +385,10 @@ def convert_as(
 
 @unchanged_sources()
 def converted_as(
-    model: Any, options: Options, plan: Plan | None = None, samples: "SamplesLike | None" = None
+    model: Any,
+    options: Options,
+    plan: Plan | None = None,
+    samples: "SamplesLike | None" = None,
 ) -> tuple[Converted, Any]:
     """Convert as :func:`convert_as`; return the conversion besides its result."""
     request = Request(

@@ -170,7 +170,11 @@ _PLAIN: Final = {"float": "float32", "double": "float64"}
 
 # Significand bits (with the hidden one), least and greatest exponent: enough to tell what contains what.
 _FLOATS: Final = {
-    low.name: (low.mantissa + 1, round(log2(low.smallest_subnormal)), floor(log2(low.max_finite)))
+    low.name: (
+        low.mantissa + 1,
+        round(log2(low.smallest_subnormal)),
+        floor(log2(low.max_finite)),
+    )
     for low in FORMATS.values()
 } | {"float": (24, -149, 127), "double": (53, -1074, 1023)}
 _INTS: Final = {  # magnitude bits, signed
@@ -226,7 +230,9 @@ def low_type(dtype: object) -> Format:
     """
     name = dtype_name(dtype)
     if name not in FORMATS:
-        raise ArgumentError(f"Unknown dtype {name!r}: choose one of {', '.join(FORMATS)}.")
+        raise ArgumentError(
+            f"Unknown dtype {name!r}: choose one of {', '.join(FORMATS)}."
+        )
     return FORMATS[name]
 
 
@@ -261,7 +267,9 @@ def retyped(type_name: str, low: Format) -> str:
 def holds_float(type_name: str | None) -> bool:
     """Whether values of the type carry float32 tensors that could be low instead."""
     return (
-        type_name is not None and FLOAT in type_name and not type_name.startswith(("map", "sparse"))
+        type_name is not None
+        and FLOAT in type_name
+        and not type_name.startswith(("map", "sparse"))
     )
 
 

@@ -119,7 +119,9 @@ class NumericsError(OnnxAmpError, RuntimeError):
         op: op type of that node.
     """
 
-    def __init__(self, message: str, value: str = "", node: str = "", op: str = "") -> None:
+    def __init__(
+        self, message: str, value: str = "", node: str = "", op: str = ""
+    ) -> None:
         super().__init__(message)
         self.value = value
         self.node = node

@@ -20,7 +20,11 @@ LEAST_RUNTIME: Final = "1.30"
 @cache
 def rooms() -> dict[str, dict[str, str]]:
     """Return the list of optional rooms by name."""
-    data = resources.files("onnxamp").joinpath("_data/optional.toml").read_text(encoding="utf-8")
+    data = (
+        resources.files("onnxamp")
+        .joinpath("_data/optional.toml")
+        .read_text(encoding="utf-8")
+    )
     return tomllib.loads(data)
 
 
@@ -59,7 +63,10 @@ def require(package: str, needs: str, extra: str) -> None:
 
 def has_runtime() -> bool:
     """Return whether ONNX Runtime is installed, whichever of its packages brings it."""
-    return find_spec("onnxruntime") is not None and find_spec("onnxruntime.capi") is not None
+    return (
+        find_spec("onnxruntime") is not None
+        and find_spec("onnxruntime.capi") is not None
+    )
 
 
 def require_runtime() -> None:

@@ -54,10 +54,14 @@ for _category in (OnnxAmpWarning, OptionWarning, HazardWarning):
 _PACKAGE: Final = str(Path(__file__).parent)
 
 
-def warn(messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning) -> None:
+def warn(
+    messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning
+) -> None:
     """Give warnings that point at the line that called onnxamp."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _CONTEXTS)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        (_PACKAGE, _CONTEXTS)
+    ):
         level, frame = level + 1, frame.f_back
     for message in messages:
         warnings.warn(printable(message), category, stacklevel=level)

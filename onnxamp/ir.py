@@ -37,7 +37,9 @@ class MixedPrecisionPass(ir.passes.FunctionalPass):
         As :func:`onnxamp.convert_model`, when the pass runs.
     """
 
-    def __init__(self, level: LevelName = "O2", **options: Unpack[OptionKeywords]) -> None:
+    def __init__(
+        self, level: LevelName = "O2", **options: Unpack[OptionKeywords]
+    ) -> None:
         super().__init__()
         self.level = level
         self.options = options

@@ -44,7 +44,13 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target.kernels import check_target
-from onnxamp._target.targets import known_versions, release, target_of, targets, version_of
+from onnxamp._target.targets import (
+    known_versions,
+    release,
+    target_of,
+    targets,
+    version_of,
+)
 
 Doubt: TypeAlias = tuple[Node, str, str]
 """A node that a builder may refuse, why, and what to do about it."""
@@ -59,7 +65,9 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
         text = f"input {position} is a constant: {target}'s builder takes none there"
         yield finding(node, "error", "kernel", text, "Put an Identity before it.")
     doubts = (_stacks, _products, _states, _cast_reads)
-    for node, why, action in (doubt for rule in doubts for doubt in rule(graph, profile)):
+    for node, why, action in (
+        doubt for rule in doubts for doubt in rule(graph, profile)
+    ):
         text = f"{why}: {target}'s builder may refuse that"
         yield finding(node, "warning", "kernel", text, action.replace("TARGET", target))
 
@@ -106,7 +114,11 @@ def _cast_reads(graph: Graph, profile: Profile) -> Iterator[Doubt]:
             if graph.types[made.input(0)] == low.tensor:
                 what = "stacks up" if read.owner.bodies else "reads"
                 action = "Convert for TARGET, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
-                yield read.owner, f"it {what} float32 that is a Cast of {low.name}", action
+                yield (
+                    read.owner,
+                    f"it {what} float32 that is a Cast of {low.name}",
+                    action,
+                )
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
@@ -153,7 +165,10 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
     newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
     for low in FORMATS.values():
         for node, why in wrong_kernels(graph, low.name, target):
-            if any(value != ABSENT and graph.types[value] == low.tensor for value in node.inputs):
+            if any(
+                value != ABSENT and graph.types[value] == low.tensor
+                for value in node.inputs
+            ):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
                 yield finding(node, "warning", "kernel", why, action)
 
@@ -196,13 +211,17 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
     ]
     findings = ordered((*said, *audit.findings))
     return replace(
-        audit, findings=findings, engine=Engine(built.by, not built.refusals, built.size)
+        audit,
+        findings=findings,
+        engine=Engine(built.by, not built.refusals, built.size),
     )
 
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
     """A refusal, with what to do about it."""
-    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get("rules", ())
+    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get(
+        "rules", ()
+    )
     rule = next((row for row in rules if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
     text = f"{by} refuses it: {refusal.text}{why}"
@@ -275,7 +294,9 @@ def audit_model(
     return audit if build is None else with_engine(audit, source, build)
 
 
-def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | None) -> Audit:
+def _static(
+    source: Model, target: str, shapes: Mapping[str, Sequence[int]] | None
+) -> Audit:
     """What is known without building an engine."""
     proto = source.proto
     contents = weight_findings(proto, source.folder)
@@ -303,7 +324,8 @@ def _static(source: Model, target: str, shapes: Mapping[str, Sequence[int]] | No
     providers, placed = place_nodes(graph, sizes, volumes, target, broken)
     casts, redundant = cast_traffic(graph, volumes)
     findings = [
-        finding("", "note", "schema", note) for note in (*prepared.notes, *prepared.unfolded)
+        finding("", "note", "schema", note)
+        for note in (*prepared.notes, *prepared.unfolded)
     ]
     findings += [
         *import_faults(proto, graph),
@@ -359,16 +381,30 @@ def _precision(graph: Graph, node: Node) -> str:
     """The precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no others."""
     free, fixed = set[str](), set[str]()
     signature = node.signature
-    sides = [(node.inputs, signature.input), (node.outputs, signature.output)] if signature else []
+    sides = (
+        [(node.inputs, signature.input), (node.outputs, signature.output)]
+        if signature
+        else []
+    )
     formals = [
-        (value, formal(port)) for values, formal in sides for port, value in enumerate(values)
+        (value, formal(port))
+        for values, formal in sides
+        for port, value in enumerate(values)
     ] or [(value, None) for value in (*node.inputs, *node.outputs)]
     for value, formal in formals:
         kind = graph.types[value] if value != ABSENT else None
-        names = {name for tensor, name in _FLOATS.items() if kind is not None and tensor in kind}
+        names = {
+            name
+            for tensor, name in _FLOATS.items()
+            if kind is not None and tensor in kind
+        }
         is_fixed = (
-            signature is not None and formal is not None and formal.type not in signature.params
+            signature is not None
+            and formal is not None
+            and formal.type not in signature.params
         )
         (fixed if is_fixed else free).update(names)
     names = free or fixed
-    return "no floats" if not names else next(iter(names)) if len(names) == 1 else "mixed"
+    return (
+        "no floats" if not names else next(iter(names)) if len(names) == 1 else "mixed"
+    )

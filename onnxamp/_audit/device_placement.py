@@ -22,7 +22,15 @@ from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of, target_table
-from onnxamp._target.kernels import Kernel, Typed, carries, fails, has_kernel, kernel_table, runs_on
+from onnxamp._target.kernels import (
+    Kernel,
+    Typed,
+    carries,
+    fails,
+    has_kernel,
+    kernel_table,
+    runs_on,
+)
 from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
@@ -34,13 +42,19 @@ def home(target: str) -> str:
 def advice(target: str, typing: "Typing", refused: str | None) -> str:
     """How to bring a node back to the target's provider."""
     if refused is not None:
-        return "If it costs too much, export it another way: no precision brings it back."
+        return (
+            "If it costs too much, export it another way: no precision brings it back."
+        )
     if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     rows, since = typing.kernels(target), typing.signature.since
     if any(kernel.takes(typing.signature, in_float32(typing.bound)) for kernel in rows):
-        return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
-    if any(kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows):
+        return (
+            f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
+        )
+    if any(
+        kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows
+    ):
         return f"{home(target)} has a kernel for older versions of the op: export with opset {since - 1} or lower."
     return "It falls back in every precision: if it costs too much, replace the op."
 
@@ -51,7 +65,9 @@ def cure(target: str, typing: "Typing") -> str:
     rows = [row for place in _providers(target) for row in typing.kernels(place)]
     if any(row.takes(signature, raised) for row in rows):
         is_wide = any(BFLOAT16.tensor in found for found in typing.bound.values())
-        return f"Keep it float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
+        return (
+            f"Keep it float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
+        )
     if newer := [row.since for row in rows if row.since > signature.since]:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
     return "Replace the op, or register your own kernels for it."
@@ -66,7 +82,9 @@ def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
     """Types of parameters, with float32 in place of low precision."""
     types = dict(bound)
     for low in FORMATS.values():
-        types = {param: kind.replace(low.tensor, FLOAT) for param, kind in types.items()}
+        types = {
+            param: kind.replace(low.tensor, FLOAT) for param, kind in types.items()
+        }
     return types
 
 
@@ -131,7 +149,11 @@ def host_nodes(
 
 
 def _prefers_host(
-    graph: Graph, shapes: Sequence[Shape | None], node: Node, target: str, on_host: AbstractSet[int]
+    graph: Graph,
+    shapes: Sequence[Shape | None],
+    node: Node,
+    target: str,
+    on_host: AbstractSet[int],
 ) -> bool:
     """Whether all inputs of the node are on the host, and not because its kernel expects them there."""
     wanted = memory_table(target, "inputs").get(node.key, frozenset())
@@ -139,7 +161,9 @@ def _prefers_host(
         if value == ABSENT or graph.types[value] in _STAYING:
             return False
         own = graph.values[value].scope == node.scope
-        if _is_small(graph, shapes, value) or (own and graph.values[value].origin is Origin.INPUT):
+        if _is_small(graph, shapes, value) or (
+            own and graph.values[value].origin is Origin.INPUT
+        ):
             continue
         if not (own and value in on_host) or port in wanted:
             return False
@@ -188,7 +212,11 @@ def _unbuilt(text: str, action: str) -> Place:
 
 
 def place_nodes(
-    graph: Graph, shapes: Sequence[Shape | None], volumes: Sized, target: str, broken: set[str]
+    graph: Graph,
+    shapes: Sequence[Shape | None],
+    volumes: Sized,
+    target: str,
+    broken: set[str],
 ) -> tuple[Sequence[str], Sequence[Finding]]:
     """Return the provider of every node on a target ("cuda", one of a version, or "any": unknown), and the findings.
 
@@ -202,16 +230,25 @@ def place_nodes(
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
     if not target_of(target).limits_types:
-        return [""] * len(graph.nodes), [*_unhonoured(graph, target), *_unknown_ops(graph)]
+        return [""] * len(graph.nodes), [
+            *_unhonoured(graph, target),
+            *_unknown_ops(graph),
+        ]
     places = _by_kernels(graph, target)
-    shaping = host_nodes(graph, shapes, [found.provider for found in places], device_of(target))
+    shaping = host_nodes(
+        graph, shapes, [found.provider for found in places], device_of(target)
+    )
     folded = _folded(graph)
     providers, findings, copied = [], _unknown_ops(graph), set[int]()
     for node, found in zip(graph.nodes, places, strict=True):
         falls_back, on_host = found.kind == "fallback", node.index in shaping
         is_once = falls_back and not on_host and node.index in folded
         providers.append("CPU" if on_host else "" if is_once else found.provider)
-        if found.text and node.label not in broken and not (is_once or (falls_back and on_host)):
+        if (
+            found.text
+            and node.label not in broken
+            and not (is_once or (falls_back and on_host))
+        ):
             _, severity, kind, text, action = found
             findings.append(finding(node, severity, kind, text, action))
             if falls_back:
@@ -257,7 +294,9 @@ class Typing(NamedTuple):
         return runs_on(target, self.typed(bound))
 
 
-def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[object, Typing]]:
+def distinct_typings(
+    graph: Graph, target: str
+) -> tuple[list[object], dict[object, Typing]]:
     """The typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
     keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
@@ -270,12 +309,15 @@ def distinct_typings(graph: Graph, target: str) -> tuple[list[object], dict[obje
             continue
         bound = bind_node(node, graph.types)
         wrapped = any(
-            value != ABSENT and graph.types[value] == FLOAT16.tensor for value in node.inputs
+            value != ABSENT and graph.types[value] == FLOAT16.tensor
+            for value in node.inputs
         )
         keys.append((_typing(target, node, bound), wrapped))
         if keys[-1] not in examples:
             kinds = (
-                graph.types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT
+                graph.types[value]
+                for value in (*node.inputs, *node.outputs)
+                if value != ABSENT
             )
             flowing = frozenset(kind for kind in kinds if kind is not None)
             examples[keys[-1]] = Typing(node, node.signature, bound, flowing, wrapped)
@@ -300,7 +342,9 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
     """Nodes without a schema: nothing can be said about them."""
-    text = "no schema is known for this op: its types, kernels and hazards are not checked"
+    text = (
+        "no schema is known for this op: its types, kernels and hazards are not checked"
+    )
     action = "Declare its types (--custom-ops FILE); if it is no custom op, check its spelling and the opset imports."
     return [
         finding(node, "note", "schema", text, action)
@@ -315,12 +359,17 @@ def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
     Attributes, optional inputs and outputs count only if a function body may run instead, or kernels have limits.
     """
     limited = any(
-        has_kernel_limits(device, node.key) for device in map(device_of, (target, cpu_of(target)))
+        has_kernel_limits(device, node.key)
+        for device in map(device_of, (target, cpu_of(target)))
     )
     counts = limited or (node.signature is not None and node.signature.has_function)
     ports = (node.proto.input, node.proto.output) if counts else ()
     present = tuple(tuple(bool(name) for name in names) for names in ports)
-    body = tuple(item.SerializeToString() for item in node.proto.attribute) if counts else ()
+    body = (
+        tuple(item.SerializeToString() for item in node.proto.attribute)
+        if counts
+        else ()
+    )
     return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
@@ -339,18 +388,24 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
     for provider in _providers(target if refused is None else cpu_of(target)):
         failing = fails(provider, typing.typed(bound))
         if failing is not None:
-            text = f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
+            text = (
+                f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
+            )
             return Place(home(provider), "error", "kernel", text, cure(target, typing))
         if has_kernel(provider, typing.typed(bound)):
             return (
-                Place(home(provider)) if provider == target else _left(target, typing, at, refused)
+                Place(home(provider))
+                if provider == target
+                else _left(target, typing, at, refused)
             )
     has_body = signature.has_function and any(
         typing.runs_on(provider, bound) for provider in _providers(target)
     )
     if has_body or signature.declared:
         return Place(home(target))
-    raised = {param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()}
+    raised = {
+        param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()
+    }
     if wrapped and has_kernel(cpu_of(target), typing.typed(raised)):
         return _between_casts(target, typing._replace(bound=raised), at, refused)
     if signature.has_function:
@@ -389,11 +444,11 @@ def _in_engine(target: str, typing: Typing) -> Place:
     because = f" ({refused})" if refused else ""
     text = f"it is refused with these types ({typing.precision}){because}: no engine will be built"
     if raised != bound and typing.runs_on(target, raised):
-        return _unbuilt(text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}.")
-    if not any(row.covers(signature.since) for row in typing.kernels(target)):
-        text = (
-            f"it is taken in no precision (op version {signature.since}): no engine will be built"
+        return _unbuilt(
+            text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}."
         )
+    if not any(row.covers(signature.since) for row in typing.kernels(target)):
+        text = f"it is taken in no precision (op version {signature.since}): no engine will be built"
     return _unbuilt(text, "Replace the op, or load a plugin that has it.")
 
 
@@ -427,16 +482,25 @@ def _folded(view: View) -> set[int]:
     return folded
 
 
-def _summary(graph: Graph, volumes: Sized, copied: set[int], shaping: int) -> Iterator[Finding]:
+def _summary(
+    graph: Graph, volumes: Sized, copied: set[int], shaping: int
+) -> Iterator[Finding]:
     """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
     if copied:
         crossing = {
-            value for node in copied for value in _crossing(graph, graph.nodes[node], copied)
+            value
+            for node in copied
+            for value in _crossing(graph, graph.nodes[node], copied)
         }
         counted = {
-            value: number for value in crossing if (number := volumes.elements(value)) is not None
+            value: number
+            for value in crossing
+            if (number := volumes.elements(value)) is not None
         }
-        moved = sum(number * element_bytes(graph.types[value]) for value, number in counted.items())
+        moved = sum(
+            number * element_bytes(graph.types[value])
+            for value, number in counted.items()
+        )
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
         volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
@@ -445,9 +509,7 @@ def _summary(graph: Graph, volumes: Sized, copied: set[int], shaping: int) -> It
             if len(counted) < len(crossing)
             else ""
         )
-        cost = (
-            f"{volume} ({tensors}{left}) are copied to or from the host in every run{volumes.told}"
-        )
+        cost = f"{volume} ({tensors}{left}) are copied to or from the host in every run{volumes.told}"
         whose = "its" if len(copied) == 1 else "their"
         text = f"{nodes} back to CPU: " + (
             cost if crossing else f"{whose} inputs and outputs are on the host anyway"
@@ -463,7 +525,11 @@ def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
     """Values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
-        if producer is not None and producer.index not in copied and producer.key != "Constant":
+        if (
+            producer is not None
+            and producer.index not in copied
+            and producer.key != "Constant"
+        ):
             yield value
     for value in node.outputs:
         if any(reader.index not in copied for reader, _ in view.consumers(value)):

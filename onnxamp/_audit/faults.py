@@ -11,7 +11,13 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._audit.findings import Casts, Finding, finding
 from onnxamp._convert.estimate import shapes_at
-from onnxamp._dtypes import ELEM_NUMBERS, FORMATS, element_name, is_lossless, readable_types
+from onnxamp._dtypes import (
+    ELEM_NUMBERS,
+    FORMATS,
+    element_name,
+    is_lossless,
+    readable_types,
+)
 from onnxamp._graph.determined import DEFAULT_TRIPS, guessed_scopes, loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -51,16 +57,23 @@ def type_faults(graph: Graph) -> list[Finding]:
             findings.append(finding(node, "error", "type", text, _RETYPE))
             continue
         fault = next(_node_faults(graph, node, declared, wrong.get(index)), None)
-        bodies = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
+        bodies = (
+            value for _, body in node.bodies for value in graph.scopes[body].outputs
+        )
         is_first = tainted.isdisjoint((*node.inputs, *bodies))
         if fault and is_first:
             findings.append(fault)
         if fault or not is_first:
             tainted.update(
-                value for value in node.outputs if value != ABSENT and (fault or value in declared)
+                value
+                for value in node.outputs
+                if value != ABSENT and (fault or value in declared)
             )
     for conflict in conflicts:
-        if conflict.node == conflict.branches == ABSENT and conflict.output not in tainted:
+        if (
+            conflict.node == conflict.branches == ABSENT
+            and conflict.output not in tainted
+        ):
             text = readable_types(conflict.text)
             findings.append(finding(conflict.where, "error", "type", text, _REDECLARE))
     return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
@@ -72,7 +85,9 @@ def _node_faults(
     """What is wrong with one node, the worst first; ``known`` is what :func:`type_conflicts` says of it."""
     if node.signature is not None:
         text = (
-            (_input_fault(node.signature, _types(graph, node.inputs)) or known) if known else None
+            (_input_fault(node.signature, _types(graph, node.inputs)) or known)
+            if known
+            else None
         )
         if text is not None or (text := _output_fault(graph, node)) is not None:
             yield _fault(graph, node, readable_types(text))
@@ -102,7 +117,10 @@ def _contradicted(graph: Graph) -> dict[int, str]:
             continue
         inputs = scope.proto.input if scope.index == 0 else ()
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
-            value, declared = graph.visible(entry.name, scope.index), declared_type(entry.type)
+            value, declared = (
+                graph.visible(entry.name, scope.index),
+                declared_type(entry.type),
+            )
             if (
                 value != ABSENT
                 and None not in (declared, graph.types[value])
@@ -132,7 +150,9 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
         if port is None:
             return f"has {len(inputs)} inputs, more than its schema knows"
         wanted = (
-            bound[signature.param(port, position)] if port.type in signature.params else port.type
+            bound[signature.param(port, position)]
+            if port.type in signature.params
+            else port.type
         )
         if wanted != found:
             return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
@@ -168,9 +188,14 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
 def _fault(graph: Graph, node: Node, text: str) -> Finding:
     """The finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
-    inputs, outputs = _types(graph, node.inputs), {*_types(graph, node.outputs)} - {None}
+    inputs, outputs = (
+        _types(graph, node.inputs),
+        {*_types(graph, node.outputs)} - {None},
+    )
     for newer in newer_versions(node.signature) if not node.signature.domain else ():
-        admitted = frozenset().union(*newer.params.values(), (port.type for port in newer.outputs))
+        admitted = frozenset().union(
+            *newer.params.values(), (port.type for port in newer.outputs)
+        )
         fits = outputs <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
         if fits and _loads(_OLD_IR, (("", newer.since),)):
             action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema admits the type."
@@ -183,11 +208,13 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
     taken = set[tuple[int, str]]()
     for node in graph.nodes:
         if node.proto.name and (node.scope, node.proto.name) in taken:
-            text = (
-                "another node of the same graph has the same name: ONNX Runtime refuses the model"
-            )
+            text = "another node of the same graph has the same name: ONNX Runtime refuses the model"
             yield finding(
-                node, "error", "schema", text, "Rename one of them; an empty name will do."
+                node,
+                "error",
+                "schema",
+                text,
+                "Rename one of them; an empty name will do.",
             )
         taken.add((node.scope, node.proto.name))
 
@@ -200,7 +227,9 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
         graph: its graph; None if there is none, since the installed onnx does not know its opset.
     """
     findings = list[Finding]()
-    imports = tuple(sorted({(entry.domain, entry.version) for entry in model.opset_import}))
+    imports = tuple(
+        sorted({(entry.domain, entry.version) for entry in model.opset_import})
+    )
     if not imports:
         text = "the model imports no opset: its ops have no version"
         action = "Add the opset that it was exported for to opset_import."
@@ -210,9 +239,15 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
         action = "Upgrade onnxruntime, or export the model for an older opset and IR version."
         findings.append(finding("", "error", "opset", reason, action))
     known = {default_domain(domain) for domain, _ in imports}
-    used = {default_domain(node.proto.domain) for node in graph.nodes} if graph else set()
+    used = (
+        {default_domain(node.proto.domain) for node in graph.nodes} if graph else set()
+    )
     for domain in sorted(used - known):
-        assumed = f"version {graph.book.opsets.get(domain, 1)}" if graph else "its newest version"
+        assumed = (
+            f"version {graph.book.opsets.get(domain, 1)}"
+            if graph
+            else "its newest version"
+        )
         text = f"the model does not import the domain {domain or 'ai.onnx'} that it uses; {assumed} is assumed"
         action = "Add it to opset_import: runtimes may assume another version."
         findings.append(finding("", "note", "opset", text, action))
@@ -229,7 +264,9 @@ def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | Non
     if not _loads(ir_version, ()):
         return f"{name} does not know IR version {ir_version}"
     for domain, version in imports:
-        if domain in ("", "ai.onnx") and not _loads(min(ir_version, _OLD_IR), ((domain, version),)):
+        if domain in ("", "ai.onnx") and not _loads(
+            min(ir_version, _OLD_IR), ((domain, version),)
+        ):
             return f"{name} does not know opset {version}"
     return None
 
@@ -291,7 +328,9 @@ class Sized:
 def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     """Return the shapes for given inputs; without any, for inputs of the sizes that made-up ones have."""
     if given:
-        return Sized(shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {})
+        return Sized(
+            shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}
+        )
     weights = {tensor.name for tensor in graph.model.graph.initializer}
     entries = [
         entry
@@ -316,7 +355,9 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
 _FLOATS: Final = frozenset(
     {"tensor(float)", "tensor(double)", *(low.tensor for low in FORMATS.values())}
 )
-_CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
+_CLEAN: Final = (
+    "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
+)
 
 
 def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
@@ -330,7 +371,9 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
     for node in graph.nodes:
         if _is_float_cast(graph, node) and not constants.is_constant(node.inputs[0]):
             count += 1
-            size = element_bytes(types[node.inputs[0]]) + element_bytes(types[node.outputs[0]])
+            size = element_bytes(types[node.inputs[0]]) + element_bytes(
+                types[node.outputs[0]]
+            )
             number = sizes.elements(node.inputs[0])
             unsized += number is None
             if node.scope in guessed:
@@ -343,7 +386,9 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
     }
     pairs = graph.ask(find_pairs)
     findings = [
-        _redundancy(graph, graph.nodes[index], is_pair=index in pairs.ends | pairs.starts)
+        _redundancy(
+            graph, graph.nodes[index], is_pair=index in pairs.ends | pairs.starts
+        )
         for index in sorted(redundant)
     ]
     return Casts(count, moved, len(redundant), unsized, assumed), [
@@ -358,7 +403,9 @@ def element_bytes(type_name: str | None) -> int:
     if name == "string":
         return 0
     try:
-        return int(np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_NUMBERS[name])).itemsize)
+        return int(
+            np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_NUMBERS[name])).itemsize
+        )
     except (KeyError, TypeError):
         return 4
 
@@ -366,13 +413,19 @@ def element_bytes(type_name: str | None) -> int:
 def _is_float_cast(graph: Graph, node: Node) -> bool:
     if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
         return False
-    return graph.types[node.inputs[0]] in _FLOATS and graph.types[node.outputs[0]] in _FLOATS
+    return (
+        graph.types[node.inputs[0]] in _FLOATS
+        and graph.types[node.outputs[0]] in _FLOATS
+    )
 
 
 def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     before = graph.producer(node.inputs[0])
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
-    severity, text = "warning", "casts a value to a type that another Cast casts it to as well"
+    severity, text = (
+        "warning",
+        "casts a value to a type that another Cast casts it to as well",
+    )
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
         severity, text = (
             "note",
@@ -389,7 +442,11 @@ def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
     """Casts to low precision and back: the pair rounds, perhaps on purpose."""
     for node in graph.nodes:
         before = graph.producer(node.input(0)) if _is_float_cast(graph, node) else None
-        if before is None or not _is_float_cast(graph, before) or node.index in redundant:
+        if (
+            before is None
+            or not _is_float_cast(graph, before)
+            or node.index in redundant
+        ):
             continue
         values = before.inputs[0], node.inputs[0], node.outputs[0]
         first, second, third = (element_name(graph.types[value]) for value in values)

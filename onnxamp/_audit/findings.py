@@ -29,7 +29,9 @@ class Finding:
     action: str
 
 
-def finding(where: Node | str, severity: str, kind: str, text: str, action: str = "") -> Finding:
+def finding(
+    where: Node | str, severity: str, kind: str, text: str, action: str = ""
+) -> Finding:
     """Return a finding about a node, a name, or ("") the whole model."""
     node, op = (where, "") if isinstance(where, str) else (where.label, where.key)
     return Finding(severity, kind, node, op, text, action)
@@ -40,7 +42,9 @@ _SEVERITIES: Final = ("error", "warning", "note")
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Errors first, then warnings and notes, each in the order in which they were found."""
-    return tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity)))
+    return tuple(
+        sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,11 @@ class RaisedConstants(Constants):
     def stats(self, value: int) -> ConstantStats | None:
         """Statistics of the constant, with sentinels restored."""
         stored = self.stored(value)
-        if stored is None or stored.uniform is None or abs(stored.uniform) not in self.saturated:
+        if (
+            stored is None
+            or stored.uniform is None
+            or abs(stored.uniform) not in self.saturated
+        ):
             return stored
         return ConstantStats(_LARGEST, copysign(_LARGEST, stored.uniform), 0.0)
 
@@ -76,7 +80,8 @@ class RaisedGraph(Graph):
     def types(self) -> Types:
         """Type by value index, with float32 for the low-precision type."""
         return [
-            None if name is None else name.replace(self.low.tensor, FLOAT) for name in self.actual
+            None if name is None else name.replace(self.low.tensor, FLOAT)
+            for name in self.actual
         ]
 
     @cached_property
@@ -105,7 +110,9 @@ class RaisedGraph(Graph):
         """(position, value) of the node's low-precision tensor inputs."""
         low = self.low.tensor
         return (
-            (port, value) for port, value in self.float_inputs(node) if self.actual[value] == low
+            (port, value)
+            for port, value in self.float_inputs(node)
+            if self.actual[value] == low
         )
 
     def low_constants(self, node: Node) -> Iterator[tuple[int, float]]:
@@ -148,12 +155,16 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
     Complexity: near linear in nodes, as the rules; weights are read once per low-precision type.
     """
     present = {name for name in graph.types if name is not None}
-    lows = [low for low in FORMATS.values() if any(low.tensor in name for name in present)]
+    lows = [
+        low for low in FORMATS.values() if any(low.tensor in name for name in present)
+    ]
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
         view = raised(graph, low, shapes)
         findings |= {
-            (finding.node, finding.text): finding for rule in _RULES for finding in rule(view)
+            (finding.node, finding.text): finding
+            for rule in _RULES
+            for finding in rule(view)
         }
     if lows or FLOAT not in present:
         return list(findings.values())
@@ -174,10 +185,16 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
 
 
 def _hazard(
-    graph: RaisedGraph, node: Node, text: str, severity: str = "warning", action: str = _KEEP
+    graph: RaisedGraph,
+    node: Node,
+    text: str,
+    severity: str = "warning",
+    action: str = _KEEP,
 ) -> Finding:
     """A hazard of a low-precision node; LOW in the text becomes the name of the type."""
-    return finding(node, severity, "hazard", text.replace("LOW", graph.low.name), action)
+    return finding(
+        node, severity, "hazard", text.replace("LOW", graph.low.name), action
+    )
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
@@ -187,7 +204,10 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
         owner, rule = ABSENT, audit.rule or kind.rule
         for hazard in rule(graph, graph.low) if rule is not None else ():
-            if hazard.value != ABSENT and graph.actual[hazard.value] != graph.low.tensor:
+            if (
+                hazard.value != ABSENT
+                and graph.actual[hazard.value] != graph.low.tensor
+            ):
                 continue
             node = graph.nodes[hazard.node]
             shown = _shown(graph, node, audit)
@@ -196,7 +216,9 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
             # A rule yields the node with the constant first, then what follows from it: one finding says it all.
             cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
             follows = (
-                cause is not None and graph.is_low(cause) and repr(cause.label) in hazard.detail
+                cause is not None
+                and graph.is_low(cause)
+                and repr(cause.label) in hazard.detail
             )
             if not graph.is_low(node) or follows or (audit.must_tell and not shown):
                 continue
@@ -205,10 +227,16 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
             elif hazard.node in masking:  # a mask times 0 or 1 stays in range
                 continue
             constants = (
-                f" (constant {', '.join(f'{number:.4g}' for number in shown)})" if shown else ""
+                f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
+                if shown
+                else ""
             )
-            limit = audit.limit.format(end=graph.low.max_finite, integers=graph.low.exact_integers)
-            yield _hazard(graph, node, audit.text.format(detail=hazard.detail) + constants + limit)
+            limit = audit.limit.format(
+                end=graph.low.max_finite, integers=graph.low.exact_integers
+            )
+            yield _hazard(
+                graph, node, audit.text.format(detail=hazard.detail) + constants + limit
+            )
 
 
 def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
@@ -217,13 +245,18 @@ def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
         return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
     return [
-        number for number in numbers if number is not None and audit.is_telling(number, graph.low)
+        number
+        for number in numbers
+        if number is not None and audit.is_telling(number, graph.low)
     ]
 
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     """One finding per decomposed normalisation, softmax or magnitude, at the op that breaks first."""
-    narrow, digits = graph.low.is_narrow, f"its sums keep only {graph.low.mantissa + 1} bits"
+    narrow, digits = (
+        graph.low.is_narrow,
+        f"its sums keep only {graph.low.mantissa + 1} bits",
+    )
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
         "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
@@ -258,7 +291,9 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
             and graph.actual[cast.inputs[0]] == graph.low.tensor
         ):
             text = "ONNX Runtime fuses this Cast with the normalisation behind it, and then cannot load the model"
-            action = "Convert the original again: onnxamp convert keeps such Casts apart."
+            action = (
+                "Convert the original again: onnxamp convert keeps such Casts apart."
+            )
             yield _hazard(graph, cast, text, "error", action)
 
 
@@ -278,13 +313,17 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
         if any(_is_single(graph, zero) for zero in zeros) and _guards(
             graph, node, through_roots=node.key in adds
         ):
-            yield _hazard(graph, node, "its epsilon is 0 in LOW: what it guards divides by zero")
+            yield _hazard(
+                graph, node, "its epsilon is 0 in LOW: what it guards divides by zero"
+            )
 
 
 def _is_single(graph: RaisedGraph, value: int) -> bool:
     """Whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
     maker = graph.producer(graph.constants.source(value))
-    return elements(graph.shapes[value]) == 1 and (maker is None or maker.key == "Constant")
+    return elements(graph.shapes[value]) == 1 and (
+        maker is None or maker.key == "Constant"
+    )
 
 
 def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
@@ -309,7 +348,9 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
     """Infinities that are multiplied (0 times infinity is NaN) or added as a mask, and constant divisors that are 0."""
     for node in graph.nodes:
         if node.key == "Div" and (1, 0.0) in graph.low_constants(node):
-            yield _hazard(graph, node, "divides by a constant that is 0 in LOW", "error")
+            yield _hazard(
+                graph, node, "divides by a constant that is 0 in LOW", "error"
+            )
         if node.key not in op_facts().mask_arithmetic or not graph.is_low(node):
             continue
         stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
@@ -327,13 +368,18 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Masks at the very end of the range, which adding a score leaves. Half of the range would do."""
-    if not graph.low.is_narrow:  # the end of a wide range is far beyond the last digit of a score
+    if (
+        not graph.low.is_narrow
+    ):  # the end of a wide range is far beyond the last digit of a score
         return
     for node in graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):
             continue
         stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
-        if not any(stats is not None and stats.largest == graph.low.max_finite for stats in stored):
+        if not any(
+            stats is not None and stats.largest == graph.low.max_finite
+            for stats in stored
+        ):
             continue
         path = (graph.nodes[index] for index in mask_path(graph, node))
         if any(step.key in ("Add", "Sub") and graph.is_low(step) for step in path):
@@ -348,9 +394,15 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.key not in walk or node.key == "Cast":
             continue
-        values = (value for _, value in graph.float_inputs(node) if graph.actual[value] == FLOAT)
+        values = (
+            value
+            for _, value in graph.float_inputs(node)
+            if graph.actual[value] == FLOAT
+        )
         stored = (graph.constants.stored(value) for value in values)
-        largest = max((stats.largest for stats in stored if stats is not None), default=0.0)
+        largest = max(
+            (stats.largest for stats in stored if stats is not None), default=0.0
+        )
         if not (low.overflow <= largest and isfinite(largest)):
             continue
         for step in (graph.nodes[index] for index in mask_path(graph, node)):
@@ -450,7 +502,11 @@ def _low_contents(array: NDArray[Any], low: Format) -> Contents:
 def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """One finding for all weights that cannot be read: mostly the whole data file is missing."""
     for name, why in failures[:1]:
-        more = f" The same goes for {len(failures) - 1} more weights." if len(failures) > 1 else ""
+        more = (
+            f" The same goes for {len(failures) - 1} more weights."
+            if len(failures) > 1
+            else ""
+        )
         action = "Hazards are not looked for, since they depend on the weights."
         yield finding(name, "error", "weight", why + more, action)
 
@@ -460,9 +516,17 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
     if contents.nan:
         text = f"NaN among {type_name} weights: what reads them becomes NaN"
         yield finding(
-            name, "warning", "weight", text, "Look at where the weights come from: they are broken."
+            name,
+            "warning",
+            "weight",
+            text,
+            "Look at where the weights come from: they are broken.",
         )
-    if contents.infinite and contents.infinite < contents.elements and contents.elements >= _MANY:
+    if (
+        contents.infinite
+        and contents.infinite < contents.elements
+        and contents.elements >= _MANY
+    ):
         text = f"infinities among {type_name} weights"
         action = "Harmless in a mask. Otherwise a conversion overflowed: convert the original again (onnxamp convert)."
         yield finding(name, "note", "weight", text, action)
@@ -481,5 +545,9 @@ def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Find
             f"{100 * subnormal / total:.1f} % of the {low.name} weights are subnormal, with fewer digits, and"
             f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
         )
-        action = "bfloat16 holds such numbers in full (--dtype bfloat16)." if low is FLOAT16 else ""
+        action = (
+            "bfloat16 holds such numbers in full (--dtype bfloat16)."
+            if low is FLOAT16
+            else ""
+        )
         yield finding("", "note", "weight", text, action)

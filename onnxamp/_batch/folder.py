@@ -87,7 +87,9 @@ def check_options(options: FolderOptions) -> None:
             f" {type(options.accept).__name__}."
         )
     if not options.validate and options.conversion.level != Level.AUTO:
-        raise ArgumentError("accept judges the validation: leave validate as it is, or accept out.")
+        raise ArgumentError(
+            "accept judges the validation: leave validate as it is, or accept out."
+        )
     Accept.of(options.accept)
 
 
@@ -143,7 +145,9 @@ def _models(source: Path, without: Path) -> Iterator[Path]:
             below = sorted(path for path in here.iterdir() if path.name[0] != ".")
         folders = [path for path in below if path.is_dir()]
         yield from (
-            path for path in below if path.suffix.lower() == ".onnx" and path not in folders
+            path
+            for path in below
+            if path.suffix.lower() == ".onnx" and path not in folders
         )
         waiting += [
             path
@@ -269,7 +273,9 @@ def convert_folder(
         libraries=active_libraries(),
         accept=accept,
     )
-    data, page = (as_path(path) if path is not None else None for path in (inputs, html))
+    data, page = (
+        as_path(path) if path is not None else None for path in (inputs, html)
+    )
     report = run_folder(
         options=asked,
         source=as_path(src),
@@ -299,14 +305,18 @@ def run_folder(
     """:func:`convert_folder` with its options in one record; raises the same. A result without a page is made again."""
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
-    found = [replace(job, code=options.code) for job in find_jobs(source, target, inputs)]
+    found = [
+        replace(job, code=options.code) for job in find_jobs(source, target, inputs)
+    ]
     made_folder(target)
     prints = _fingerprints(options)
     if index is not None:
         found = [replace(job, page=page_of(index.parent, job.name)) for job in found]
     if options.conversion.level == Level.AUTO and not is_remote(target):
         found = [
-            replace(job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json")
+            replace(
+                job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json"
+            )
             for job in found
         ]
     used, mixes = 1, options.provider is not None and is_plugin(options.provider)
@@ -314,9 +324,13 @@ def run_folder(
         assert state is not None
         kept = state.part("folder", {})
         rows, waiting = _known(found, remembered(kept), prints, target, retry=retry)
-        waiting.sort(key=size_of, reverse=True)  # so that no worker starts a large one last
+        waiting.sort(
+            key=size_of, reverse=True
+        )  # so that no worker starts a large one last
         work = partial(_jobs_of, options)
-        with closing(_work(work, waiting, place, len(rows), told, once=mixes)) as results:
+        with closing(
+            _work(work, waiting, place, len(rows), told, once=mixes)
+        ) as results:
             for result, count in results:
                 used = count
                 row = rows[result.row.name] = result.row
@@ -325,7 +339,11 @@ def run_folder(
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 kept[row.name] = None if result.may_pass else as_data(entry)
     report = FolderReport(
-        source, target, used, time.perf_counter() - start, tuple(rows[job.name] for job in found)
+        source,
+        target,
+        used,
+        time.perf_counter() - start,
+        tuple(rows[job.name] for job in found),
     )
     if index is not None:
         from onnxamp._report.html.folder import write_index  # noqa: PLC0415 - only pages need it
@@ -340,7 +358,12 @@ def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
 
 
 def _known(
-    jobs: Sequence[Job], state: Mapping[str, Entry], prints: "_Prints", target: Path, *, retry: bool
+    jobs: Sequence[Job],
+    state: Mapping[str, Entry],
+    prints: "_Prints",
+    target: Path,
+    *,
+    retry: bool,
 ) -> tuple[dict[str, Row], list[Job]]:
     """The rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
     rows, waiting = dict[str, Row](), list[Job]()
@@ -361,7 +384,10 @@ def _known(
             rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
         else:
             waiting.append(
-                replace(job, cure=entry if entry.is_cure(target, prints.cure, needed) else None)
+                replace(
+                    job,
+                    cure=entry if entry.is_cure(target, prints.cure, needed) else None,
+                )
             )
     return rows, waiting
 
@@ -389,7 +415,13 @@ def _fingerprints(options: FolderOptions) -> _Prints:
 
 
 def _work(
-    work: Work, jobs: Sequence[Job], place: Place, before: int, told: Told | None, *, once: bool
+    work: Work,
+    jobs: Sequence[Job],
+    place: Place,
+    before: int,
+    told: Told | None,
+    *,
+    once: bool,
 ) -> Generator[tuple[Entry, int]]:
     """The result of each job when it is done, and the number of workers. What those leave that die is removed.
 

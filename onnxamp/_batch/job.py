@@ -13,7 +13,12 @@ from onnx import ModelProto
 from onnxamp._batch.state import Entry, Stamp, stamps
 from onnxamp._convert.misspelt import misspelt
 from onnxamp._decide.overrides import Unmatched
-from onnxamp._errors import ExternalDataError, OnnxAmpError, OutputError, SourceChangedError
+from onnxamp._errors import (
+    ExternalDataError,
+    OnnxAmpError,
+    OutputError,
+    SourceChangedError,
+)
 from onnxamp._job.folder import Row
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
@@ -32,7 +37,13 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._tuning.arguments import Search
 
-_TRANSIENT: Final = (OutputError, ExternalDataError, SourceChangedError, OSError, MemoryError)
+_TRANSIENT: Final = (
+    OutputError,
+    ExternalDataError,
+    SourceChangedError,
+    OSError,
+    MemoryError,
+)
 """Errors that the same files may not meet again."""
 
 
@@ -131,7 +142,9 @@ def failed(job: Job, error: Exception) -> Entry:
 
 def read_before(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
-    return stamps({job.source, *_files(job.inputs), *([job.code] if job.code else [])}, job.home)
+    return stamps(
+        {job.source, *_files(job.inputs), *([job.code] if job.code else [])}, job.home
+    )
 
 
 def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
@@ -146,7 +159,10 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
 def _run(options: FolderOptions, job: Job) -> Entry:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
-    unmatched = (*misspelt(model, options.conversion), *_absent_dims(options, model.proto))
+    unmatched = (
+        *misspelt(model, options.conversion),
+        *_absent_dims(options, model.proto),
+    )
     job.target.parent.mkdir(parents=True, exist_ok=True)
     if job.search is not None:
         job.search.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +201,9 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     )
     return Request(
         model=model,
-        asked=replace(asked, strict_options=False),  # names are checked once all models are known
+        asked=replace(
+            asked, strict_options=False
+        ),  # names are checked once all models are known
         run=RunOptions(
             samples=job.inputs,
             count=options.samples,
@@ -209,7 +227,11 @@ def _files(inputs: Path | None) -> list[Path]:
     """The files that inputs are read from."""
     if inputs is None:
         return []
-    return [path for path in inputs.iterdir() if path.is_file()] if inputs.is_dir() else [inputs]
+    return (
+        [path for path in inputs.iterdir() if path.is_file()]
+        if inputs.is_dir()
+        else [inputs]
+    )
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
@@ -234,12 +256,17 @@ def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
 def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]:
     """Arguments of the command line that make it run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]
-    judge += [text for path in options.libraries for text in ("--custom-ops-library", path)]
+    judge += [
+        text for path in options.libraries for text in ("--custom-ops-library", path)
+    ]
     if job.inputs is not None:
         return "--inputs", str(job.inputs), *judge
     numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
     written = [
-        text for name, value, default in numbers if value != default for text in (name, str(value))
+        text
+        for name, value, default in numbers
+        if value != default
+        for text in (name, str(value))
     ]
     dims = _dims(options, model.proto) if options.dims else {}
     return (
@@ -265,7 +292,9 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     )
     if diff is None:
         return row
-    worst = max((output.rel_l2 for output in diff.outputs if output.is_float), default=None)
+    worst = max(
+        (output.rel_l2 for output in diff.outputs if output.is_float), default=None
+    )
     row = replace(row, error=worst, message=diff.skipped or "")
     if diff.cure is not None:
         cure = diff.cure

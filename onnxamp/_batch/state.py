@@ -54,7 +54,9 @@ class Entry:
     made_with: str = ""
     searched_with: str = ""
 
-    def is_current(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
+    def is_current(
+        self, folder: Path, fingerprint: str, needed: Iterable[Path]
+    ) -> bool:
         """Whether nothing has changed since, and all files that are ``needed`` were read then."""
         return (
             self.made_with == fingerprint
@@ -118,7 +120,11 @@ def _relative(path: Path, folder: Path) -> str:
     try:
         if is_remote(path) or is_remote(folder):
             inside = path.is_relative_to(folder)
-            return path.relative_to(folder).as_posix() if inside else path.absolute().as_posix()
+            return (
+                path.relative_to(folder).as_posix()
+                if inside
+                else path.absolute().as_posix()
+            )
         return Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix()
     except ValueError:  # on another drive
         return path.absolute().as_posix()

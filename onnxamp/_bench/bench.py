@@ -32,7 +32,13 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.draws import suited
-from onnxamp._runtime.engines import BrowserEngine, CudaEngine, Engine, Executable, choose_engine
+from onnxamp._runtime.engines import (
+    BrowserEngine,
+    CudaEngine,
+    Engine,
+    Executable,
+    choose_engine,
+)
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
@@ -63,8 +69,12 @@ _CPU_NOTE: Final = (
 _BROWSER_NOTE: Final = (
     "A browser is timed in its page, with outputs read back; it tells no times per op."
 )
-_UNTOLD_NOTE: Final = "The engine does not tell what its kernels take: times per op are left out."
-_SOFTWARE_NOTE: Final = "The device is software on the CPU: these times say nothing of a GPU."
+_UNTOLD_NOTE: Final = (
+    "The engine does not tell what its kernels take: times per op are left out."
+)
+_SOFTWARE_NOTE: Final = (
+    "The device is software on the CPU: these times say nothing of a GPU."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +164,12 @@ def bench_models(
         options = [options or BenchOptions()] * len(models)
     each = list(options)
     if len(each) != len(models):
-        raise ArgumentError(f"There are options for {len(each)} models, but {len(models)} models.")
+        raise ArgumentError(
+            f"There are options for {len(each)} models, but {len(models)} models."
+        )
     places = [
-        chosen if one.provider is None else choose_engine(one.provider, whole=True) for one in each
+        chosen if one.provider is None else choose_engine(one.provider, whole=True)
+        for one in each
     ]
     if any(
         one.cuda_graph and not isinstance(place, CudaEngine)
@@ -178,7 +191,14 @@ def bench_models(
         for (path, label), how, place in zip(files, each, places, strict=True):
             with _named(label, path):
                 loaded.append(
-                    _load(path=path, label=label, how=how, engine=place, inputs=inputs, clock=clock)
+                    _load(
+                        path=path,
+                        label=label,
+                        how=how,
+                        engine=place,
+                        inputs=inputs,
+                        clock=clock,
+                    )
                 )
             told(len(loaded), steps)
         for number, batch in enumerate(inputs.sizes, 2):
@@ -214,8 +234,13 @@ def _make_inputs(
     feeds: Mapping[str, Feed] | None,
     seed: int,
 ) -> _Inputs:
-    if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in batches):
-        raise ArgumentError(f"Batches must be positive whole numbers, not {list(batches)}.")
+    if any(
+        isinstance(size, bool) or not isinstance(size, int) or size < 1
+        for size in batches
+    ):
+        raise ArgumentError(
+            f"Batches must be positive whole numbers, not {list(batches)}."
+        )
     if feeds is not None and batches:
         raise ArgumentError(
             "Batches are for made-up inputs: given inputs have the sizes they have."
@@ -243,7 +268,11 @@ def _leading_dimension(proto: ModelProto) -> str:
     weights = {tensor.name for tensor in proto.graph.initializer}
     names = Counter[str]()
     for entry in proto.graph.input:
-        dims = entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ()
+        dims = (
+            entry.type.tensor_type.shape.dim
+            if entry.type.HasField("tensor_type")
+            else ()
+        )
         if entry.name in weights or not dims or dims[0].HasField("dim_value"):
             continue
         dims[0].dim_param = dims[0].dim_param or "batch"
@@ -305,7 +334,12 @@ def _named(label: str, path: Path | None = None) -> Iterator[None]:
 
 
 def _load(
-    path: Path, label: str, how: BenchOptions, engine: Engine, inputs: _Inputs, clock: Clock
+    path: Path,
+    label: str,
+    how: BenchOptions,
+    engine: Engine,
+    inputs: _Inputs,
+    clock: Clock,
 ) -> _Loaded:
     """Profile a model, then load it."""
     cuda_options, proto = how.cuda_options(), load_model(path)
@@ -314,11 +348,19 @@ def _load(
             f"{label} has no outputs, so there is nothing to time: name a model that computes something."
         )
     weights = {tensor.name for tensor in proto.graph.initializer}
-    takes = tuple(entry.name for entry in proto.graph.input if entry.name not in weights)
+    takes = tuple(
+        entry.name for entry in proto.graph.input if entry.name not in weights
+    )
     graph = Graph.of(proto)
-    shown = cuda_options if isinstance(engine, CudaEngine) else {"threads": str(how.threads)}
+    shown = (
+        cuda_options
+        if isinstance(engine, CudaEngine)
+        else {"threads": str(how.threads)}
+    )
     kinds = Counter(node.key for node in graph.nodes)
-    facts = Bench(label, shown, lowest_precision(graph.types), 0.0, {}, kinds=dict(kinds))
+    facts = Bench(
+        label, shown, lowest_precision(graph.types), 0.0, {}, kinds=dict(kinds)
+    )
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
         raise ArgumentError(
@@ -347,7 +389,11 @@ def _load(
         )
     else:
         session = make_session(
-            path, engine.provider, threads=how.threads, record=True, cuda_options=cuda_options
+            path,
+            engine.provider,
+            threads=how.threads,
+            record=True,
+            cuda_options=cuda_options,
         )
         assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
@@ -355,14 +401,18 @@ def _load(
     return _Loaded(takes, how, engine, session, facts, [])
 
 
-def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock) -> None:
+def _time(
+    models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock
+) -> None:
     """Time all models at one batch size, and add the timings to them."""
     feeds, number = inputs.at(batch), inputs.sizes.index(batch)
     runs, firsts, costs = [], [], []
     for model in models:
         start = clock()
         with _named(model.facts.model):
-            run = _ready(model, {name: feeds[name] for name in model.takes}, number, clock)
+            run = _ready(
+                model, {name: feeds[name] for name in model.takes}, number, clock
+            )
         firsts.append(clock() - start)
         costs.append(warm_up(run, clock, _WARM_UP))
         runs.append(run)
@@ -372,36 +422,55 @@ def _time(models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: 
         times = latency(first, rounds)
         speedup = None if model is models[0] else ratio(blocks[0], rounds)
         model.timings.append(
-            Timing(model.facts.model, batch, times, (batch or 1) / times.median, speedup)
+            Timing(
+                model.facts.model, batch, times, (batch or 1) / times.median, speedup
+            )
         )
 
 
-def _ready(model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock) -> Timed:
+def _ready(
+    model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
+) -> Timed:
     """The model with its inputs, which ran once; in a browser it is timed there."""
     if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
         timer: Timed = model.session.time
         timer(1)
         return timer
-    return timed(bind(model.session, feeds, number if model.how.cuda_graph else None), clock)
+    return timed(
+        bind(model.session, feeds, number if model.how.cuda_graph else None), clock
+    )
 
 
 def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     in_pages = [model for model in models if not model.engine.runs_pieces]
     elsewhere = [model for model in models if model.engine.runs_pieces]
-    ran = {model.engine.place: model.engine.runtime for model in (*elsewhere, *in_pages)}
-    emulated = any(model.facts.lowest != "float32" and model.engine.emulates for model in models)
+    ran = {
+        model.engine.place: model.engine.runtime for model in (*elsewhere, *in_pages)
+    }
+    emulated = any(
+        model.facts.lowest != "float32" and model.engine.emulates for model in models
+    )
     notes = {
         _CPU_NOTE: emulated,
         _SOFTWARE_NOTE: any(", software" in name for name in ran),
         _BROWSER_NOTE: in_pages,
-        _UNTOLD_NOTE: any(row.seconds is None for model in models for row in model.facts.ops),
+        _UNTOLD_NOTE: any(
+            row.seconds is None for model in models for row in model.facts.ops
+        ),
     }
     slower = (
-        m.facts.model for m in models if any(t.speedup and t.speedup.is_slower for t in m.timings)
+        m.facts.model
+        for m in models
+        if any(t.speedup and t.speedup.is_slower for t in m.timings)
     )
     evidence = (
-        Evidence(models[0].facts, model.facts, model.timings, isinstance(model.engine, CudaEngine))
+        Evidence(
+            models[0].facts,
+            model.facts,
+            model.timings,
+            isinstance(model.engine, CudaEngine),
+        )
         for model in models[1:]
     )
     return BenchReport(

@@ -20,7 +20,12 @@ from onnxamp._dtypes import FORMATS, LOWEST_FIRST
 from onnxamp._graph.collecting import no_collections
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.targets import read_table
-from onnxamp._runtime.profile import engine_kernels, is_dispatch_only, profiled_run, times_of
+from onnxamp._runtime.profile import (
+    engine_kernels,
+    is_dispatch_only,
+    profiled_run,
+    times_of,
+)
 from onnxamp._runtime.session import Provider, short_provider
 from onnxamp._runtime.values import Feed
 
@@ -43,7 +48,9 @@ def executed() -> Executed:
     """The facts, parsed at the first call."""
     data = read_table("executed")
     ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
-    return Executed(data["channels"], **ops, standard=data["standard"], kernels=data["kernels"])
+    return Executed(
+        data["channels"], **ops, standard=data["standard"], kernels=data["kernels"]
+    )
 
 
 Run = Callable[[], None]
@@ -106,8 +113,12 @@ def interleave(
         The rounds of each function, all in the same number.
     """
     sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
-    round_cost = sum(rest + cost * (size + 1) for cost, size in zip(each, sizes, strict=True))
-    rounds = int(min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1]))
+    round_cost = sum(
+        rest + cost * (size + 1) for cost, size in zip(each, sizes, strict=True)
+    )
+    rounds = int(
+        min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1])
+    )
     blocks: list[Blocks] = [[] for _ in runs]
     with no_collections():  # a collection would fall into the turn of one function
         for number in range(rounds):
@@ -136,12 +147,19 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     (Efron's percentile bootstrap, seeded).
     """
     quotients = np.array(
-        [median(one) / max(median(two), 1e-12) for one, two in zip(reference, other, strict=True)]
+        [
+            median(one) / max(median(two), 1e-12)
+            for one, two in zip(reference, other, strict=True)
+        ]
     )
-    drawn = np.random.default_rng(0).integers(0, quotients.size, (_RESAMPLES, quotients.size))
+    drawn = np.random.default_rng(0).integers(
+        0, quotients.size, (_RESAMPLES, quotients.size)
+    )
     low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
     p10, p90 = np.quantile(quotients, (0.1, 0.9))
-    return Ratio(float(np.median(quotients)), float(low), float(high), float(p90 - p10) / 2)
+    return Ratio(
+        float(np.median(quotients)), float(low), float(high), float(p90 - p10) / 2
+    )
 
 
 _SUFFIX: Final = "_kernel_time"
@@ -202,10 +220,16 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
             )
     for event in engine_kernels(events):
         kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
-    spent, counts = defaultdict[tuple[str, str, str], float](float), Counter(kinds.values())
+    spent, counts = (
+        defaultdict[tuple[str, str, str], float](float),
+        Counter(kinds.values()),
+    )
     for name, kind in kinds.items():
         spent[kind] += seconds.get(name, 0.0)
-    rows = [OpTime(*kind, counts[kind], None if untold else total) for kind, total in spent.items()]
+    rows = [
+        OpTime(*kind, counts[kind], None if untold else total)
+        for kind, total in spent.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), row.op)))
 
 
@@ -231,14 +255,19 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         axis = executed().channels.get(args["op_name"])
         if axis is None or _dtype(args) not in FORMATS:
             continue
-        entries = (*args.get("input_type_shape", ())[:1], *args.get("output_type_shape", ()))
+        entries = (
+            *args.get("input_type_shape", ())[:1],
+            *args.get("output_type_shape", ()),
+        )
         shapes = [shape for entry in entries for shape in entry.values()]
         if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
             odd[name] = args["op_name"]
     return dict(Counter(odd.values()))
 
 
-def _nodes(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _nodes(
+    events: Sequence[Mapping[str, Any]],
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
     for event in events:
         if event.get("cat") == "Node" and event.get("name", "").endswith(_SUFFIX):
             yield event["name"].removesuffix(_SUFFIX), event["args"]
@@ -279,10 +308,14 @@ class Evidence(NamedTuple):
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     """What slows the model down, see the table of the module. Complexity: linear in op types."""
-    if not evidence.model.ops or (not evidence.on_cuda and evidence.model.lowest != "float32"):
+    if not evidence.model.ops or (
+        not evidence.on_cuda and evidence.model.lowest != "float32"
+    ):
         return ()  # on CPU, float16 is computed in float32, and slow for other reasons than on a GPU
     rules = (_casts, _fallbacks, _fusions, _layout, _channels, _search, _launches)
-    return tuple(Cause(evidence.model.model, *said) for rule in rules for said in rule(evidence))
+    return tuple(
+        Cause(evidence.model.model, *said) for rule in rules for said in rule(evidence)
+    )
 
 
 def _casts(e: Evidence) -> Said:
@@ -307,7 +340,9 @@ def _fallbacks(e: Evidence) -> Said:
     rows = [
         row
         for row in e.model.ops
-        if row.provider == "CPU" and row.dtype != "no floats" and row.op not in executed().copies
+        if row.provider == "CPU"
+        and row.dtype != "no floats"
+        and row.op not in executed().copies
     ]
     before = {
         row.op: row.nodes
@@ -318,7 +353,9 @@ def _fallbacks(e: Evidence) -> Said:
     copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
     if new or (rows and copies[0]):
         shown = sorted(new or rows, key=lambda row: -(row.seconds or 0.0))
-        kinds = ", ".join(f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN])
+        kinds = ", ".join(
+            f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN]
+        )
         kinds += ", ..." if len(shown) > _SHOWN else ""
         more = "" if new else ", as in the original"
         text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
@@ -333,8 +370,14 @@ def _fusions(e: Evidence) -> Said:
     kept = _ran(e.model)  # made by ONNX Runtime, or part of the model
     for op, fused in executed().standard.items():
         kept[fused] += kept[op]
-    lost = {op: count - kept[op] for op, count in fused_ops(e.original).items() if count > kept[op]}
-    softmax = _sum(e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32")[0]
+    lost = {
+        op: count - kept[op]
+        for op, count in fused_ops(e.original).items()
+        if count > kept[op]
+    }
+    softmax = _sum(
+        e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32"
+    )[0]
     attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
         text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 are in the way"
@@ -365,11 +408,16 @@ def _fusions(e: Evidence) -> Said:
 
 def _layout(e: Evidence) -> Said:
     count, seconds = _sum(
-        e.model.ops, lambda row: row.op in executed().convolutions and row.dtype in FORMATS
+        e.model.ops,
+        lambda row: row.op in executed().convolutions and row.dtype in FORMATS,
     )
     if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
         text = f"{count} low-precision convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
-        yield "layout", text, "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."
+        yield (
+            "layout",
+            text,
+            "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc).",
+        )
 
 
 def _channels(e: Evidence) -> Said:
@@ -393,7 +441,11 @@ def _search(e: Evidence) -> Said:
     if e.on_cuda and slow and convolves:
         first = max(t.latency.first for t in slow)
         text = f"the first run at a new shape takes up to {first:.2g} s: cuDNN tries its algorithms"
-        yield "search", text, "Warm up every shape once, or set cudnn_conv_algo_search=HEURISTIC."
+        yield (
+            "search",
+            text,
+            "Warm up every shape once, or set cudnn_conv_algo_search=HEURISTIC.",
+        )
 
 
 def _launches(e: Evidence) -> Said:
@@ -402,7 +454,11 @@ def _launches(e: Evidence) -> Said:
     if e.on_cuda and bound and e.model.options.get("enable_cuda_graph") != "1":
         fastest = min(t.latency.median for t in bound)
         text = f"{kernels} kernels in {fastest * 1e3:.3g} ms: launching them takes longer than running them"
-        yield "launches", text, "A larger batch, or a CUDA graph (onnxamp bench --cuda-graph)."
+        yield (
+            "launches",
+            text,
+            "A larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
+        )
 
 
 def fused_ops(bench: Bench) -> Counter[str]:

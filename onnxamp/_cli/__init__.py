@@ -66,7 +66,9 @@ class _LazyGroup(click.Group):
         with door():
             return super().invoke(ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """The list of commands in ``--help``, without importing them."""
         del ctx
         with formatter.section("Commands"):
@@ -89,5 +91,7 @@ def main() -> None:
     """Read the command line, and do what it says."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # not every terminal can print every name
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # not every terminal can print every name
     group(prog_name="onnxamp")

@@ -44,7 +44,9 @@ def convert_all(given: Given) -> None:
     if given.metric != "auto":
         single.append("--metric")
     if single:
-        raise ArgumentError(f"{single[0]} is for a single model, and {str(source)!r} is a folder.")
+        raise ArgumentError(
+            f"{single[0]} is for a single model, and {str(source)!r} is a folder."
+        )
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent
     if given.output is None:
@@ -87,7 +89,9 @@ def convert_all(given: Given) -> None:
     if failed := [row for row in report.rows if row.has_failed]:
         for row in failed if given.quiet else ():
             click.echo(printable(f"{row.name}: {row.message}"), err=True)
-        raise click.ClickException(f"{len(failed)} of {len(report.rows)} models failed.")
+        raise click.ClickException(
+            f"{len(failed)} of {len(report.rows)} models failed."
+        )
     refuse(report.unmatched)
 
 
@@ -101,6 +105,9 @@ def _progress(*, quiet: bool) -> Iterator[Told]:
             progress(moment)
             row = moment.row
             if row is not None and not quiet and (row.has_failed or not is_terminal):
-                click.echo(printable(f"[{moment.done}/{moment.total}] {row_line(row)}"), err=True)
+                click.echo(
+                    printable(f"[{moment.done}/{moment.total}] {row_line(row)}"),
+                    err=True,
+                )
 
         yield update

@@ -46,7 +46,9 @@ def _batches(text: str) -> list[int]:
     default=True,
     help="CUDA: allow TF32 in float32 matrix products and convolutions.",
 )
-@option("--nhwc", is_flag=True, help="CUDA: run convolutions in NHWC layout (prefer_nhwc).")
+@option(
+    "--nhwc", is_flag=True, help="CUDA: run convolutions in NHWC layout (prefer_nhwc)."
+)
 @option("--cuda-graph", is_flag=True, help="CUDA: capture a CUDA graph and replay it.")
 @option(
     "--threads",
@@ -56,7 +58,9 @@ def _batches(text: str) -> list[int]:
     help="CPU: threads per op [ONNX Runtime's default].",
 )
 @option(
-    "--no-profile", is_flag=True, help="Measure latency only: no op times, memory use or causes."
+    "--no-profile",
+    is_flag=True,
+    help="Measure latency only: no op times, memory use or causes.",
 )
 @report_options("benchmark", "op type", silent="Print nothing; use the exit code.")
 def command(given: Given) -> None:

@@ -76,7 +76,10 @@ from onnxamp._target.targets import target_of, targets
 @option("--stop", is_flag=True, help="Stop at the first fault.")
 @cure_options("Do not search for options that fix a fault.")
 @report_options(
-    "findings", "finding and value", silent="Print nothing; use the exit code.", html=True
+    "findings",
+    "finding and value",
+    silent="Print nothing; use the exit code.",
+    html=True,
 )
 def command(given: Given) -> None:
     """Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.
@@ -92,17 +95,25 @@ def command(given: Given) -> None:
     opened, name = Model.of(given.model), str(given.model)
     check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
-    samples = None if given.static and not given.build else run_options_of(given).draw(opened)
+    samples = (
+        None if given.static and not given.build else run_options_of(given).draw(opened)
+    )
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
-    audit = audit_model(opened, given.target, shapes=shapes, build=feeds if given.build else None)
+    audit = audit_model(
+        opened, given.target, shapes=shapes, build=feeds if given.build else None
+    )
     run = None if given.static or samples is None else _run(opened, samples, given)
     confirm_sources()
     if given.html:
         write_page(check_page(audit, run, name), given.html)
-    show(given, partial(check_report, audit, run, name), partial(check_json, audit, run))
+    show(
+        given, partial(check_report, audit, run, name), partial(check_json, audit, run)
+    )
     breaks = any(finding.severity == "error" for finding in audit.findings)
-    if breaks or (run is not None and (run.first_bad is not None or run.skipped is not None)):
+    if breaks or (
+        run is not None and (run.first_bad is not None or run.skipped is not None)
+    ):
         raise click.exceptions.Exit(1)
 
 
@@ -133,5 +144,7 @@ def _run(model: Model, samples: Samples, given: Given) -> RunCheck:
             run = replace(run, cure=cure_run(model, run, trial))
         if not given.stop and run.skipped is None:
             progress("looking for exponents", 0, 0)
-            run = replace(run, fit=find_fit(model, run, replace(trial.run.bare, state=state)))
+            run = replace(
+                run, fit=find_fit(model, run, replace(trial.run.bare, state=state))
+            )
     return run

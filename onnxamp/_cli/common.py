@@ -16,7 +16,13 @@ import numpy as np
 
 from onnxamp._cli.door import door, note_report
 from onnxamp._dtypes import FORMATS, dtype_name, low_type
-from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError, OutputError, printable
+from onnxamp._errors import (
+    ArgumentError,
+    MissingPackageError,
+    OnnxAmpError,
+    OutputError,
+    printable,
+)
 from onnxamp._job.request import failed_name
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
@@ -46,13 +52,19 @@ def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | 
     """
     typed = [text.partition("=")[0] for text in arguments]
     known = [text for text in typed if _is_word(text) and any(_meanings(text))]
-    name = next(iter(known), unknown) if unknown is None or len(unknown) == len("-n") else unknown
+    name = (
+        next(iter(known), unknown)
+        if unknown is None or len(unknown) == len("-n")
+        else unknown
+    )
     meanings: dict[str, list[str]] = {}
     for tool, meaning in _meanings(name or ""):
         meanings.setdefault(meaning, []).append(tool)
     if not meanings:
         return None
-    return " ".join(_sentence(name or "", meaning, tools) for meaning, tools in meanings.items())
+    return " ".join(
+        _sentence(name or "", meaning, tools) for meaning, tools in meanings.items()
+    )
 
 
 def _is_word(text: str) -> bool:
@@ -70,7 +82,9 @@ def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
     *others, last = (f"{tool}'s" for tool in tools)
     owners = f"{', '.join(others)} and {last}" if others else last
     if meaning.startswith("nothing"):
-        return f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
+        return (
+            f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
+        )
     return f"{owners} {name} is onnxamp's {meaning}."
 
 
@@ -118,13 +132,17 @@ class GroupedCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            unknown = error.option_name if isinstance(error, click.NoSuchOption) else None
+            unknown = (
+                error.option_name if isinstance(error, click.NoSuchOption) else None
+            )
             told = told_of_other_tools(typed, unknown)
             if told is None:
                 raise
             raise click.UsageError(told, ctx) from None
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """Write the options, under headings where there are many."""
         records = {}
         for item in self.get_params(ctx):
@@ -163,7 +181,9 @@ def new_command(name: str) -> Callable[[Callable[[Given], None]], click.Command]
     def decorate(function: Callable[[Given], None]) -> click.Command:
         @wraps(function)
         def guarded(**words: Any) -> None:
-            custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
+            custom = custom_ops(
+                words.get("custom_ops"), library=words.get("libraries", ())
+            )
             with door(), watched_sources(), custom:
                 function(SimpleNamespace(**words))
 
@@ -180,7 +200,9 @@ def tell(warnings: Iterable[str]) -> None:
         click.echo(f"Warning: {fitted(printable(text), 'Warning: ')}", err=True)
 
 
-def show(given: Given, report: Callable[[], "Report"], as_json: Callable[[], str]) -> None:
+def show(
+    given: Given, report: Callable[[], "Report"], as_json: Callable[[], str]
+) -> None:
     """Print what the options ask for: nothing, JSON, or the report.
 
     Raises:
@@ -197,7 +219,9 @@ def show(given: Given, report: Callable[[], "Report"], as_json: Callable[[], str
             click.echo(text)
         else:
             print_report(
-                report(), verbose=getattr(given, "verbose", False), brief=given.format == "line"
+                report(),
+                verbose=getattr(given, "verbose", False),
+                brief=given.format == "line",
             )
     except BrokenPipeError:
         raise
@@ -242,7 +266,9 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
     return {name: feed for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
 
 
-def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = False) -> Path:
+def target_of(
+    model: "Model", given: Given, dtype: str, *, may_fail: bool = False
+) -> Path:
     """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
 
     With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
@@ -263,7 +289,11 @@ def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = Fals
         target = output / name if output.is_dir() else output
     if not target.suffix:
         note = "becomes a file without a suffix"
-        tell([f"{str(target)!r} {note}: '{target}.onnx' names a model, '{target}/' a folder."])
+        tell(
+            [
+                f"{str(target)!r} {note}: '{target}.onnx' names a model, '{target}/' a folder."
+            ]
+        )
     is_same = target.exists() and path.exists() and target.samefile(path)
     if is_same and not given.in_place:
         raise ArgumentError(
@@ -282,8 +312,15 @@ def target_of(model: "Model", given: Given, dtype: str, *, may_fail: bool = Fals
 
 def _given_files(given: Given) -> list[Path]:
     """The files besides models that the options of a command name to be read."""
-    names = [getattr(given, name, None) for name in ("inputs", "plan_file", "data", "custom_ops")]
-    files = [Path(name) for name in (*names, *getattr(given, "libraries", ())) if name is not None]
+    names = [
+        getattr(given, name, None)
+        for name in ("inputs", "plan_file", "data", "custom_ops")
+    ]
+    files = [
+        Path(name)
+        for name in (*names, *getattr(given, "libraries", ()))
+        if name is not None
+    ]
     folders = [file for file in files if not is_remote(file) and file.is_dir()]
     code = getattr(getattr(given, "accept", None), "name", "").rpartition(":")[0]
     files += [Path(code)] if code else []
@@ -357,7 +394,9 @@ def _is_printed_to(path: Path) -> bool:
 class _File(click.Path):
     """A path of a file here, or a URL. Whoever reads it says what is wrong with it."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         """The path. "-" is none: results are validated and then put in their place, which streams are not."""
         if value == "-":
             self.fail(
@@ -379,7 +418,9 @@ FILE: Final = _File(path_type=Path, readable=False)
 class OutputPath(_File):
     """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         """The path; that of a folder with a placeholder for the name of the file."""
         is_folder = isinstance(value, str) and value.endswith(("/", os.sep))
         path: Path = super().convert(value, param, ctx)
@@ -393,9 +434,15 @@ class Words(click.Choice[str]):
         super().__init__(list(words), case_sensitive=False)
         self.named = named
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         """The word as it is listed; one that names follow as it stands."""
-        if self.named is not None and isinstance(value, str) and value.startswith(f"{self.named}:"):
+        if (
+            self.named is not None
+            and isinstance(value, str)
+            and value.startswith(f"{self.named}:")
+        ):
             return value
         if not FORMATS.keys().isdisjoint(self.choices) and isinstance(value, str):
             value = dtype_name(value)
@@ -411,13 +458,17 @@ class Words(click.Choice[str]):
 class LevelChoice(click.Choice[str]):
     """Levels, in either case, and O1 to O3 as numbers, too."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         """The level as it is listed."""
         words = {word.lower(): word for word in self.choices}
         text = str(value).lower()
         found = words.get(text) or words.get(f"o{text}")
         return found or self.fail(
-            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.", param, ctx
+            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.",
+            param,
+            ctx,
         )
 
 

@@ -67,7 +67,9 @@ if TYPE_CHECKING:
 @metric_option
 @accept_option
 @option(
-    "--no-validate", is_flag=True, help="Do not run the original and the result to compare them."
+    "--no-validate",
+    is_flag=True,
+    help="Do not run the original and the result to compare them.",
 )
 @run_options(judges=True)
 @place_options
@@ -148,7 +150,11 @@ def _convert(given: Given) -> None:
     if not given.quiet:
         from onnxamp._report.conversion import conversion_json, conversion_report  # noqa: PLC0415
 
-        show(given, partial(conversion_report, conversion), partial(conversion_json, conversion))
+        show(
+            given,
+            partial(conversion_report, conversion),
+            partial(conversion_json, conversion),
+        )
     _finish(validation, conversion.target, quiet=given.quiet)
 
 
@@ -188,7 +194,11 @@ def _overridden() -> list[str]:
         if parameter.name in (*COMMAND_LINE, "level")
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
-    return [f"The plan replaces {', '.join(given)}: it repeats its decisions."] if given else []
+    return (
+        [f"The plan replaces {', '.join(given)}: it repeats its decisions."]
+        if given
+        else []
+    )
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:

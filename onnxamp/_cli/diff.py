@@ -57,16 +57,28 @@ _LIMITS: Final = {
         "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2].",
     ),
     "atol": ("max_abs", "Largest absolute error of an element."),
-    "rtol": ("max_rel", "Largest relative error of an element (floor: 0.001 of the largest)."),
+    "rtol": (
+        "max_rel",
+        "Largest relative error of an element (floor: 0.001 of the largest).",
+    ),
     "required": (
         "required_tolerance",
         "Largest t that is needed for abs(a - b) <= t + t abs(a) in every element.",
     ),
     "snr": ("snr_db", "Smallest signal-to-noise ratio in dB."),
     "cosine": ("cosine", "Smallest cosine similarity."),
-    "top1": ("argmax_agreement", "Smallest share of rows with the same largest element."),
-    "top5": ("top5_agreement", "Smallest share of the five largest elements per row that agree."),
-    "differing": ("differing", "Largest share of elements that differ [integers: the tolerance]."),
+    "top1": (
+        "argmax_agreement",
+        "Smallest share of rows with the same largest element.",
+    ),
+    "top5": (
+        "top5_agreement",
+        "Smallest share of the five largest elements per row that agree.",
+    ),
+    "differing": (
+        "differing",
+        "Largest share of elements that differ [integers: the tolerance].",
+    ),
     "detections": (
         "detections",
         "Largest error of a detection, relative to the largest score [the tolerance].",
@@ -84,11 +96,15 @@ _LIMITS: Final = {
 @metric_option
 @accept_option
 @option(
-    "--layers", is_flag=True, help="Also compare every intermediate value that both models share."
+    "--layers",
+    is_flag=True,
+    help="Also compare every intermediate value that both models share.",
 )
 @option_group(
     *(
-        option(f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable.")
+        option(
+            f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable."
+        )
         for name, (_, text) in _LIMITS.items()
     )
 )
@@ -96,13 +112,17 @@ _LIMITS: Final = {
     "Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32."
 )
 @budget_option(
-    128 << 20, "Memory for values and weights that are held at a time, besides the models."
+    128 << 20,
+    "Memory for values and weights that are held at a time, besides the models.",
 )
 @state_option
 @option("--save", type=FILE, help="Write the comparison as JSON.")
 @cure_options("Do not search for options that fix a failure.")
 @report_options(
-    "comparison", "layer and metric", silent="Print nothing; use the exit code.", html=True
+    "comparison",
+    "layer and metric",
+    silent="Print nothing; use the exit code.",
+    html=True,
 )
 def command(given: Given) -> None:
     """Compare what two models compute: REFERENCE (the original) and RESULT (the converted model).
@@ -112,7 +132,9 @@ def command(given: Given) -> None:
     Exit codes: 0 all outputs are within their limits; 1 they are not; 2 nothing was compared: wrong usage, or a model
     that cannot be read or does not run. So are those of diff(1).
     """
-    limits = make_limits({metric: getattr(given, name) for name, (metric, _) in _LIMITS.items()})
+    limits = make_limits(
+        {metric: getattr(given, name) for name, (metric, _) in _LIMITS.items()}
+    )
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
@@ -123,7 +145,9 @@ def command(given: Given) -> None:
     if given.save:
         write_file(given.save, (diff_json(report) + "\n").encode())
     if given.html:
-        write_page(diff_page(report, audit_model(models[-1]) if models else None), given.html)
+        write_page(
+            diff_page(report, audit_model(models[-1]) if models else None), given.html
+        )
     show(given, partial(diff_report, report), partial(diff_json, report))
     if not report.passed:
         raise click.exceptions.Exit(1 if report.was_compared else 2)
@@ -140,7 +164,13 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         raise ArgumentError(
             "Name two models, or one comparison that was written with --save (.json)."
         )
-    if given.layers or given.accept or given.state or given.provider or sampling_arguments(given):
+    if (
+        given.layers
+        or given.accept
+        or given.state
+        or given.provider
+        or sampling_arguments(given)
+    ):
         raise ArgumentError(
             "Nothing runs for a saved comparison: only limits and output options apply to it."
         )
@@ -162,14 +192,20 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
     with (
         progress_bar(quiet=given.quiet) as progress,
         opened(given.state) as state,
-        place_of(given).sharing(len(run.samples), gpus=comparison.engine.gpus) as workers,
+        place_of(given).sharing(
+            len(run.samples), gpus=comparison.engine.gpus
+        ) as workers,
     ):
         comparison.run = replace(run, workers=workers, state=state, report=progress)
-        report = comparison.compare(result, layers=layers or None, seconds=given.cure_time)
+        report = comparison.compare(
+            result, layers=layers or None, seconds=given.cure_time
+        )
         comparison.run = replace(comparison.run, state=None)
         is_shown = not given.quiet or given.html or given.save
         if is_shown and not given.no_cure and not report.passed and not report.skipped:
-            report = replace(report, cure=_cure(original, result, report, comparison, given))
+            report = replace(
+                report, cure=_cure(original, result, report, comparison, given)
+            )
     return report
 
 
@@ -184,13 +220,23 @@ def _cure(
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
     target = target_of_engine(given, given.target)
-    advice = "" if target == given.target else f"--target {target} converts for what {target} has. "
+    advice = (
+        ""
+        if target == given.target
+        else f"--target {target} converts for what {target} has. "
+    )
     advice += other_ways(target, report.lowest)
     if not comparison.engine.runs_pieces:  # cures are found by layers
         return Cure(
-            "", (), f"Nothing was tried in the browser. {advice}", confirmed=False, trials=0
+            "",
+            (),
+            f"Nothing was tried in the browser. {advice}",
+            confirmed=False,
+            trials=0,
         )
-    recipe = Recipe(Options(dtype=report.lowest, target=target), sampling_arguments(given))
+    recipe = Recipe(
+        Options(dtype=report.lowest, target=target), sampling_arguments(given)
+    )
     assert result.path is not None
     output = result.path.with_name(f"{result.path.stem}_cured.onnx")
     trial = Trial(
@@ -201,5 +247,11 @@ def _cure(
     )
     command = (str(original.path), str(output))
     return cure_conversion(
-        original, command, recipe, trial, tried=False, comparison=comparison, advice=advice
+        original,
+        command,
+        recipe,
+        trial,
+        tried=False,
+        comparison=comparison,
+        advice=advice,
     )

@@ -79,7 +79,8 @@ def _shown(error: Exception) -> int:
         note_report()
         click.echo(
             document(
-                "error", {"kind": _kind(error), "message": _sentence(error), "exit_code": code}
+                "error",
+                {"kind": _kind(error), "message": _sentence(error), "exit_code": code},
             )
         )
     elif isinstance(error, click.ClickException):
@@ -88,7 +89,9 @@ def _shown(error: Exception) -> int:
         from onnxamp._report.terminal import fitted  # noqa: PLC0415
 
         text = fitted(printable(_sentence(error)), "Error: ")
-        (click.UsageError(text, context) if is_usage else click.ClickException(text)).show()
+        (
+            click.UsageError(text, context) if is_usage else click.ClickException(text)
+        ).show()
     return code
 
 
@@ -98,7 +101,11 @@ def _kind(error: Exception) -> str:
         return type(error).__name__
     if isinstance(error, click.ClickException):
         return "UsageError" if isinstance(error, click.UsageError) else "Failure"
-    return "SystemError" if isinstance(error, (OSError, MemoryError)) else "UnexpectedError"
+    return (
+        "SystemError"
+        if isinstance(error, (OSError, MemoryError))
+        else "UnexpectedError"
+    )
 
 
 def _sentence(error: Exception) -> str:

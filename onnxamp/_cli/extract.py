@@ -31,7 +31,9 @@ from onnxamp._runtime.samples import load_samples
     help="Name of a node or of one of its outputs, or a regular expression that matches whole names."
     " Repeatable.",
 )
-@option("-o", "--output", type=FILE, help="Where to write the region [MODEL_region.onnx].")
+@option(
+    "-o", "--output", type=FILE, help="Where to write the region [MODEL_region.onnx]."
+)
 @option(
     "--before",
     type=click.IntRange(0),

@@ -11,7 +11,12 @@ from onnxamp._cli.options import (
     model_argument,
     options_of,
 )
-from onnxamp._convert.causes import batch_norm_hint, cost_sentences, fold_hint, opset_hint
+from onnxamp._convert.causes import (
+    batch_norm_hint,
+    cost_sentences,
+    fold_hint,
+    opset_hint,
+)
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
@@ -64,7 +69,10 @@ def command(given: Given) -> None:
             if level == "O0":
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:
-                plans[level] = (make_plan(analysis), dict(summarize(ready, analysis).nodes))
+                plans[level] = (
+                    make_plan(analysis),
+                    dict(summarize(ready, analysis).nodes),
+                )
                 told = (
                     *ready.notes,
                     *ready.unfolded,

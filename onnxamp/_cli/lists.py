@@ -22,5 +22,11 @@ def command(given: Given) -> None:
     Exit codes: 0 the lists were printed; 2 wrong usage.
     """
     chosen = [preset(name) for name in given.presets or PRESETS]
-    facts = {p.name: {"white": p.white, "black": p.black, "names": p.names} for p in chosen}
-    show(given, partial(lists_report, chosen), lambda: document("lists", {"presets": facts}))
+    facts = {
+        p.name: {"white": p.white, "black": p.black, "names": p.names} for p in chosen
+    }
+    show(
+        given,
+        partial(lists_report, chosen),
+        lambda: document("lists", {"presets": facts}),
+    )

@@ -68,16 +68,24 @@ result_options: Final = option_group(
 
 def _bytes(value: str) -> int:
     """A size in bytes, given with or without a unit: 500MB, 2GB, 1.5GiB."""
-    size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower())
+    size = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower()
+    )
     if size is None:
-        raise click.BadParameter(f"{value!r} is not a size: write it like 500MB or 2GB.")
+        raise click.BadParameter(
+            f"{value!r} is not a size: write it like 500MB or 2GB."
+        )
     if not float(size[1]):
-        raise click.BadParameter(f"{value!r} holds nothing: give a size like 500MB or 2GB.")
+        raise click.BadParameter(
+            f"{value!r} holds nothing: give a size like 500MB or 2GB."
+        )
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 
 
-def _dims(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, int]:
+def _dims(
+    _: click.Context, __: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, int]:
     """``NAME=N`` options as a mapping."""
     dims = {}
     for pair in pairs:
@@ -85,7 +93,9 @@ def _dims(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict
         if not name or not number.isdecimal():
             raise click.BadParameter(f"{pair!r} is not of the form NAME=N.")
         if int(number) == 0:
-            raise click.BadParameter(f"{pair!r} would make empty inputs, which show nothing.")
+            raise click.BadParameter(
+                f"{pair!r} would make empty inputs, which show nothing."
+            )
         dims[name] = int(number)
     return dims
 
@@ -100,7 +110,8 @@ def target_of_engine(given: Given, target: str) -> str:
     engine = (given.provider or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
     asked = (
-        click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
+        click.get_current_context().get_parameter_source("target")
+        is ParameterSource.COMMANDLINE
     )
     own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
     return target if asked or not own or device_of(target) == engine else engine
@@ -137,7 +148,9 @@ def cure_options(no_cure: str, more: str = "") -> Decorator:
 def judged_target_option(text: str) -> Decorator:
     """The option that says whose arithmetic counts."""
     metavar = COMMAND_LINE["target"].metavar
-    return option("--target", type=to_target, default="cuda", metavar=metavar, help=text)
+    return option(
+        "--target", type=to_target, default="cuda", metavar=metavar, help=text
+    )
 
 
 def budget_option(default: int, text: str) -> Decorator:
@@ -191,7 +204,9 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
     ``count`` is the default of ``--samples``; None leaves the option out. What ``judges`` takes as many as
     :func:`onnxamp._runtime.draws.usual_count` says.
     """
-    inputs = "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
+    inputs = (
+        "An .npz file, a folder of them, or Polygraphy's JSON. Default: random inputs."
+    )
     usual = (
         f" [1; {LEAST} to {MOST} where float16 is summed up in float16, as on webgpu]"
         if judges
@@ -227,7 +242,9 @@ def run_options(count: int | None = 1, *, judges: bool = False) -> Decorator:
 
 
 custom_ops_option: Final = option(
-    "--custom-ops", metavar=COMMAND_LINE["custom_ops"].metavar, help=COMMAND_LINE["custom_ops"].help
+    "--custom-ops",
+    metavar=COMMAND_LINE["custom_ops"].metavar,
+    help=COMMAND_LINE["custom_ops"].help,
 )
 """The declaration of custom ops, for commands that do not convert."""
 
@@ -235,8 +252,14 @@ custom_ops_option: Final = option(
 def _changed(given: Given) -> dict[str, Any]:
     """The options for random inputs that differ from their defaults."""
     every = click.get_current_context().command.params
-    random = [(item.name, item.default) for item in every if item.name in ("samples", "seed")]
-    return {name: now for name, default in random if (now := getattr(given, name)) != default}
+    random = [
+        (item.name, item.default) for item in every if item.name in ("samples", "seed")
+    ]
+    return {
+        name: now
+        for name, default in random
+        if (now := getattr(given, name)) != default
+    }
 
 
 def sampling_arguments(given: Given) -> tuple[str, ...]:
@@ -245,15 +268,25 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
     judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
     if given.inputs:
         return "--inputs", str(given.inputs), *judge
-    dims = [text for name, size in given.dims.items() for text in ("--dim", f"{name}={size}")]
-    random = (text for name, value in _changed(given).items() for text in (f"--{name}", str(value)))
+    dims = [
+        text
+        for name, size in given.dims.items()
+        for text in ("--dim", f"{name}={size}")
+    ]
+    random = (
+        text
+        for name, value in _changed(given).items()
+        for text in (f"--{name}", str(value))
+    )
     return *dims, *random, *judge
 
 
 def custom_arguments(given: Given) -> tuple[str, ...]:
     """The arguments that let another command know and run the same custom ops."""
     declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
-    libraries = (text for path in given.libraries for text in ("--custom-ops-library", str(path)))
+    libraries = (
+        text for path in given.libraries for text in ("--custom-ops-library", str(path))
+    )
     return *declared, *libraries
 
 
@@ -351,7 +384,12 @@ def report_options(
         *([page] if html else []),
         format_option(what),
         option("-q", "--quiet", is_flag=True, help=silent),
-        option("-v", "--verbose", is_flag=True, help=f"Print every {details}; show tracebacks."),
+        option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help=f"Print every {details}; show tracebacks.",
+        ),
     )
 
 
@@ -361,11 +399,16 @@ _PRESETS: Final[Mapping[str, Mapping[str, Any]]] = read_table("presets")
 def _apply(context: click.Context, _: click.Parameter, preset: str | None) -> None:
     """Make the options of a preset the defaults; it is read before the others."""
     if preset is not None:
-        context.default_map = {**(context.default_map or {}), **_PRESETS[preset]["options"]}
+        context.default_map = {
+            **(context.default_map or {}),
+            **_PRESETS[preset]["options"],
+        }
 
 
 output_options: Final = option_group(
-    option("--save-plan", type=FILE, help="Write every decision and its reason as JSON."),
+    option(
+        "--save-plan", type=FILE, help="Write every decision and its reason as JSON."
+    ),
     option(
         "--external-data",
         type=click.Choice(["auto", "always", "never"]),
@@ -398,7 +441,9 @@ output_options: Final = option_group(
 """The options of commands that write a converted model."""
 
 
-def sink_of(given: Given, target: Path, approve: Callable[[Path], None] | None = None) -> Sink:
+def sink_of(
+    given: Given, target: Path, approve: Callable[[Path], None] | None = None
+) -> Sink:
     """Return where a converted model goes, and how."""
     names = given.data_names or "onnx"
     return Sink(target, given.external_data, given.shard_size, names, approve)
@@ -422,8 +467,13 @@ def _conversion_option(name: str, spelled: CommandLine) -> Decorator:
     else:
         own = {"opset": to_opset, "target": to_target}
         kind = click.IntRange(1) if spelled.kind is int else spelled.kind
-        form = {"type": own.get(name, kind), "default": None if default == () else default}
-    return option(spelled.flag, name, metavar=spelled.metavar, help=spelled.help, **form)
+        form = {
+            "type": own.get(name, kind),
+            "default": None if default == () else default,
+        }
+    return option(
+        spelled.flag, name, metavar=spelled.metavar, help=spelled.help, **form
+    )
 
 
 conversion_options: Final = option_group(

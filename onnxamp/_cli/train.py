@@ -55,7 +55,9 @@ from onnxamp.train._scaling import FromLevel
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
 """What is told of each epoch."""
-_MANAGERS: Final[Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScaleManager]]] = {
+_MANAGERS: Final[
+    Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScaleManager]]
+] = {
     "fixed": FixedLossScaleManager,
     "dynamic": DynamicLossScaleManager,
 }
@@ -83,7 +85,9 @@ def _manager(text: str) -> LossScaleManager | FromLevel | None:
     required=True,
     help="An .npz file: one array per input of MODEL and the labels, with samples along the first axis.",
 )
-@option("-o", "--output", type=FILE, required=True, help="Where to write the trained model.")
+@option(
+    "-o", "--output", type=FILE, required=True, help="Where to write the trained model."
+)
 @option(
     "--loss",
     type=click.Choice([*LOSSES, _OWN_LOSS]),
@@ -96,7 +100,11 @@ def _manager(text: str) -> LossScaleManager | FromLevel | None:
     metavar="NAME",
     help="Name of the labels in the data.",
 )
-@option("--of", metavar="OUTPUT", help="The output that the loss is computed from [the first].")
+@option(
+    "--of",
+    metavar="OUTPUT",
+    help="The output that the loss is computed from [the first].",
+)
 @option(
     "--optimizer",
     type=click.Choice(list(OPTIMIZERS)),
@@ -183,7 +191,9 @@ def command(given: Given) -> None:
     rows = _fit(net, batches, given)
     trained = net.export()
     converter = WeightConverter(low_type(given.dtype), None)  # converts nothing
-    save_model(trained, given.output, converter, external=weight_bytes(trained) > INLINE_LIMIT)
+    save_model(
+        trained, given.output, converter, external=weight_bytes(trained) > INLINE_LIMIT
+    )
     files = str(given.model), str(given.output)
     sentence = f"Trained {given.model.name} at {_summary(net, given)}."
     show(
@@ -209,7 +219,11 @@ def _report(
         for epoch, loss, norm, scale, skipped in rows
     )
     figures = (
-        [parts.Figure("loss", f"{rows[-1][1]:.4f}", "last epoch", f"loss {rows[-1][1]:.4f}")]
+        [
+            parts.Figure(
+                "loss", f"{rows[-1][1]:.4f}", "last epoch", f"loss {rows[-1][1]:.4f}"
+            )
+        ]
         if rows
         else []
     )
@@ -219,7 +233,9 @@ def _report(
         files,
         figures=tuple(figures),
         sections=(
-            parts.section("Epochs", [parts.table(_EPOCH, cells, right=range(5), drop=(2, 3))]),
+            parts.section(
+                "Epochs", [parts.table(_EPOCH, cells, right=range(5), drop=(2, 3))]
+            ),
         ),
     )
 
@@ -286,7 +302,9 @@ def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
     )
     for pattern in given.weights:
         if not any(re.fullmatch(pattern, name) for name in net.plan.weights):
-            near = suggestion((tensor.name for tensor in model.proto.graph.initializer), pattern)
+            near = suggestion(
+                (tensor.name for tensor in model.proto.graph.initializer), pattern
+            )
             raise ArgumentError(
                 f"--weights {pattern!r} matches no weight that can be trained.{near}"
             )

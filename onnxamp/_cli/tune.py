@@ -187,7 +187,10 @@ def _layers(model: Model, written: Path, run: RunOptions) -> tuple[LayerDiff, ..
     """Compare every value of the result with the original's, for the page."""
     result = Model.read(written, model)
     compared = Run(
-        inputs=run.draw(model), provider=run.provider, report=run.report, budget=run.budget
+        inputs=run.draw(model),
+        provider=run.provider,
+        report=run.report,
+        budget=run.budget,
     )
     return (
         Comparison.of(model, compared)
@@ -310,7 +313,11 @@ def _check(pipeline: Pipeline, folder: Path, given: Given) -> None:
         raise ArgumentError(
             f"--save-plan {str(plans)!r} is a file: the plans of a pipeline go to a folder."
         )
-    saved = [] if plans is None else [_plan_file(plans, member.name) for member in pipeline.members]
+    saved = (
+        []
+        if plans is None
+        else [_plan_file(plans, member.name) for member in pipeline.members]
+    )
     models = [file for member in pipeline.members for file in member.model.files]
     outputs = [*targets, *saved, given.html, given.state]
     check_outputs(given, outputs, given.model, *models)

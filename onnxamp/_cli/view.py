@@ -78,7 +78,9 @@ def command(given: Given) -> None:
     made, result = preview(opened, target, asked, plan)
     custom = custom_arguments(given)
     if plan is not None:
-        made = replace(made, plan=plan)  # its reasons are those of the conversion that was planned
+        made = replace(
+            made, plan=plan
+        )  # its reasons are those of the conversion that was planned
         converts = shlex.join(
             [
                 "onnxamp",
@@ -99,6 +101,10 @@ def command(given: Given) -> None:
     tell(made.plan.warnings if plan is None else ())
     show(
         given,
-        lambda: preview_report(made, audit, converts)._replace(models=(str(model), str(page))),
-        lambda: document("view", {"page": page, "plan": made.plan, "summary": made.summary}),
+        lambda: preview_report(made, audit, converts)._replace(
+            models=(str(model), str(page))
+        ),
+        lambda: document(
+            "view", {"page": page, "plan": made.plan, "summary": made.summary}
+        ),
     )

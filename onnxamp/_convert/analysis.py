@@ -48,7 +48,9 @@ class Analysis:
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 
 
-def analyse(graph: Graph, options: Options, replay: Mapping[str, bool] | None = None) -> Analysis:
+def analyse(
+    graph: Graph, options: Options, replay: Mapping[str, bool] | None = None
+) -> Analysis:
     """Decide the precision of every float in a graph.
 
     Args:
@@ -59,12 +61,17 @@ def analyse(graph: Graph, options: Options, replay: Mapping[str, bool] | None = 
     Raises:
         ModelError, OpsetError, ContradictionError: see :func:`find_problem`.
     """
-    return decided(find_problem(graph, options, replayed=replay is not None), replay=replay)
+    return decided(
+        find_problem(graph, options, replayed=replay is not None), replay=replay
+    )
 
 
 @no_collections()
 def decided(
-    problem: Problem, *, replay: Mapping[str, bool] | None = None, prices: Prices | None = None
+    problem: Problem,
+    *,
+    replay: Mapping[str, bool] | None = None,
+    prices: Prices | None = None,
 ) -> Analysis:
     """Solve a problem. The same problem can be solved again at other prices.
 
@@ -111,7 +118,11 @@ class RoundedWeights:
         if not self.chosen:
             return f"Rounding with compensation brings nothing: it is to nearest for all {self.weights:,} weights."
         kept = self.weights - len(self.chosen)
-        rest = f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest" if kept else ""
+        rest = (
+            f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest"
+            if kept
+            else ""
+        )
         wide = f" ({self.wide:,} are too wide)" if self.wide else ""
         return (
             f"Rounded {len(self.chosen):,} of {self.weights:,} weights of products with compensation{rest}{wide}: the"
@@ -146,6 +157,11 @@ def with_rounding(
             " (--inputs), or round to nearest (--rounding nearest)."
         )
     found = rounder(analysis)
-    warnings = (*analysis.pins.warnings, *([MADE_UP] if found.made_up and found.chosen else ()))
+    warnings = (
+        *analysis.pins.warnings,
+        *([MADE_UP] if found.made_up and found.chosen else ()),
+    )
     pins, edits = analysis.pins._replace(warnings=warnings), analysis.edits
-    return replace(analysis, pins=pins, edits=replace(edits, rounded=found.chosen)), found
+    return replace(
+        analysis, pins=pins, edits=replace(edits, rounded=found.chosen)
+    ), found

@@ -62,7 +62,9 @@ _HAZARDS: Final[frozenset[Reason]] = frozenset(
 )
 """What low precision is known to break. They count together: the nodes of a written-out norm have two or three."""
 
-_KERNELS: Final = frozenset({Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)})
+_KERNELS: Final = frozenset(
+    {Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)}
+)
 """Missing and wrong kernels of the target."""
 
 
@@ -82,7 +84,9 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     if not any(cause.casts for cause in causes):
         causes += _together(analysis, kept)
     causes += [*_wished(analysis, kept), *_signature(analysis)]
-    return tuple(sorted(causes, key=lambda cause: (-cause.casts, -cause.nodes, cause.reason)))
+    return tuple(
+        sorted(causes, key=lambda cause: (-cause.casts, -cause.nodes, cause.reason))
+    )
 
 
 def _kept_nodes(analysis: Analysis) -> _Kept:
@@ -97,7 +101,9 @@ def _kept_nodes(analysis: Analysis) -> _Kept:
 
 def _kept_for(kept: _Kept, reasons: frozenset[Reason]) -> frozenset[int]:
     """Return the nodes that stay float32 for one of these reasons."""
-    return frozenset[int]().union(*(nodes for reason, nodes in kept.items() if reason in reasons))
+    return frozenset[int]().union(
+        *(nodes for reason, nodes in kept.items() if reason in reasons)
+    )
 
 
 def _listed(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
@@ -106,7 +112,9 @@ def _listed(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     for node in kept.get(Reason.BLACK, ()):
         by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
-    for op in by_op.keys() & analysis.options.black:  # others share the precision of one of these
+    for op in (
+        by_op.keys() & analysis.options.black
+    ):  # others share the precision of one of these
         groups.setdefault(_list_advice(analysis.options, op), set()).update(by_op[op])
     ignored = frozenset({Reason.BLACK})
     for advice, nodes in groups.items():
@@ -117,7 +125,12 @@ def _list_advice(options: Options, op: str) -> str:
     """Return what takes an op type off the black list."""
     if op in options.user_black:
         return "they are on your own black list"
-    if op not in Options(lists="default", dtype=options.dtype, target=options.target).black:
+    if (
+        op
+        not in Options(
+            lists="default", dtype=options.dtype, target=options.target
+        ).black
+    ):
         return "--lists default lowers them, as the kernels accumulate in float32"
     is_fast = op not in preset("fast").black
     return "--lists fast lowers them" if is_fast else "--white OP lowers them"
@@ -126,7 +139,9 @@ def _list_advice(options: Options, op: str) -> str:
 def _pinned(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what hazards and missing kernels cost."""
     if hazards := _kept_for(kept, _HAZARDS):
-        advice = "--force-low REGEX lowers such nodes all the same, --no-hazards all of them"
+        advice = (
+            "--force-low REGEX lowers such nodes all the same, --no-hazards all of them"
+        )
         yield _ignoring(analysis, "known hazards", _HAZARDS, hazards, advice)
     if lacking := _kept_for(kept, _KERNELS):
         reason = f"no {analysis.options.dtype} kernel on {analysis.options.target}"
@@ -137,16 +152,22 @@ def _together(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what the black list and hazards cost where neither of them alone costs anything."""
     reasons = _HAZARDS | {Reason.BLACK}
     if nodes := _kept_for(kept, reasons):
-        yield _ignoring(analysis, "known hazards and the black list", reasons, nodes, advice="")
+        yield _ignoring(
+            analysis, "known hazards and the black list", reasons, nodes, advice=""
+        )
 
 
 def _wished(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
     """Yield what the user's own choice of single nodes costs."""
     if nodes := kept.get(Reason.PATTERN):
         advice = "you named them (--keep-node, --keep-fp32)"
-        yield _changing(analysis, Reason.PATTERN.value, nodes, advice, keep_high=(), keep_nodes=())
+        yield _changing(
+            analysis, Reason.PATTERN.value, nodes, advice, keep_high=(), keep_nodes=()
+        )
     if nodes := kept.get(Reason.RULE):
-        yield _changing(analysis, Reason.RULE.value, nodes, "your rule says so", rule=None)
+        yield _changing(
+            analysis, Reason.RULE.value, nodes, "your rule says so", rule=None
+        )
 
 
 def _signature(analysis: Analysis) -> Iterator[Cause]:
@@ -159,7 +180,11 @@ def _signature(analysis: Analysis) -> Iterator[Cause]:
 
 
 def _ignoring(
-    analysis: Analysis, reason: str, ignored: frozenset[Reason], nodes: frozenset[int], advice: str
+    analysis: Analysis,
+    reason: str,
+    ignored: frozenset[Reason],
+    nodes: frozenset[int],
+    advice: str,
 ) -> Cause:
     """Return what reasons cost that keep nodes in float32."""
     freed = dict.fromkeys(nodes, ignored)
@@ -171,7 +196,9 @@ def _changing(
 ) -> Cause:
     """Return what options cost that others do without."""
     changed = replace(analysis.options, **options)
-    return _cause(analysis, reason, nodes, advice, lambda: analyse(analysis.graph, changed))
+    return _cause(
+        analysis, reason, nodes, advice, lambda: analyse(analysis.graph, changed)
+    )
 
 
 def _cause(
@@ -190,7 +217,9 @@ def _cause(
 
 def sentence_of(cause: Cause) -> str:
     """Return a cause as a sentence."""
-    ops = ", ".join(f"{op} ×{times:,}" for op, times in islice(cause.ops.items(), _NAMED))
+    ops = ", ".join(
+        f"{op} ×{times:,}" for op, times in islice(cause.ops.items(), _NAMED)
+    )
     more = ", …" if len(cause.ops) > _NAMED else ""
     nodes = f"{cause.nodes:,} node{'' if cause.nodes == 1 else 's'}"
     what = f"{nodes} in float32: {title_of(cause.reason)} ({ops}{more})"
@@ -234,15 +263,21 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.fold is not False or options.folds or options.level == Level.O0:
         return None
     folds = graph.ask(find_folds, with_weights=False)
-    opset = reachable(graph, folds, options.target, options.highest_opset(graph.book.opsets[""]))
+    opset = reachable(
+        graph, folds, options.target, options.highest_opset(graph.book.opsets[""])
+    )
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
     text = f"{_told_as_decomposed(folds)}; without --no-fold each becomes one op"
     able = [fold for fold in folds if fold.op not in options.black]
-    able = [fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)]
+    able = [
+        fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)
+    ]
     inside = {node for fold in able for node in fold.nodes}
-    makers = (graph.producer(value) for node in inside for value in graph.nodes[node].inputs)
+    makers = (
+        graph.producer(value) for node in inside for value in graph.nodes[node].inputs
+    )
     freed = {node.index: _OF_CASTS for node in makers if node is not None}
     before, saved = (
         len(analysis.edits.casts),
@@ -250,7 +285,9 @@ def fold_hint(analysis: Analysis) -> str | None:
     )
     if saved > 0:
         text = f"{text}, and saves {saved} of {before} Casts"
-    if options.level in (Level.O1, Level.O2) and any(fold.op in options.black for fold in folds):
+    if options.level in (Level.O1, Level.O2) and any(
+        fold.op in options.black for fold in folds
+    ):
         text = f"{text}. With --lists default normalisations can then be low precision, too"
     return f"{text}."
 
@@ -266,24 +303,36 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     of_node = analysis.ports.of_node
     parted = {
         node.index: _OF_BATCH_NORMS
-        for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__)
+        for producer, node in constant_batch_norms(
+            graph, graph.constants.tensors.__contains__
+        )
         if producer.index in of_node
         and is_low(analysis, producer.index)
         and not is_low(analysis, node.index)
     }
-    able = {node for fold in batch_norms(graph) for node in fold.nodes} if parted else set[int]()
+    able = (
+        {node for fold in batch_norms(graph) for node in fold.nodes}
+        if parted
+        else set[int]()
+    )
     parted = {node: reasons for node, reasons in parted.items() if node in able}
     if not parted:
         return None
     saved, low = _saved(analysis, parted), options.low.name
-    saves = f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
+    saves = (
+        f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
+    )
     what = f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} behind {low}"
     return f"{what}: ONNX Runtime fuses none there, as they stay float32; --fold puts them into the weights{saves}."
 
 
 def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
     """Return how many new Casts go if these reasons did not keep these nodes in float32."""
-    return len(analysis.edits.casts) - len(analysis.without(freed).edits.casts) if freed else 0
+    return (
+        len(analysis.edits.casts) - len(analysis.without(freed).edits.casts)
+        if freed
+        else 0
+    )
 
 
 _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
@@ -301,7 +350,9 @@ _OF_PATTERNS: Final[frozenset[Reason]] = frozenset(
 
 
 def _told_as_decomposed(folds: list[Fold]) -> str:
-    return f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into single ops"
+    return (
+        f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into single ops"
+    )
 
 
 def decomposed(graph: Graph) -> str | None:
@@ -310,7 +361,11 @@ def decomposed(graph: Graph) -> str | None:
     if not folds:
         return None
     casts = set().union(*(_casts_around(graph, fold) for fold in folds))
-    around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around" if casts else ""
+    around = (
+        f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around"
+        if casts
+        else ""
+    )
     return f"{_told_as_decomposed(folds)}{around}"
 
 

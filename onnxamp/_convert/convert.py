@@ -122,14 +122,18 @@ def carried_out(
         As :func:`analyse_model` and ``carry_out``.
     """
     try:
-        return soundly(options, lambda asked: carry_out(*analyse_model(model, asked, plan, proof)))
+        return soundly(
+            options, lambda asked: carry_out(*analyse_model(model, asked, plan, proof))
+        )
     except InternalError as error:
         return carry_out(*_in_float32(model, options, error))
 
 
 def all_unsound(model: Model, options: Options) -> Options:
     """Return the options with which the whole model stays as it is, whatever bugs there are."""
-    unsound = (name for node in model.ask(graph_of).nodes for name in node.proto.output if name)
+    unsound = (
+        name for node in model.ask(graph_of).nodes for name in node.proto.output if name
+    )
     return replace(
         options,
         unsound=tuple(unsound),
@@ -148,10 +152,14 @@ def analyse_safely(
     model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None
 ) -> tuple[Prepared, Analysis]:
     """Return what :func:`analyse_model` does; where a bug shows in it, the model in float32."""
-    return carried_out(model, options, plan, proof, lambda ready, analysis: (ready, analysis))
+    return carried_out(
+        model, options, plan, proof, lambda ready, analysis: (ready, analysis)
+    )
 
 
-def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[Prepared, Analysis]:
+def _in_float32(
+    model: Model, options: Options, error: InternalError
+) -> tuple[Prepared, Analysis]:
     """Return the model as level O0 leaves it, with a warning that a bug is why.
 
     Raises:
@@ -163,18 +171,26 @@ def _in_float32(model: Model, options: Options, error: InternalError) -> tuple[P
     return prepared, replace(analysis, pins=pins)
 
 
-def _folded(model: Model, unfolded: Analysis, least: int) -> tuple[Prepared, Analysis] | None:
+def _folded(
+    model: Model, unfolded: Analysis, least: int
+) -> tuple[Prepared, Analysis] | None:
     """Return what is decided with those patterns folded that become low by it; None if the result is no faster."""
     options, candidates = unfolded.options, _candidates(unfolded)
     if not candidates:
         return None
-    prepared, analysis = at_best_opset(model, replace(options, folded=candidates), least=least)
+    prepared, analysis = at_best_opset(
+        model, replace(options, folded=candidates), least=least
+    )
     lowered = _lowered(analysis)
     if lowered and len(lowered) < len(candidates):
-        prepared, analysis = at_best_opset(model, replace(options, folded=lowered), least=least)
+        prepared, analysis = at_best_opset(
+            model, replace(options, folded=lowered), least=least
+        )
     if not lowered or time_on_target(analysis) >= time_on_target(unfolded):
         return None
-    return replace(prepared, notes=(*prepared.notes, _note(unfolded, analysis))), analysis
+    return replace(
+        prepared, notes=(*prepared.notes, _note(unfolded, analysis))
+    ), analysis
 
 
 def _candidates(analysis: Analysis) -> tuple[str, ...]:
@@ -188,7 +204,8 @@ def _candidates(analysis: Analysis) -> tuple[str, ...]:
     return tuple(
         output_of(graph, fold)
         for fold in folds
-        if fold.nodes.isdisjoint(kept) and not all(is_low(analysis, node) for node in fold.nodes)
+        if fold.nodes.isdisjoint(kept)
+        and not all(is_low(analysis, node) for node in fold.nodes)
     )
 
 
@@ -281,7 +298,9 @@ def convert(
         raise ArgumentError(
             "Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune."
         )
-    return carried_out(model, options, plan, proof, partial(_converted, model, rounder, deferred))
+    return carried_out(
+        model, options, plan, proof, partial(_converted, model, rounder, deferred)
+    )
 
 
 def _converted(

@@ -23,7 +23,14 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node, Ports
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import profile_of
-from onnxamp._target.roofline import DEFAULT_DEVICE, LAUNCH, Device, Work, device_called, work_of
+from onnxamp._target.roofline import (
+    DEFAULT_DEVICE,
+    LAUNCH,
+    Device,
+    Work,
+    device_called,
+    work_of,
+)
 from onnxamp._target.targets import target_of
 
 if TYPE_CHECKING:
@@ -105,9 +112,15 @@ class Estimate:
         """(value, whether it is made in low precision, in which precisions it is read)."""
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
-                read = [ports.consumed[node][port] for node, port in self.graph.uses[value]]
-                read += [ports.returned.get(key, NONE) for key in self.graph.results[value]]
-                needed = {decision.is_low(variable) for variable in read if variable != NONE}
+                read = [
+                    ports.consumed[node][port] for node, port in self.graph.uses[value]
+                ]
+                read += [
+                    ports.returned.get(key, NONE) for key in self.graph.results[value]
+                ]
+                needed = {
+                    decision.is_low(variable) for variable in read if variable != NONE
+                }
                 yield value, decision.is_low(produced), needed
 
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
@@ -116,7 +129,9 @@ class Estimate:
         for node in self.graph.nodes:
             if launches := self.launches(node):
                 made = self.low if node.index in low else None
-                time += launches * LAUNCH_US + self.work(node).time(self.device, low=made)
+                time += launches * LAUNCH_US + self.work(node).time(
+                    self.device, low=made
+                )
         return time
 
 
@@ -170,7 +185,11 @@ def expected_speed_up(
         graph, device_called(device), shapes_at(graph, declared), analysis.options.low
     )
     before = estimate.time()
-    return SpeedUp(device, before, time_of(analysis, estimate), declared) if before else None
+    return (
+        SpeedUp(device, before, time_of(analysis, estimate), declared)
+        if before
+        else None
+    )
 
 
 def _usual_device(target: str) -> str:
@@ -187,14 +206,18 @@ def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
         shape = graph.shapes[value]
         if shape is None or None in shape:
             return None
-        found[graph.values[value].name] = tuple(size for size in shape if size is not None)
+        found[graph.values[value].name] = tuple(
+            size for size in shape if size is not None
+        )
     return found
 
 
 def time_on_target(analysis: Analysis) -> float:
     """:func:`time_of` where the target leaves nodes to the CPU; open dimensions count as everywhere in the cut."""
     graph, costs = analysis.graph, target_of(analysis.options.target).costs
-    estimate = Estimate(graph, device_called(DEFAULT_DEVICE), graph.shapes, analysis.options.low)
+    estimate = Estimate(
+        graph, device_called(DEFAULT_DEVICE), graph.shapes, analysis.options.low
+    )
     fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
     moved = sum(
         estimate.trips[node.scope] * elements(graph.shapes[value])
@@ -216,31 +239,50 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
     decision, ports, graph = analysis.decision, analysis.ports, analysis.graph
 
     def is_low(value: int, variable: int) -> bool:
-        return value != ABSENT and graph.types[value] == FLOAT and decision.is_low(variable)
+        return (
+            value != ABSENT
+            and graph.types[value] == FLOAT
+            and decision.is_low(variable)
+        )
 
     consumed = ports.consumed[node.index]
     made = [ports.produced[value] for value in node.outputs]
     return Ports(
-        tuple(port for port, value in enumerate(node.inputs) if is_low(value, consumed[port])),
-        tuple(port for port, value in enumerate(node.outputs) if is_low(value, made[port])),
+        tuple(
+            port
+            for port, value in enumerate(node.inputs)
+            if is_low(value, consumed[port])
+        ),
+        tuple(
+            port for port, value in enumerate(node.outputs) if is_low(value, made[port])
+        ),
     )
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
     """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
     return shapes_at(
-        graph, {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+        graph,
+        {
+            name: feed.shape
+            for name, feed in feeds.items()
+            if isinstance(feed, np.ndarray)
+        },
     )
 
 
-def shapes_at(graph: Graph, given: Mapping[str, tuple[int, ...]]) -> Sequence[Shape | None]:
+def shapes_at(
+    graph: Graph, given: Mapping[str, tuple[int, ...]]
+) -> Sequence[Shape | None]:
     """:func:`bound_shapes` for inputs of these shapes."""
     named: dict[str, int] = {}
     for entry in graph.model.graph.input:
         sizes = given.get(entry.name, ())
         dims = entry.type.tensor_type.shape.dim
         named |= {
-            dim.dim_param: size for dim, size in zip(dims, sizes, strict=False) if dim.dim_param
+            dim.dim_param: size
+            for dim, size in zip(dims, sizes, strict=False)
+            if dim.dim_param
         }
     inferred, declared = graph.shapes_of(given), graph.shapes_at(named)
     pairs = zip(inferred, declared, strict=True)

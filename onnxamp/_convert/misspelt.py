@@ -71,7 +71,11 @@ def reference_of(model: Model, options: Options) -> Model:
 def held_types(graph: Graph) -> list[str]:
     """The low-precision types of a model's values, by name."""
     kinds = {kind for kind in graph.types if kind is not None}
-    return [low.name for low in FORMATS.values() if any(low.tensor in kind for kind in kinds)]
+    return [
+        low.name
+        for low in FORMATS.values()
+        if any(low.tensor in kind for kind in kinds)
+    ]
 
 
 def _changed(graph: Graph, options: Options) -> Iterator[str]:
@@ -103,10 +107,14 @@ def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
     graph = Graph.of(inline_functions(model.proto), model.folder)
     from onnxamp._runtime.emulate import emulate_graph  # noqa: PLC0415 - few models are low already
 
-    listed = [entry.name for entry in (*graph.model.graph.input, *graph.model.graph.output)]
+    listed = [
+        entry.name for entry in (*graph.model.graph.input, *graph.model.graph.output)
+    ]
     if isinstance(keep_io_types, bool):
         keep_io_types = frozenset(listed if keep_io_types else ())
-    proto = emulate_graph(graph, base_dir=model.folder, rounds=False, keeps=keep_io_types)
+    proto = emulate_graph(
+        graph, base_dir=model.folder, rounds=False, keeps=keep_io_types
+    )
     return Model(remove_redundant_casts(proto))
 
 
@@ -130,7 +138,11 @@ def _decided_on(model: Model, options: Options) -> Graph:
 
 def _measurable(options: Options) -> Options:
     """The options without those that need ranges, which nothing has measured yet."""
-    return replace(options, rescale=False, data_max=None) if options.lacks_ranges else options
+    return (
+        replace(options, rescale=False, data_max=None)
+        if options.lacks_ranges
+        else options
+    )
 
 
 def refuse_misspelt(model: Model, options: Options) -> None:
@@ -159,12 +171,16 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     A text that suggests another name is preferred to one that does not.
     """
     rows = list(found)
-    common = set[tuple[str, str]]().union(*map(_keys, rows)).intersection(*map(_keys, rows))
+    common = (
+        set[tuple[str, str]]().union(*map(_keys, rows)).intersection(*map(_keys, rows))
+    )
     names = _told_once(itertools.chain(*rows))
     return tuple(one for one in names if (one.option, one.name) in common)
 
 
-def among(found: Iterable[tuple[Options, Sequence[Unmatched]]]) -> tuple[Unmatched, ...]:
+def among(
+    found: Iterable[tuple[Options, Sequence[Unmatched]]],
+) -> tuple[Unmatched, ...]:
     """Return the names that match nothing in any of those models whose options hold them."""
     rows = list(found)
     keys = [(options, _keys(row)) for options, row in rows]
@@ -217,4 +233,6 @@ def early_warnings(model: Model, options: Options) -> list[str]:
     refuse_misspelt(model, options)
     if not options.has_names:
         return []
-    return list(find_overrides(_decided_on(model, options), _measurable(options)).warnings)
+    return list(
+        find_overrides(_decided_on(model, options), _measurable(options)).warnings
+    )

@@ -132,12 +132,12 @@ class Plan(Shown):
         Raises:
             OutputError: the file cannot be written.
         """
-        write_file(as_path(path), (json.dumps(plan_json(self), indent=1) + "\n").encode())
+        write_file(
+            as_path(path), (json.dumps(plan_json(self), indent=1) + "\n").encode()
+        )
 
     def __str__(self) -> str:
-        head = (
-            f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
-        )
+        head = f"{self.level} {self.dtype} for {self.target}: {self.casts} new Casts, cost {self.cost}"
         keys = {row.key: printable(row.key) for row in self.rows}
         width = max(map(len, keys.values()), default=0)
         body = []
@@ -157,7 +157,9 @@ def make_plan(analysis: Analysis) -> Plan:
     names = variable_names(graph, variables)
     verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
     for name, variable, verdict in zip(names, variables, verdicts, strict=True):
-        op = "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
+        op = (
+            "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
+        )
         why = verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), *name, op, verdict.low, *why))
     hazards = (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards)
@@ -234,7 +236,9 @@ def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]
         try:
             found.append(from_data(kind, record))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{name}[{number}] is damaged: {json.dumps(record):.80}") from None
+            raise ValueError(
+                f"{name}[{number}] is damaged: {json.dumps(record):.80}"
+            ) from None
     return tuple(found)
 
 
@@ -247,9 +251,13 @@ def _check_keys(data: Any) -> None:
     if not isinstance(data, dict) or "format" not in data:
         raise ArgumentError("it is not an onnxamp plan; --save-plan writes one.")
     if data["format"] != FORMAT:
-        raise ArgumentError(f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}.")
+        raise ArgumentError(
+            f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}."
+        )
     if unknown := sorted(data.keys() - _KEYS):
-        raise ArgumentError(f"plans have no key {unknown[0]!r}: {meant(unknown[0], _KEYS)}")
+        raise ArgumentError(
+            f"plans have no key {unknown[0]!r}: {meant(unknown[0], _KEYS)}"
+        )
 
 
 def strict(plan: Plan) -> Plan:
@@ -294,7 +302,11 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         OverflowError,
         RecursionError,
     ) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else reason_of(error)
+        what = (
+            f"{error.args[0]!r} is missing"
+            if isinstance(error, KeyError)
+            else reason_of(error)
+        )
         raise ArgumentError(
             f"{str(path)!r} is not an onnxamp plan ({what}): write one with --save-plan."
         ) from None

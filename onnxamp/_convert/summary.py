@@ -59,13 +59,17 @@ def kept_weights(
     copies = {copy.value for copy in analysis.edits.copies}
     made = {value for node in graph.nodes_of({"Constant"}) for value in node.outputs}
     for value in graph.values:
-        is_stored = value.origin in (Origin.INITIALIZER, Origin.DEFAULT) or value.index in made
+        is_stored = (
+            value.origin in (Origin.INITIALIZER, Origin.DEFAULT) or value.index in made
+        )
         size = FLOAT32_BYTES * elements(graph.shapes[value.index])
         is_large = size >= _SMALLEST and size * _SHARE > stored
         if graph.types[value.index] != FLOAT or not is_stored or not is_large:
             continue
         if readers := dict(_float32_readers(analysis, value.index)):
-            readers = {label: planned.get(label, reason) for label, reason in readers.items()}
+            readers = {
+                label: planned.get(label, reason) for label, reason in readers.items()
+            }
             found.append(KeptWeight(value.name, size, value.index in copies, readers))
     return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
 
@@ -74,7 +78,10 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
     """Who reads or returns a weight in float32, and why."""
     graph, ports = analysis.graph, analysis.ports
     if graph.values[value].origin is Origin.DEFAULT:
-        yield graph.values[value].name, "graph input: callers may override it (--freeze-defaults)"
+        yield (
+            graph.values[value].name,
+            "graph input: callers may override it (--freeze-defaults)",
+        )
         return
     for node, port in graph.uses[value]:
         variable = ports.consumed[node][port]
@@ -90,7 +97,9 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
 
 
 def _reason(
-    analysis: Analysis, variable: int, fixed: str = "schema: it takes float32 alone here"
+    analysis: Analysis,
+    variable: int,
+    fixed: str = "schema: it takes float32 alone here",
 ) -> str:
     if variable == HIGH:
         return fixed
@@ -142,7 +151,9 @@ class Summary:
         return self.casts_before + self.casts_added - self.casts_removed
 
 
-def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) -> Summary:
+def summarize(
+    prepared: Prepared, analysis: Analysis, plan: Plan | None = None
+) -> Summary:
     """Count nodes, Casts and weights. Complexity: linear in nodes.
 
     Args:
@@ -180,8 +191,12 @@ def summarize(prepared: Prepared, analysis: Analysis, plan: Plan | None = None) 
         pairs_removed=prepared.pairs + _pairs(graph, edits.removed),
         low_weight_bytes=low,
         fallbacks=tuple((node.label, node.key) for node in fallbacks),
-        unknown=tuple(sorted({node.key for node in graph.nodes if node.signature is None})),
-        overridable=tuple(v.name for v in graph.overridable() if graph.types[v.index] == FLOAT),
+        unknown=tuple(
+            sorted({node.key for node in graph.nodes if node.signature is None})
+        ),
+        overridable=tuple(
+            v.name for v in graph.overridable() if graph.types[v.index] == FLOAT
+        ),
         kept_weights=kept_weights(analysis, stored, plan),
     )
 
@@ -198,7 +213,11 @@ def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
 
 def _precision(analysis: Analysis, index: int) -> str:
     """The precision of a node in the result."""
-    node, ports, decision = analysis.graph.nodes[index], analysis.ports, analysis.decision
+    node, ports, decision = (
+        analysis.graph.nodes[index],
+        analysis.ports,
+        analysis.decision,
+    )
     sides = set(map(decision.is_low, ports.of_node.get(index, {}).values()))
     if not sides:
         return _by_types(analysis, node)
@@ -213,4 +232,6 @@ def _by_types(analysis: Analysis, node: Node) -> str:
         return "float32"
     if analysis.options.low.tensor in types:
         return "low"
-    return next((low.name for low in FORMATS.values() if low.tensor in types), "no floats")
+    return next(
+        (low.name for low in FORMATS.values() if low.tensor in types), "no floats"
+    )

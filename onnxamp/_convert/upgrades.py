@@ -58,7 +58,9 @@ class HeldBack:
     @cached_property
     def freed(self) -> Analysis:
         """The analysis if kernels did not keep them in float32."""
-        return self.analysis.without(dict.fromkeys(self.able, frozenset({Reason.NO_KERNEL})))
+        return self.analysis.without(
+            dict.fromkeys(self.able, frozenset({Reason.NO_KERNEL}))
+        )
 
     def may_pay(self) -> bool:
         """Whether low kernels may change anything. Where a schema lacks the type, only the newer one can tell."""
@@ -90,7 +92,9 @@ def held_back(analysis: Analysis) -> HeldBack:
     Complexity: linear in nodes.
     """
     first, found = dict[Signature, int](), dict[int, int]()
-    for index in sorted(_without_kernel(analysis)) if analysis.options.level != Level.O0 else ():
+    for index in (
+        sorted(_without_kernel(analysis)) if analysis.options.level != Level.O0 else ()
+    ):
         node = analysis.graph.nodes[index]
         signature = node.signature
         if signature is None or signature.domain or not _is_wanted(analysis, index):
@@ -104,7 +108,9 @@ def held_back(analysis: Analysis) -> HeldBack:
 def _without_kernel(analysis: Analysis) -> set[int]:
     """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
     ports, nodes = analysis.ports, analysis.graph.nodes
-    pins = (pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL)
+    pins = (
+        pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL
+    )
     found = {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys()
     lacking = dict[Layout, bool]()
     for index, layout in ports.layouts.items():
@@ -136,7 +142,9 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
         if signature.since > newest:
             break
         low = retyped(FLOAT, options.low)
-        if not params or any(low not in signature.params.get(param, ()) for param in params):
+        if not params or any(
+            low not in signature.params.get(param, ()) for param in params
+        ):
             continue
         typed = Typed(signature, bound, node.proto)
         if not freedom(options.target, typed, params, options.low).high:
@@ -162,7 +170,9 @@ def at_best_opset(
     prepared = raised(model, options)
     current = prepared.graph.book.opsets[""]
     if options.opset != "auto" or options.level == Level.O0:
-        return prepared, analyse(prepared.graph, options, plan.of_nodes() if plan else None)
+        return prepared, analyse(
+            prepared.graph, options, plan.of_nodes() if plan else None
+        )
     if plan is not None:
         if plan.opset > current:
             note = f"Upgraded from opset {current} to {plan.opset}, as the plan says."
@@ -185,7 +195,9 @@ class _Choice:
         refused: upgrades that are not taken, in sentences.
     """
 
-    def __init__(self, original: Prepared, options: Options, proof: Proof | None) -> None:
+    def __init__(
+        self, original: Prepared, options: Options, proof: Proof | None
+    ) -> None:
         self.original = self.base = original
         self.options, self.proof = options, proof
         self.current = original.graph.book.opsets[""]
@@ -196,7 +208,9 @@ class _Choice:
         """The model upgraded to an opset that it can reach."""
         plan = self.plan(opset)
         if plan.obstacle is not None:
-            raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.")
+            raise OpsetError(
+                f"The model cannot be upgraded to opset {opset}: {plan.obstacle}."
+            )
         return replace(self.original, graph=plan.result)
 
     def need(self, opset: int) -> None:
@@ -216,7 +230,9 @@ class _Choice:
         """The prepared model and its analysis at the opset that pays."""
         before = analyse(self.base.graph, self.options)
         held = held_back(before)
-        candidates = sorted({opset for opset in held.first.values() if opset}, reverse=True)
+        candidates = sorted(
+            {opset for opset in held.first.values() if opset}, reverse=True
+        )
         if not candidates or not held.may_pay():
             return self.settled(self.base, before, ())
         reach = self.plan(candidates[0])
@@ -231,8 +247,12 @@ class _Choice:
                 continue
             found = self.attempt(opset, before, held)
             if found is not None:
-                return self.settled(*found, self.stories(before, found[1], held, obstacle))
-        return self.settled(self.base, before, self.stories(before, before, held, obstacle))
+                return self.settled(
+                    *found, self.stories(before, found[1], held, obstacle)
+                )
+        return self.settled(
+            self.base, before, self.stories(before, before, held, obstacle)
+        )
 
     def attempt(
         self, opset: int, before: Analysis, held: HeldBack
@@ -242,9 +262,13 @@ class _Choice:
         after = analyse(prepared.graph, self.options)
         lowered = held.lowered(after)
         saves = len(after.edits.casts) < len(before.edits.casts)
-        if not saves and before.graph.exact.issuperset(lowered):  # moving data alone wins nothing
+        if not saves and before.graph.exact.issuperset(
+            lowered
+        ):  # moving data alone wins nothing
             return None
-        if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(before):
+        if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(
+            before
+        ):
             what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
             self.refused.append(
                 f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless)."
@@ -263,7 +287,9 @@ class _Choice:
         """Whether the upgraded model computes what it did, as far as anybody can tell."""
         why = self.proof(graph) if self.proof is not None else None
         if why is not None:
-            self.refused.append(f"Not upgraded to opset {graph.book.opsets['']}, where {why}.")
+            self.refused.append(
+                f"Not upgraded to opset {graph.book.opsets['']}, where {why}."
+            )
         return why is None
 
     def settled(
@@ -286,23 +312,39 @@ class _Choice:
         ), analysis
 
     def _needed(self) -> str:
-        text = f"Upgraded from opset {self.current} to {self.base.graph.book.opsets['']}"
+        text = (
+            f"Upgraded from opset {self.current} to {self.base.graph.book.opsets['']}"
+        )
         is_first = self.current < self.options.low.min_opset
-        return f"{text}, the first with {self.options.low.name}." if is_first else f"{text}."
+        return (
+            f"{text}, the first with {self.options.low.name}."
+            if is_first
+            else f"{text}."
+        )
 
     def stories(
-        self, before: Analysis, after: Analysis, held: HeldBack, obstacle: Obstacle | None
+        self,
+        before: Analysis,
+        after: Analysis,
+        held: HeldBack,
+        obstacle: Obstacle | None,
     ) -> tuple[str, ...]:
         """What an upgrade brought, and what stopped it, in sentences."""
         graph, told = after.graph, list[str]()
         if graph is not before.graph:
-            ops = ", ".join(sorted({before.graph.nodes[node].key for node in held.lowered(after)}))
+            ops = ", ".join(
+                sorted({before.graph.nodes[node].key for node in held.lowered(after)})
+            )
             brings = f"brings {self.options.low.name} kernels for {ops}" if ops else ""
             first, last = len(before.edits.casts), len(after.edits.casts)
             saves = f"saves {first - last} of {first} new Casts" if last < first else ""
             why = " and ".join(filter(None, (saves, brings)))
             lost = fallen(before, after)
-            cost = f"; there, {self.options.target} has no kernel for {lost}" if lost else ""
+            cost = (
+                f"; there, {self.options.target} has no kernel for {lost}"
+                if lost
+                else ""
+            )
             told.append(
                 f"Upgraded from opset {self.current} to {graph.book.opsets['']}, which {why}{cost}."
             )
@@ -315,7 +357,10 @@ class _Choice:
 
 def fallen(before: Analysis, after: Analysis) -> str:
     """The op types that the target leaves to the CPU after an upgrade, but not before."""
-    ops = ({one.graph.nodes[node].key for node in one.pins.fallbacks} for one in (after, before))
+    ops = (
+        {one.graph.nodes[node].key for node in one.pins.fallbacks}
+        for one in (after, before)
+    )
     return ", ".join(sorted(next(ops) - next(ops)))
 
 
@@ -339,15 +384,24 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         if newer.has_function:
             bound = bind(
                 node.signature,
-                [None if value == ABSENT else graph.types[value] for value in node.inputs],
+                [
+                    None if value == ABSENT else graph.types[value]
+                    for value in node.inputs
+                ],
             )
-            old, new = (Typed(one, bound, node.proto) for one in (node.signature, newer))
+            old, new = (
+                Typed(one, bound, node.proto) for one in (node.signature, newer)
+            )
             before = {place for place in places if runs_on(place, old)}
             after = {place for place in places if runs_on(place, new)}
         else:
             since = node.signature.since
-            before = {place for place in places if FLOAT in float_types(place, key, since)}
-            after = {place for place in places if FLOAT in float_types(place, op, version)}
+            before = {
+                place for place in places if FLOAT in float_types(place, key, since)
+            }
+            after = {
+                place for place in places if FLOAT in float_types(place, op, version)
+            }
         lost = {device_of(place) for place in before - after}
         is_needed = any(device == CPU or target_of(device).builds for device in lost)
         if before and (not after or is_needed):
@@ -363,9 +417,14 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     """A node that is low precision already, and that the target runs only as long as the opset stays."""
     current = graph.book.opsets[""]
     for key, indices in graph.by_key.items():
-        steps, signature = steps_of(key, current, opset), graph.nodes[indices[0]].signature
+        steps, signature = (
+            steps_of(key, current, opset),
+            graph.nodes[indices[0]].signature,
+        )
         op = steps[-1].op if steps else key
-        has_body = signature is not None and signature.has_function  # which is of the new opset
+        has_body = (
+            signature is not None and signature.has_function
+        )  # which is of the new opset
         newer = lookup("", op, opset) if steps or has_body else None
         if newer is None:
             continue
@@ -377,7 +436,9 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
             if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
                 continue
             bound = bind(node.signature, kinds[: len(node.inputs)])
-            old, new = (Typed(one, bound, node.proto) for one in (node.signature, newer))
+            old, new = (
+                Typed(one, bound, node.proto) for one in (node.signature, newer)
+            )
             if runs_on(target, old) and not runs_on(target, new):
                 why = f"{target} has no kernel for its types there"
                 return Obstacle(opset, node.label, key, why)

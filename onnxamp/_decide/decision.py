@@ -51,20 +51,29 @@ class Decision(NamedTuple):
 def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
     """A verdict for each variable."""
     return [
-        verdict_on(problem, pins, decision, variable.index) for variable in problem.ports.variables
+        verdict_on(problem, pins, decision, variable.index)
+        for variable in problem.ports.variables
     ]
 
 
-def verdict_on(problem: Problem, pins: Pins, decision: Decision, variable: int) -> Verdict:
+def verdict_on(
+    problem: Problem, pins: Pins, decision: Decision, variable: int
+) -> Verdict:
     """The verdict for one variable."""
-    ports, low, own = problem.ports, decision.low[variable], problem.ports.variables[variable]
+    ports, low, own = (
+        problem.ports,
+        decision.low[variable],
+        problem.ports.variables[variable],
+    )
     root = ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
         if pin.variable == variable or ports.variables[pin.variable].node == own.node:
             return Verdict(variable, pin.low, pin.reason, pin.detail)
         why = told(pin.reason.value, pin.detail, low=pin.low)
-        return Verdict(variable, pin.low, Reason.TIE, f"shares its type with another node: {why}")
+        return Verdict(
+            variable, pin.low, Reason.TIE, f"shares its type with another node: {why}"
+        )
     if own.param == "value":
         return Verdict(variable, low, Reason.CONSTANT, "follows its readers")
     if root in pins.worthy:

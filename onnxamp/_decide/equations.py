@@ -138,12 +138,16 @@ def _is_shared(graph: Graph, value: int, stats: ConstantStats | None) -> bool:
     Masks, which hold nothing but zeros and sentinels, tie no layers to one another however large they are.
     """
     is_mask = stats is not None and stats.largest_number == 0
-    return bool(graph.results[value]) or (_elements(graph, value) >= _LARGE and not is_mask)
+    return bool(graph.results[value]) or (
+        _elements(graph, value) >= _LARGE and not is_mask
+    )
 
 
 def _is_float(graph: Graph, value: int) -> bool:
     kind = graph.types[value]
-    while kind is not None and kind != inner_type(kind) and not kind.startswith("tensor"):
+    while (
+        kind is not None and kind != inner_type(kind) and not kind.startswith("tensor")
+    ):
         kind = inner_type(kind)
     return kind == FLOAT
 
@@ -209,13 +213,17 @@ def _bodies(made: Equations, node: Node) -> None:
     graph = made.graph
     for _, body in node.bodies:
         scope = graph.scopes[body]
-        for inner, source in zip(scope.inputs, body_sources(node, len(scope.inputs)), strict=True):
+        for inner, source in zip(
+            scope.inputs, body_sources(node, len(scope.inputs)), strict=True
+        ):
             if source >= 0:
                 made.same(node.index, made.value(inner), made.read(node, source))
         targets = body_targets(node, len(scope.outputs))
         for value, target in zip(scope.outputs, targets, strict=True):
             if 0 <= target < len(node.outputs):
-                made.same(node.index, made.value(value), made.value(node.outputs[target]))
+                made.same(
+                    node.index, made.value(value), made.value(node.outputs[target])
+                )
         for source, target in carried(graph, node):
             inner = scope.outputs[targets.index(target)]
             made.same(node.index, made.read(node, source), made.value(inner))
@@ -238,7 +246,10 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
     for left, right in rule.equations:
         sides = _ports(node, left), _ports(node, right)
         named |= {port for side in sides for port, _ in side}
-        if any(side and all(ports.get(port, _NONE) == _NONE for port, _ in side) for side in sides):
+        if any(
+            side and all(ports.get(port, _NONE) == _NONE for port, _ in side)
+            for side in sides
+        ):
             continue  # all of a side is absent
         signed = (*sides[0], *((port, -number) for port, number in sides[1]))
         terms = ((ports.get(port, _NONE), number) for port, number in signed)
@@ -248,9 +259,13 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
             made.relate(node.index, ((variable, 1),))
     if rule.logarithm and ports[False, 0] > ZERO:
         made.logarithms[node.index] = ports[False, 0]
-        made.problem.costs[ports[False, 0]] = made.problem.costs.get(ports[False, 0], 0) + _BORDER
+        made.problem.costs[ports[False, 0]] = (
+            made.problem.costs.get(ports[False, 0], 0) + _BORDER
+        )
     for name, item in (rule.attributes or {}).items():
-        terms = ((ports.get(port, _NONE), number) for port, number in _ports(node, item.by))
+        terms = (
+            (ports.get(port, _NONE), number) for port, number in _ports(node, item.by)
+        )
         moved = tuple(term for term in terms if term[0] > ZERO)
         made.attributes.append(Moved(node.index, name, moved, item.default))
 

@@ -25,11 +25,20 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._decide.relations import ABSENT, ZERO, Classes, Problem, Window, find_forced
+from onnxamp._decide.relations import (
+    ABSENT,
+    ZERO,
+    Classes,
+    Problem,
+    Window,
+    find_forced,
+)
 from onnxamp._optional import require
 
 
-def components(members: Iterable[int], joined: Iterable[Sequence[int]]) -> list[list[int]]:
+def components(
+    members: Iterable[int], joined: Iterable[Sequence[int]]
+) -> list[list[int]]:
     """The members in groups that rows of ``joined`` connect, both in the order of the members.
 
     Complexity: near linear in members and joined ones.
@@ -79,7 +88,9 @@ class Proof(NamedTuple):
     bound: int | None
 
 
-def objective_of(classes: Classes, exponents: Sequence[int], members: Iterable[int]) -> Objective:
+def objective_of(
+    classes: Classes, exponents: Sequence[int], members: Iterable[int]
+) -> Objective:
     """What exponents come to among these classes."""
     over = under = touched = 0
     for member in members:
@@ -94,13 +105,18 @@ def objective_of(classes: Classes, exponents: Sequence[int], members: Iterable[i
 def related(classes: Classes) -> list[list[int]]:
     """Classes that relations join, apart from ZERO; near linear in terms."""
     joined = (
-        [member for member in row if member != ZERO] for row in classes.relations if len(row) > 1
+        [member for member in row if member != ZERO]
+        for row in classes.relations
+        if len(row) > 1
     )
     return components(range(1, len(classes.windows)), joined)
 
 
 def prove(
-    classes: Classes, exponents: Sequence[int], members: Sequence[int], rows: Sequence[int]
+    classes: Classes,
+    exponents: Sequence[int],
+    members: Sequence[int],
+    rows: Sequence[int],
 ) -> Proof:
     """Better exponents for a component if there are any, and a bound.
 
@@ -117,7 +133,11 @@ def prove(
         return Proof({}, 0)
     if len(members) > _MEMBERS:
         return Proof({}, None)
-    program, best, limits = _Program(classes, members, rows), list(exponents), list[int]()
+    program, best, limits = (
+        _Program(classes, members, rows),
+        list(exponents),
+        list[int](),
+    )
     for position in range(len(known)):
         value = objective_of(classes, best, members)[position]
         if not value:  # nothing is less
@@ -130,7 +150,9 @@ def prove(
             for member, exponent in zip(members, found.exponents, strict=True):
                 best[member] = int(exponent)
         limits.append(min(found.bound, value))
-    better = {member: best[member] for member in members} if best != list(exponents) else {}
+    better = (
+        {member: best[member] for member in members} if best != list(exponents) else {}
+    )
     return Proof(better, limits[-1])
 
 
@@ -144,17 +166,27 @@ class _Found(NamedTuple):
 class _Program:
     """An integer program in exponents x, steps beyond windows o and u, and what is touched t."""
 
-    def __init__(self, classes: Classes, members: Sequence[int], rows: Sequence[int]) -> None:
+    def __init__(
+        self, classes: Classes, members: Sequence[int], rows: Sequence[int]
+    ) -> None:
         self.place = {member: k for k, member in enumerate(members)}
         self.windows = [
-            (self.place[m], k, w) for m in members for k, w in classes.windows[m].items()
+            (self.place[m], k, w)
+            for m in members
+            for k, w in classes.windows[m].items()
         ]
-        self.priced = [(self.place[m], classes.costs[m]) for m in members if classes.costs[m]]
+        self.priced = [
+            (self.place[m], classes.costs[m]) for m in members if classes.costs[m]
+        ]
         n, w, t = len(members), len(self.windows), len(self.priced)
         self.starts = (n, n + w, n + 2 * w)
         self.count = n + 2 * w + t
         self.members = n
-        entries, lower, upper = list[tuple[int, int, float]](), list[float](), list[float]()
+        entries, lower, upper = (
+            list[tuple[int, int, float]](),
+            list[float](),
+            list[float](),
+        )
 
         def add(terms: Iterable[tuple[int, float]], least: float, most: float) -> None:
             entries.extend((len(lower), column, number) for column, number in terms)
@@ -162,7 +194,15 @@ class _Program:
             upper.append(most)
 
         for row in rows:
-            add(((self.place[m], k) for m, k in classes.relations[row].items() if m != ZERO), 0, 0)
+            add(
+                (
+                    (self.place[m], k)
+                    for m, k in classes.relations[row].items()
+                    if m != ZERO
+                ),
+                0,
+                0,
+            )
         for k, (x, multiple, window) in enumerate(self.windows):
             add([(x, multiple), (n + k, 1)], window.least, np.inf)
             add([(x, multiple), (n + w + k, -1)], -np.inf, window.most)
@@ -191,10 +231,14 @@ class _Program:
         from scipy.sparse import csr_array, vstack  # noqa: PLC0415
 
         i, j, number = np.array(self.entries, float).reshape(-1, 3).T
-        matrix = csr_array((number, (i.astype(int), j.astype(int))), (len(self.lower), self.count))
+        matrix = csr_array(
+            (number, (i.astype(int), j.astype(int))), (len(self.lower), self.count)
+        )
         extra = [csr_array(self.objective(k)[None]) for k in range(len(limits))]
         matrix = vstack([matrix, *extra], format="csr")
-        matrix.indices = matrix.indices.astype(np.int32)  # milp of scipy 1.14 takes no others
+        matrix.indices = matrix.indices.astype(
+            np.int32
+        )  # milp of scipy 1.14 takes no others
         matrix.indptr = matrix.indptr.astype(np.int32)
         least, most = np.zeros(self.count), np.full(self.count, np.inf)
         least[: self.members], most[: self.members] = -_LARGEST, _LARGEST
@@ -264,7 +308,9 @@ def solve(problem: Problem) -> Solution:
     search.run()
     gap = _improved(search)
     return Solution(
-        [search.exponents[c] * multiple for c, multiple in classes.of_variable], forced, gap
+        [search.exponents[c] * multiple for c, multiple in classes.of_variable],
+        forced,
+        gap,
     )
 
 
@@ -292,7 +338,9 @@ def _improved(search: "_Search") -> int | None:
 
 def _ends(window: Window, multiple: int) -> tuple[int, int, int]:
     """Exponents at which a multiple enters and leaves the window, and the next one, for the sake of halves."""
-    least, most = (window.least, window.most) if multiple > 0 else (-window.most, -window.least)
+    least, most = (
+        (window.least, window.most) if multiple > 0 else (-window.most, -window.least)
+    )
     first = -(-least // abs(multiple))
     return first, first + 1, most // abs(multiple)
 
@@ -317,12 +365,18 @@ class _Search:
                 self.uses[member].append(index)
         self.leaves = list(map(self.leaf, classes.relations))
         self.bounds = [[(m, *window) for m, window in held.items()] for held in windows]
-        self.ends = [{end for m, w in held.items() for end in _ends(w, m)} for held in windows]
+        self.ends = [
+            {end for m, w in held.items() for end in _ends(w, m)} for held in windows
+        ]
         self.touches = [_TOUCH * cost for cost in classes.costs]
 
     def leaf(self, relation: Mapping[int, int]) -> int:
         """The leaf of a relation: one that has a cost of its own, where there are several."""
-        found = [c for c, number in relation.items() if len(self.uses[c]) == 1 and abs(number) == 1]
+        found = [
+            c
+            for c, number in relation.items()
+            if len(self.uses[c]) == 1 and abs(number) == 1
+        ]
         costs, windows = self.classes.costs, self.classes.windows
         return max(found, key=lambda c: (costs[c] > 0, not windows[c]), default=ZERO)
 
@@ -378,7 +432,8 @@ class _Search:
             if changes is None:
                 continue
             saved = sum(
-                self.cost(c, self.exponents[c]) - self.cost(c, new) for c, new in changes.items()
+                self.cost(c, self.exponents[c]) - self.cost(c, new)
+                for c, new in changes.items()
             )
             if saved > gain:
                 best, gain = changes, saved
@@ -402,16 +457,24 @@ class _Search:
                     if step % relation[member] == 0:
                         wanted[now + step // relation[member]] += 1
         wanted.pop(now, None)
-        likely = sorted(wanted, key=lambda target: (-wanted[target], abs(target), target))
+        likely = sorted(
+            wanted, key=lambda target: (-wanted[target], abs(target), target)
+        )
         return likely[: _TARGETS + 3]
 
-    def move(self, member: int, target: int, *, together: bool) -> dict[int, int] | None:
+    def move(
+        self, member: int, target: int, *, together: bool
+    ) -> dict[int, int] | None:
         """The changes that bring a class to an exponent; None where relations cannot be repaired.
 
         Leaves are changed first; ``together``, what costs least, so that neighbours move along.
         """
         changes, pending = {member: target}, [member]
-        most = _CHANGES if self.cost(member, self.exponents[member]) >= _UNDER else _FEW_CHANGES
+        most = (
+            _CHANGES
+            if self.cost(member, self.exponents[member]) >= _UNDER
+            else _FEW_CHANGES
+        )
         while pending:
             moved = pending.pop()
             for row in self.uses[moved]:
@@ -431,7 +494,8 @@ class _Search:
         """The class, and its exponent, that make a relation hold again; ZERO if none can, None if it holds."""
         relation = self.classes.relations[row]
         rest = sum(
-            coefficient * changes.get(c, self.exponents[c]) for c, coefficient in relation.items()
+            coefficient * changes.get(c, self.exponents[c])
+            for c, coefficient in relation.items()
         )
         if rest == 0:
             return None
@@ -445,7 +509,9 @@ class _Search:
             new = self.exponents[other] - rest // coefficient
             spread = len(self.uses[other]) - 1
             rise = self.cost(other, new) - self.cost(other, self.exponents[other])
-            rank = (rise // _TOUCH, spread, other) if together else (spread, rise, other)
+            rank = (
+                (rise // _TOUCH, spread, other) if together else (spread, rise, other)
+            )
             if best is None or rank < best[0]:
                 best = rank, other, new
         return (ZERO, 0) if best is None else (best[1], best[2])

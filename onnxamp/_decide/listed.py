@@ -15,7 +15,12 @@ from onnxamp._options.levels import Level
 
 
 def listed(
-    problem: Problem, node: Node, *, exact: bool, follows: bool, freed: AbstractSet[Reason]
+    problem: Problem,
+    node: Node,
+    *,
+    exact: bool,
+    follows: bool,
+    freed: AbstractSet[Reason],
 ) -> tuple[bool, Reason, str] | None:
     """Whether lists or level lower the node, and why; None if they leave it to the cut.
 
@@ -51,7 +56,9 @@ def unmet_lists(problem: Problem, pins: Mapping[int, Verdict]) -> list[str]:
         pins: deciding variable -> its pin.
     """
     options, found = problem.options, dict[tuple[str, str], list[tuple[Node, str]]]()
-    for node in problem.graph.nodes_of(options.user_white) if options.level != Level.O0 else ():
+    for node in (
+        problem.graph.nodes_of(options.user_white) if options.level != Level.O0 else ()
+    ):
         if (refusal := _refusal(problem, pins, node)) is not None:
             found.setdefault((node.key, refusal[0]), []).append((node, refusal[1]))
     return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
@@ -62,7 +69,9 @@ _OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
 """What the user wants of single nodes is no news."""
 
 
-def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> tuple[str, str] | None:
+def _refusal(
+    problem: Problem, pins: Mapping[int, Verdict], node: Node
+) -> tuple[str, str] | None:
     """Why a listed node stays float32: the reason, and all that can be said of it; None if it does not."""
     ports = problem.ports
     variables = ports.of_node.get(node.index, {}).values()
@@ -81,7 +90,10 @@ def _refusal(problem: Problem, pins: Mapping[int, Verdict], node: Node) -> tuple
         return _SCHEMA, f"nothing tells the type of {name!r} beside it"
     if node.key in op_facts().pinned_parameters:
         return _SCHEMA, "what it reads must not be rounded"
-    return _SCHEMA, f"that of opset {node.signature.since} allows no {problem.options.low.name}"
+    return (
+        _SCHEMA,
+        f"that of opset {node.signature.since} allows no {problem.options.low.name}",
+    )
 
 
 _WAYS_OUT: Final = {

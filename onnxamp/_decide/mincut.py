@@ -32,7 +32,9 @@ _PHASES = 32
 class Network:
     """Questions, numbered from 0, and the arcs between them: tail, head and capacity of each."""
 
-    def __init__(self, size: int = 0, arcs: Iterable[tuple[int, int, int]] = ()) -> None:
+    def __init__(
+        self, size: int = 0, arcs: Iterable[tuple[int, int, int]] = ()
+    ) -> None:
         self.size, self._arcs = size, list(arcs)
 
     def add(self, count: int = 1) -> int:
@@ -86,7 +88,9 @@ class Network:
         total = int(costs.sum())
         if total >= _INT32_MAX:
             scale = (_INT32_MAX // 2) / total
-            costs = np.where(costs > 0, np.maximum(1, (costs * scale).astype(np.int64)), 0)
+            costs = np.where(
+                costs > 0, np.maximum(1, (costs * scale).astype(np.int64)), 0
+            )
             total = int(costs.sum())
             if total >= _INT32_MAX:
                 raise InternalError(
@@ -106,7 +110,9 @@ class Network:
         low[reached[reached >= 2] - 2] = True
         return Cut(low, flow)
 
-    def _combined(self) -> "tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]":
+    def _combined(
+        self,
+    ) -> "tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]":
         tails, heads, costs = (
             np.fromiter(chain.from_iterable(self._arcs), np.int64).reshape(-1, 3).T
         )
@@ -138,12 +144,15 @@ def _maximum_flow(
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 
     graph = csr_array(
-        (capacities, (tails.astype(np.int32), heads.astype(np.int32))), shape=(size, size)
+        (capacities, (tails.astype(np.int32), heads.astype(np.int32))),
+        shape=(size, size),
     )
     result = maximum_flow(graph, _SOURCE, _SINK)
     residual = csr_array(graph.astype(np.int64) - result.flow.astype(np.int64))
     residual.eliminate_zeros()
-    reached = breadth_first_order(residual, _SOURCE, directed=True, return_predecessors=False)
+    reached = breadth_first_order(
+        residual, _SOURCE, directed=True, return_predecessors=False
+    )
     return int(result.flow_value), np.asarray(reached)
 
 
@@ -226,7 +235,9 @@ def _pinned(joins: "Iterable[tuple[int, int]]") -> dict[int, int]:
     return pinned
 
 
-def _levels(size: int, arcs: list[list[int]], ends: list[int], left: list[int]) -> list[int]:
+def _levels(
+    size: int, arcs: list[list[int]], ends: list[int], left: list[int]
+) -> list[int]:
     """Distance of each vertex from the source in the residual graph, -1 if there is no path."""
     levels = [-1] * size
     levels[_SOURCE] = 0

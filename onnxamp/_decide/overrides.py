@@ -63,12 +63,16 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
 
 def _known_ops() -> frozenset[str]:
     schemas = {
-        schema.name if schema.domain in ("", "ai.onnx") else f"{schema.domain}::{schema.name}"
+        schema.name
+        if schema.domain in ("", "ai.onnx")
+        else f"{schema.domain}::{schema.name}"
         for schema in onnx.defs.get_all_schemas()
     }
     kernels = (kernel_table(provider).keys() for provider in with_kernels())
     lists = (preset(name) for name in PRESETS)
-    return frozenset(schemas).union(*kernels, *((*known.white, *known.black) for known in lists))
+    return frozenset(schemas).union(
+        *kernels, *((*known.white, *known.black) for known in lists)
+    )
 
 
 def taken_off(options: Options) -> list[str]:
@@ -77,7 +81,8 @@ def taken_off(options: Options) -> list[str]:
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
     return [
-        f"Your white list takes {op} off the black list of {options.preset.name!r}." for op in ops
+        f"Your white list takes {op} off the black list of {options.preset.name!r}."
+        for op in ops
     ]
 
 
@@ -155,18 +160,27 @@ def _ends(graph: Graph, given: bool | frozenset[str]) -> Iterator[Unmatched]:
     for name in sorted(given.difference(known)):
         listed = f" It has {', '.join(map(repr, known))}." if len(known) <= _FEW else ""
         text = f"keep_io_types (--io-types): the model has no input or output {name!r}."
-        yield Unmatched("keep_io_types", name, text + (suggestion(known, name) or listed))
+        yield Unmatched(
+            "keep_io_types", name, text + (suggestion(known, name) or listed)
+        )
 
 
 def _op_types(graph: Graph, options: Options) -> Iterator[Unmatched]:
     for name, text in absent_names(graph, options).unknown.items():
-        yield Unmatched("white_list" if name in options.white_list else "black_list", name, text)
+        yield Unmatched(
+            "white_list" if name in options.white_list else "black_list", name, text
+        )
 
 
 def node_names(graph: Graph) -> list[str]:
     """Return the names of nodes and of their outputs, sorted."""
     return sorted(
-        {name for node in graph.nodes for name in (node.proto.name, *node.proto.output) if name}
+        {
+            name
+            for node in graph.nodes
+            for name in (node.proto.name, *node.proto.output)
+            if name
+        }
     )
 
 
@@ -217,11 +231,18 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
                     f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
-    warnings = [*(one.text for one in unmatched_names(graph, options)), *taken_off(options)]
-    return Overrides(overrides, weights, warnings, [*absent_names(graph, options).known.values()])
+    warnings = [
+        *(one.text for one in unmatched_names(graph, options)),
+        *taken_off(options),
+    ]
+    return Overrides(
+        overrides, weights, warnings, [*absent_names(graph, options).known.values()]
+    )
 
 
-def forced_hazards(graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]) -> Iterator[str]:
+def forced_hazards(
+    graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
+) -> Iterator[str]:
     """Sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     for hazard in hazards:
@@ -240,7 +261,11 @@ def lost_weights(
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     weights = overrides.low_weights
     for hazard in hazards if weights else ():
-        for value in graph.nodes[hazard.node].inputs if hazard.value == ABSENT else (hazard.value,):
+        for value in (
+            graph.nodes[hazard.node].inputs
+            if hazard.value == ABSENT
+            else (hazard.value,)
+        ):
             source, loses = graph.constants.source(value), hazard.reason.loses
             if source in weights and loses is not None and loses(graph, source, low):
                 rows = found.setdefault((weights[source], hazard.reason), {})
@@ -248,7 +273,9 @@ def lost_weights(
     return _told(found, "stores {} in low precision")
 
 
-def _told(found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str) -> Iterator[str]:
+def _told(
+    found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
+) -> Iterator[str]:
     """A sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
         label, first = next(iter(rows.items()))
@@ -283,7 +310,9 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
     return [Override(low, Reason.PATTERN, detail) for low, detail in said]
 
 
-def _matching(patterns: Iterable[re.Pattern[str]], names: Iterable[str]) -> Iterator[str]:
+def _matching(
+    patterns: Iterable[re.Pattern[str]], names: Iterable[str]
+) -> Iterator[str]:
     """The patterns that match one of the names."""
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 

@@ -60,7 +60,10 @@ def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[Variable
 
 def _variable_name(graph: Graph, variable: Variable) -> VariableName:
     if variable.node == ABSENT:
-        scope, own = graph.values[variable.value].scope, graph.values[variable.value].name
+        scope, own = (
+            graph.values[variable.value].scope,
+            graph.values[variable.value].name,
+        )
     else:
         scope, own = graph.nodes[variable.node].scope, graph.nodes[variable.node].label
     return VariableName(scope_path(graph, scope), own, variable.param, 0)
@@ -107,7 +110,9 @@ def find_pins(
     graph, options, ports = problem.graph, problem.options, problem.ports
     claims = _Claims(problem, freed)
     for variable in ports.fixed_high:
-        verdict = Verdict(variable, False, Reason.TIE, "shares its type with a float32 value")
+        verdict = Verdict(
+            variable, False, Reason.TIE, "shares its type with a float32 value"
+        )
         claims.pin(variable, verdict, hard=True)
     for variable in ports.requested_low:
         claims.requested(variable)
@@ -143,7 +148,9 @@ def find_pins(
     ]
     if options.rescaling is not None and options.rescaling.made_up:
         warnings.append(_MADE_UP)
-    if computes_low(options.target) and any(not verdict.low for verdict in pins.verdicts.values()):
+    if computes_low(options.target) and any(
+        not verdict.low for verdict in pins.verdicts.values()
+    ):
         warnings.append(_NOT_HONOURED.format(target=options.target))
     return pins._replace(warnings=tuple(warnings))
 
@@ -169,7 +176,9 @@ _IO = "keep_io_types is off for it"
 
 
 @lru_cache(maxsize=1 << 12)
-def _by_types(target: str, signature: Signature, layout: Layout, low: Format) -> Freedom:
+def _by_types(
+    target: str, signature: Signature, layout: Layout, low: Format
+) -> Freedom:
     """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
     proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
     return freedom(target, Typed(signature, layout.bound, proto), layout.params, low)
@@ -190,14 +199,23 @@ class _Claims:
         freedoms: answers of the kernel tables by all that they depend on.
     """
 
-    def __init__(self, problem: Problem, freed: Mapping[int, frozenset[Reason]]) -> None:
+    def __init__(
+        self, problem: Problem, freed: Mapping[int, frozenset[Reason]]
+    ) -> None:
         self.problem, self.freed = problem, freed
-        self.graph, self.options, self.ports = problem.graph, problem.options, problem.ports
+        self.graph, self.options, self.ports = (
+            problem.graph,
+            problem.options,
+            problem.ports,
+        )
         self.profile = profile_of(self.options.target)
         self.hard, self.high, self.asked, self.default, self.low = (
             dict[int, Verdict]() for _ in range(5)
         )
-        self.forced, self.kept = dict[int, tuple[Verdict, str]](), dict[int, tuple[Verdict, str]]()
+        self.forced, self.kept = (
+            dict[int, tuple[Verdict, str]](),
+            dict[int, tuple[Verdict, str]](),
+        )
         self.implies = list[tuple[int, int]]()
         self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
         self.climbed = set[int]()
@@ -222,7 +240,11 @@ class _Claims:
     def constant(self, value: int, hazard: Hazard) -> None:
         """Pin what makes and moves a constant that a hazard needs as it is, where the user's white list has it."""
         constants = self.graph.constants
-        while value != ABSENT and value not in self.climbed and constants.is_constant(value):
+        while (
+            value != ABSENT
+            and value not in self.climbed
+            and constants.is_constant(value)
+        ):
             self.climbed.add(value)
             maker = self.graph.producer(value)
             if maker is None:
@@ -238,9 +260,13 @@ class _Claims:
     def heeds(self, hazard: Hazard) -> bool:
         """Whether the options let a hazard decide."""
         level, options = self.options.level, self.options
-        is_measured = level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
+        is_measured = (
+            level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
+        )
         keeps = options.hazards and not is_measured
-        if hazard.reason.is_shielded:  # a white-listed producer stays low; its Cast is shielded
+        if (
+            hazard.reason.is_shielded
+        ):  # a white-listed producer stays low; its Cast is shielded
             is_white = self.graph.nodes[hazard.node].key in options.white
             return (keeps or level != Level.O3) and not is_white
         return keeps
@@ -248,7 +274,11 @@ class _Claims:
     def requested(self, variable: int) -> None:
         """Pin what is to be low: an input or output of the model, or a weight."""
         is_weight = self.ports.variables[variable].param == "value"
-        said = (Reason.PATTERN, "low_weights (--low-weight)") if is_weight else (Reason.LEVEL, _IO)
+        said = (
+            (Reason.PATTERN, "low_weights (--low-weight)")
+            if is_weight
+            else (Reason.LEVEL, _IO)
+        )
         self.pin(variable, Verdict(variable, True, *said))
 
     def kernels(self, node: Node, layout: Layout) -> None:
@@ -258,9 +288,13 @@ class _Claims:
         for param in free.high:
             why = self.no_kernel(node, layout, param)
             self.pin(
-                variables[param], Verdict(variables[param], False, Reason.NO_KERNEL, why), hard=True
+                variables[param],
+                Verdict(variables[param], False, Reason.NO_KERNEL, why),
+                hard=True,
             )
-        if self.profile is not None and reads_no_input(self.graph, self.ports, self.profile, node):
+        if self.profile is not None and reads_no_input(
+            self.graph, self.ports, self.profile, node
+        ):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             self.keep(node.index, Reason.NO_KERNEL, why, hard=True)
         for p, q in free.implies:
@@ -268,7 +302,9 @@ class _Claims:
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
-            able = (variables[param] for param in layout.params if param not in free.high)
+            able = (
+                variables[param] for param in layout.params if param not in free.high
+            )
             self.preferred.update(map(self.ports.root, able))
 
     def no_kernel(self, node: Node, layout: Layout, param: str) -> str:
@@ -277,7 +313,9 @@ class _Claims:
         assert signature is not None
         lowered = {**layout.bound, param: retyped(layout.bound[param], low)}
         limit = kernel_limit(device_of(target), node.proto, lowered)
-        why = f"no {low.name} kernel for {node.key} (opset {signature.since}) on {target}"
+        why = (
+            f"no {low.name} kernel for {node.key} (opset {signature.since}) on {target}"
+        )
         return why if limit is None else f"{why}, since {limit}"
 
     def freedom(self, node: Node, layout: Layout) -> Freedom:
@@ -292,8 +330,14 @@ class _Claims:
         if not signature.has_function and not has_say:
             found = self.freedoms[layout] = _by_types(target, signature, layout, low)
             return found
-        present = tuple(tuple(map(bool, names)) for names in (proto.input[:], proto.output[:]))
-        key = (layout, present, tuple(item.SerializeToString() for item in proto.attribute))
+        present = tuple(
+            tuple(map(bool, names)) for names in (proto.input[:], proto.output[:])
+        )
+        key = (
+            layout,
+            present,
+            tuple(item.SerializeToString() for item in proto.attribute),
+        )
         if key not in self.freedoms:
             typed = Typed(signature, layout.bound, proto)
             self.freedoms[key] = freedom(target, typed, layout.params, low)
@@ -304,7 +348,12 @@ class _Claims:
         if self.profile is None:
             return
         for node, fact in high_nodes(self.graph, self.profile):
-            self.keep(node.index, Reason.NO_KERNEL, f"on {self.options.target}, {fact}", hard=True)
+            self.keep(
+                node.index,
+                Reason.NO_KERNEL,
+                f"on {self.options.target}, {fact}",
+                hard=True,
+            )
         for made, reader in straight_pairs(self.graph, self.ports, self.profile):
             if reader == HIGH:
                 why = f"its float32 reader takes no Cast on {self.options.target}"
@@ -320,7 +369,9 @@ class _Claims:
         for node in nodes:
             self.keep(node.index, Reason.UNSOUND, "", hard=True)
         if nodes:
-            more = f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
+            more = (
+                f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
+            )
             self.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
 
     def user_overrides(self) -> None:
@@ -329,8 +380,12 @@ class _Claims:
         for index, override in self.problem.overrides.of_node.items():
             pins = self.forced if override.low else self.kept
             for variable in self.ports.of_node.get(index, {}).values():
-                verdict = Verdict(variable, override.low, override.reason, override.detail)
-                pins.setdefault(self.ports.root(variable), (verdict, self.graph.nodes[index].label))
+                verdict = Verdict(
+                    variable, override.low, override.reason, override.detail
+                )
+                pins.setdefault(
+                    self.ports.root(variable), (verdict, self.graph.nodes[index].label)
+                )
 
     def lists(self) -> None:
         """Pins from the lists and, for all other ops, from the level."""
@@ -341,12 +396,22 @@ class _Claims:
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
             follows = (
-                node.key in following or index in problem.folded or index in problem.constant_fed
+                node.key in following
+                or index in problem.folded
+                or index in problem.constant_fed
             )
-            form = node.key, exact, follows, index in problem.folded, self.freed.get(index)
+            form = (
+                node.key,
+                exact,
+                follows,
+                index in problem.folded,
+                self.freed.get(index),
+            )
             if form not in known:
                 freed = self.freed.get(index, frozenset())
-                known[form] = listed(problem, node, exact=exact, follows=follows, freed=freed)
+                known[form] = listed(
+                    problem, node, exact=exact, follows=follows, freed=freed
+                )
             pin = known[form]
             for variable in variables.values():
                 root = self.ports.roots[variable]
@@ -355,11 +420,23 @@ class _Claims:
                 if node.key in by_user and not (
                     node.key == "Cast" and len(variables) > 1
                 ):  # which changes no type
-                    self.asked.setdefault(root, Verdict(variable, True, Reason.WHITE, node.key))
-                elif pin is not None and not pin[0] and node.key not in options.user_black:
+                    self.asked.setdefault(
+                        root, Verdict(variable, True, Reason.WHITE, node.key)
+                    )
+                elif (
+                    pin is not None
+                    and not pin[0]
+                    and node.key not in options.user_black
+                ):
                     self.default.setdefault(root, Verdict(variable, *pin))
-                elif pin is not None and index in problem.shares and pin[1] is Reason.WHITE:
-                    self.worthy.add(root)  # its error has a price, which Casts may not be worth
+                elif (
+                    pin is not None
+                    and index in problem.shares
+                    and pin[1] is Reason.WHITE
+                ):
+                    self.worthy.add(
+                        root
+                    )  # its error has a price, which Casts may not be worth
                 elif pin is not None:
                     self.pin(variable, Verdict(variable, *pin))
                 elif not follows and (gains or node.key in options.white):
@@ -369,7 +446,10 @@ class _Claims:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""
         keys = [str(name) for name in variable_names(self.graph, self.ports.variables)]
         for variable, key in zip(self.ports.variables, keys, strict=True):
-            if variable.node == ABSENT or self.graph.nodes[variable.node].key == "Constant":
+            if (
+                variable.node == ABSENT
+                or self.graph.nodes[variable.node].key == "Constant"
+            ):
                 continue
             if key not in decisions:
                 near = suggestion(decisions, key)
@@ -377,7 +457,10 @@ class _Claims:
                     f"The plan does not know {key!r}: it was made for another model.{near}"
                 )
             low = decisions[key]
-            self.pin(variable.index, Verdict(variable.index, low, Reason.PLAN, "as the plan says"))
+            self.pin(
+                variable.index,
+                Verdict(variable.index, low, Reason.PLAN, "as the plan says"),
+            )
         if unknown := sorted(decisions.keys() - set(keys)):
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             text = f"The plan decides {unknown[0]!r}{more}, which the model lacks: it was made for another model."
@@ -411,7 +494,9 @@ class _Claims:
         """
         self._refuse_contradictions()
         self._spread_forced()
-        soft = ChainMap(self.high, self.asked, self.default, self.low)  # the strongest first
+        soft = ChainMap(
+            self.high, self.asked, self.default, self.low
+        )  # the strongest first
         settled: dict[int, Verdict] = {}
         for root in {*self.hard, *self.forced, *self.kept, *soft}:
             if root in self.hard:

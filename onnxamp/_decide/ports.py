@@ -130,7 +130,9 @@ def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
             sources = body_sources(node, len(inputs)) if node.key == "Scan" else ()
             sliced = dict(zip(inputs, sources, strict=False))
             for position, target in enumerate(body_targets(node, len(outputs))):
-                result = Read(node, outputs[position], node.index, ABSENT, (body, position))
+                result = Read(
+                    node, outputs[position], node.index, ABSENT, (body, position)
+                )
                 reads = list(data_movement(graph, profile, result))
                 if target >= states:
                     yield from reads
@@ -140,7 +142,9 @@ def straight_reads(graph: Graph, profile: Profile) -> Iterator[Read]:
                     yield from data_movement(graph, profile, read)
 
 
-def ports_of(graph: Graph, positions: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Node, int]]:
+def ports_of(
+    graph: Graph, positions: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Node, int]]:
     """The ports of nodes, by op type and position."""
     for node in graph.nodes_of(positions):
         yield from ((node, position) for position in positions[node.key])
@@ -196,7 +200,11 @@ def own_casts(graph: Graph, profile: Profile) -> Iterator[tuple[Read, Node]]:
     """
     for read in straight_reads(graph, profile):
         made = graph.producer(read.value)
-        if read.result is not None or read.owner.key not in profile.uncast_inputs or made is None:
+        if (
+            read.result is not None
+            or read.owner.key not in profile.uncast_inputs
+            or made is None
+        ):
             continue
         source = made.input(0) if made.key == "Cast" else ABSENT
         if source != ABSENT and graph.types[source] in LOW_TENSORS:
@@ -210,6 +218,8 @@ def moved_from(graph: Graph, profile: Profile, value: int) -> list[int]:
         for node, port in graph.consumers(moved):
             if _passes_on(graph, profile, node) == port:
                 values += [
-                    result for result in node.outputs if graph.types[result] == graph.types[value]
+                    result
+                    for result in node.outputs
+                    if graph.types[result] == graph.types[value]
                 ]
     return values

@@ -46,7 +46,9 @@ def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
     made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
     made |= {node.outputs[0] for node in graph.nodes_of({"Constant"}) if node.outputs}
-    made |= {value.index for value in graph.values if value.origin is Origin.INITIALIZER}
+    made |= {
+        value.index for value in graph.values if value.origin is Origin.INITIALIZER
+    }
     return frozenset(
         value for value in made if value != ABSENT and graph.types[value] == low.tensor
     )
@@ -71,10 +73,15 @@ class CutProblem:
             problem.graph,
             problem.ports,
         )
-        self.low, self.costs = problem.options.low, target_of(problem.options.target).costs
+        self.low, self.costs = (
+            problem.options.low,
+            target_of(problem.options.target).costs,
+        )
         self.saves = FLOAT32_BYTES - self.low.bytes
         self.roots = [*self.ports.roots, NONE, LOW, HIGH]
-        self.tied = {root for variable, root in enumerate(self.ports.roots) if root != variable}
+        self.tied = {
+            root for variable, root in enumerate(self.ports.roots) if root != variable
+        }
         self.trips = self.graph.ask(loop_trips)
         self.deciding = dict[int, int]()
         self.network = Network()
@@ -97,20 +104,25 @@ class CutProblem:
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
         for root, verdict in self.pins.verdicts.items():
-            (self.network.charge_high if verdict.low else self.network.charge_low)(root, INFINITE)
+            (self.network.charge_high if verdict.low else self.network.charge_low)(
+                root, INFINITE
+            )
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
             self.widening_cast(node)
         gaining, worthy = (
-            roots - self.pins.verdicts.keys() for roots in (self.pins.preferred, self.pins.worthy)
+            roots - self.pins.verdicts.keys()
+            for roots in (self.pins.preferred, self.pins.worthy)
         )
         for index, variables in self.ports.of_node.items():
             for root in map(self.roots.__getitem__, variables.values()):
                 if root in worthy:
                     self.product(index, root)
-                elif root in gaining and not self.is_high(self.problem.joined.get(index, ABSENT)):
+                elif root in gaining and not self.is_high(
+                    self.problem.joined.get(index, ABSENT)
+                ):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
     def product(self, index: int, root: int) -> None:
@@ -120,15 +132,22 @@ class CutProblem:
         """
         node = self.graph.nodes[index]
         ends = (node.input(0), node.outputs[0])
-        largest = max(elements(self.graph.shapes[value]) for value in ends if value != ABSENT)
-        pair = 2 * self.costs.cast(min(largest, MAX_ELEMENTS), self.trips[node.scope], self.low)
+        largest = max(
+            elements(self.graph.shapes[value]) for value in ends if value != ABSENT
+        )
+        pair = 2 * self.costs.cast(
+            min(largest, MAX_ELEMENTS), self.trips[node.scope], self.low
+        )
         self.network.charge_high(root, int(pair * _WORTH))
         self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
 
     def is_high(self, node: int) -> bool:
         """Whether the node is pinned to float32."""
         roots = map(self.ports.root, self.ports.of_node.get(node, {}).values())
-        return any(pin is not None and not pin.low for pin in map(self.pins.verdicts.get, roots))
+        return any(
+            pin is not None and not pin.low
+            for pin in map(self.pins.verdicts.get, roots)
+        )
 
     def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
@@ -180,7 +199,9 @@ class CutProblem:
 
     def cast(self, value: int, scope: int) -> int:
         """The cost of a Cast of a value in a scope."""
-        return self.costs.cast(elements(self.graph.shapes[value]), self.trips[scope], self.low)
+        return self.costs.cast(
+            elements(self.graph.shapes[value]), self.trips[scope], self.low
+        )
 
     def idle_cast(self, node: Node) -> None:
         """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
@@ -199,9 +220,18 @@ class CutProblem:
             or self.problem.options.level == Level.O3
         ):
             return
-        variable, kind = self.roots[self.ports.consumed[node.index][0]], self.graph.types[result]
-        if variable >= 0 and kind != FLOAT and is_lossless(element_name(FLOAT), element_name(kind)):
-            self.network.charge_low(variable, self.cast(source, node.scope) * _ACCURACY_CASTS)
+        variable, kind = (
+            self.roots[self.ports.consumed[node.index][0]],
+            self.graph.types[result],
+        )
+        if (
+            variable >= 0
+            and kind != FLOAT
+            and is_lossless(element_name(FLOAT), element_name(kind))
+        ):
+            self.network.charge_low(
+                variable, self.cast(source, node.scope) * _ACCURACY_CASTS
+            )
 
     def gain(self, node: Node) -> int:
         """What a node saves by moving fewer bytes per element; always less than the pair of Casts it might need.
@@ -216,7 +246,10 @@ class CutProblem:
                 count = min(elements(self.graph.shapes[value]), MAX_ELEMENTS)
                 largest, total = max(largest, count), total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
-        return max(1, min(self.costs.traffic(self.saves * total), pair)) * self.trips[node.scope]
+        return (
+            max(1, min(self.costs.traffic(self.saves * total), pair))
+            * self.trips[node.scope]
+        )
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
@@ -232,7 +265,9 @@ class CutProblem:
             return
         if value in self.ports.free and self.is_stored(value):
             fits = value not in self.problem.unfit
-            self.weight(producer, readers, elements(self.graph.shapes[value]) if fits else 0)
+            self.weight(
+                producer, readers, elements(self.graph.shapes[value]) if fits else 0
+            )
             return
         cost = self.cast(value, self.graph.values[value].scope)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
@@ -241,8 +276,14 @@ class CutProblem:
     def weight(self, producer: int, readers: set[int], count: int) -> None:
         """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
         saved = self.costs.stored(self.saves * count)
-        if len(readers) == 1 and (reader := max(readers)) >= 0 and self.is_alone(producer):
-            self.roots[producer] = reader  # nothing else asks for it, so it is never stored twice
+        if (
+            len(readers) == 1
+            and (reader := max(readers)) >= 0
+            and self.is_alone(producer)
+        ):
+            self.roots[producer] = (
+                reader  # nothing else asks for it, so it is never stored twice
+            )
             self.network.charge_high(reader, saved)
             return
         self.network.charge_high(producer, saved)
@@ -250,17 +291,27 @@ class CutProblem:
 
     def is_alone(self, variable: int) -> bool:
         """Whether the variable of a constant is neither pinned nor tied to another one."""
-        return variable >= 0 and variable not in self.tied and variable not in self.pins.verdicts
+        return (
+            variable >= 0
+            and variable not in self.tied
+            and variable not in self.pins.verdicts
+        )
 
-    def casts(self, producer: int, readers: set[int], raise_cost: int, lower_cost: int) -> None:
+    def casts(
+        self, producer: int, readers: set[int], raise_cost: int, lower_cost: int
+    ) -> None:
         """Charge one Cast if the producer is low and any reader float32, and one if it is the other way round."""
         variables = sorted(readers - _SETTLED)
         for up, there, cost in ((True, HIGH, raise_cost), (False, LOW, lower_cost)):
             if producer == there:
                 continue
-            if there in readers:  # one reader needs the Cast in any case; the others share it
+            if (
+                there in readers
+            ):  # one reader needs the Cast in any case; the others share it
                 if producer >= 0:
-                    (self.network.charge_low if up else self.network.charge_high)(producer, cost)
+                    (self.network.charge_low if up else self.network.charge_high)(
+                        producer, cost
+                    )
             elif len(variables) == 1:
                 self.edge(producer, variables[0], cost, up=up)
             elif variables:
@@ -287,9 +338,16 @@ class CutProblem:
         is rounded once and stored, as any weight. What is low precision already counts as if it were float32, or a
         second conversion would charge for less than the first one.
         """
-        made = [self.roots[variable] for variable in (*self.ports.produced, NONE)]  # ABSENT is last
-        high = {HIGH, *(root for root, pin in self.pins.verdicts.items() if not pin.low)}
-        computed = {value for value, root in enumerate(made) if root in high} - self.ports.free
+        made = [
+            self.roots[variable] for variable in (*self.ports.produced, NONE)
+        ]  # ABSENT is last
+        high = {
+            HIGH,
+            *(root for root, pin in self.pins.verdicts.items() if not pin.low),
+        }
+        computed = {
+            value for value, root in enumerate(made) if root in high
+        } - self.ports.free
         computed -= {  # what is an up-cast of a low value
             self.graph.nodes[index].outputs[0] for index in self.graph.shields
         }
@@ -306,7 +364,11 @@ class CutProblem:
             ]
             if not found or node.key in op_facts().control_flow:
                 continue
-            known = [one for one in (computed, stored, heavy) if not one.isdisjoint(node.inputs)]
+            known = [
+                one
+                for one in (computed, stored, heavy)
+                if not one.isdisjoint(node.inputs)
+            ]
             for values in known:
                 values.update(found)
             if known and not self.is_raised(node, weights):
@@ -332,7 +394,9 @@ class CutProblem:
 
     def is_heavy(self, value: int) -> bool:
         """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
-        saves = self.costs.stored(self.saves * elements(self.graph.shapes[value])) > LAUNCH
+        saves = (
+            self.costs.stored(self.saves * elements(self.graph.shapes[value])) > LAUNCH
+        )
         return saves and value not in self.problem.unfit and self.is_stored(value)
 
     def is_stored(self, value: int) -> bool:

@@ -82,20 +82,33 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     if judged:
         sentinels = graph.ask(sentinel_paths, low)
         norms = batch_norm_folds(graph, options)
-        folds = [pair for pair in norms if wished.isdisjoint(pair) and pair[1] not in listed]
+        folds = [
+            pair for pair in norms if wished.isdisjoint(pair) and pair[1] not in listed
+        ]
         folds += _sums_of_parts(graph, options)
-        fitting, found = fitting_sums(graph, options), graph.ask(hazards_on, low, options.target)
-        there = (one for one in found if one.reason != accumulators.KIND or one.node not in fitting)
+        fitting, found = (
+            fitting_sums(graph, options),
+            graph.ask(hazards_on, low, options.target),
+        )
+        there = (
+            one
+            for one in found
+            if one.reason != accumulators.KIND or one.node not in fitting
+        )
         hazards = [*graph.ask(find_hazards, low), *there]
     if judged and not replayed:
         activations = (match.nodes for match in patterns_of(graph, "gelu", "silu"))
         fused = [nodes for nodes in activations if wished.isdisjoint(nodes)]
         fused += (match.nodes for match in patterns_of(graph, "normalisation"))
-        groups += (sorted(nodes) for nodes in fused if listed.isdisjoint(nodes))  # lists split them
+        groups += (
+            sorted(nodes) for nodes in fused if listed.isdisjoint(nodes)
+        )  # lists split them
         groups += [*folds, *(sentinels if options.hazards else ())]
     low_weights = frozenset(overrides.low_weights if judged else ())
     ports = find_variables(graph, options, groups, low_weights)
-    priced = options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
+    priced = (
+        options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
+    )
     shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
     return Problem(
@@ -116,8 +129,12 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """Products that are split for the target, and what adds up their parts; none where that is to stay float32."""
-    is_summed = emulated_arithmetic(options.target) is not None and options.low is FLOAT16
-    return graph.ask(split_products) if is_summed and SUM not in options.user_black else []
+    is_summed = (
+        emulated_arithmetic(options.target) is not None and options.low is FLOAT16
+    )
+    return (
+        graph.ask(split_products) if is_summed and SUM not in options.user_black else []
+    )
 
 
 def _unfit(graph: Graph, low: Format) -> frozenset[int]:
@@ -129,13 +146,16 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
     )
 
 
-def _constant_fed(graph: Graph, unfit: frozenset[int], *, lookups: bool) -> frozenset[int]:
+def _constant_fed(
+    graph: Graph, unfit: frozenset[int], *, lookups: bool
+) -> frozenset[int]:
     """Exact ops on constants alone; without ``lookups`` only those on unfit ones, or computable beforehand."""
     feed, nodes = graph.constants.feed, (graph.nodes[index] for index in graph.exact)
     return frozenset(
         node.index
         for node in nodes
-        if feed(node) and (lookups or feed(node, whole=True) or not unfit.isdisjoint(node.inputs))
+        if feed(node)
+        and (lookups or feed(node, whole=True) or not unfit.isdisjoint(node.inputs))
     )
 
 

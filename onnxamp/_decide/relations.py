@@ -121,11 +121,20 @@ class Classes(NamedTuple):
             if root in union.zeros and variable not in forced and variable != ZERO:
                 forced[variable] = union.zeros[root], ZERO
         names: dict[int, int] = {ZERO: ZERO}
-        kept = [(ZERO, 1) if root in union.zeros else (root, multiple) for root, multiple in roots]
-        of_variable = [(names.setdefault(root, len(names)), multiple) for root, multiple in kept]
-        combined = (union.combined(row) for _, row in sorted(rows, key=lambda item: item[0]))
+        kept = [
+            (ZERO, 1) if root in union.zeros else (root, multiple)
+            for root, multiple in roots
+        ]
+        of_variable = [
+            (names.setdefault(root, len(names)), multiple) for root, multiple in kept
+        ]
+        combined = (
+            union.combined(row) for _, row in sorted(rows, key=lambda item: item[0])
+        )
         relations = [
-            {names[root]: number for root, number in row.items()} for row in combined if row
+            {names[root]: number for root, number in row.items()}
+            for row in combined
+            if row
         ]
         windows: list[dict[int, Window]] = [{} for _ in names]
         for variable, window in problem.windows.items():
@@ -167,7 +176,11 @@ class _Union:
         for variable, coefficient in relation:
             root, multiple = self.root(variable)
             row[root] += coefficient * multiple
-        rest = {root: number for root, number in row.items() if number and root not in self.zeros}
+        rest = {
+            root: number
+            for root, number in row.items()
+            if number and root not in self.zeros
+        }
         divisor = gcd(*rest.values())
         return {root: number // divisor for root, number in rest.items()}
 
@@ -188,4 +201,8 @@ class _Union:
 
 
 def _both(one: Window | None, other: Window) -> Window:
-    return other if one is None else Window(max(one.least, other.least), min(one.most, other.most))
+    return (
+        other
+        if one is None
+        else Window(max(one.least, other.least), min(one.most, other.most))
+    )

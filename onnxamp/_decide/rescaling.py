@@ -74,7 +74,9 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     equations = find_equations(graph, borders=options.keep_io_types is True)
     low, measured = options.low, _measured(graph, ranges.largest)
     wanted = _wanted(graph, low, measured)
-    sums = {graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()}
+    sums = {
+        graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()
+    }
     for value, window in wanted.items():
         if value in sums:
             window = _for_sums(window, sums[value], low)  # noqa: PLW2901
@@ -82,11 +84,16 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     _constant_windows(equations, low)
     solution = solve(equations.problem)
     exponents = {
-        value: solution.exponents[variable] for value, variable in equations.values.items()
+        value: solution.exponents[variable]
+        for value, variable in equations.values.items()
     }
     scaled = rows_of(equations, solution.exponents, measured)
     unfit = tuple(_unfit(equations, solution, low, measured, exponents))
-    fitting = (value for value, item in sums.items() if _fits(item, exponents.get(value, 0), low))
+    fitting = (
+        value
+        for value, item in sums.items()
+        if _fits(item, exponents.get(value, 0), low)
+    )
     known = (*(graph.values[value].name for value in fitting), *ranges.centred)
     return Rescaling(scaled, unfit, sums=known, gap=solution.gap)
 
@@ -97,8 +104,13 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
     found: dict[int, str] = {}
     for value, name in value_names(graph).items() if unfit else ():
         if (row := unfit.get(name)) is not None:
-            touching = [graph.values[value].producer, *(node for node, _ in graph.uses[value])]
-            found |= dict.fromkeys(touching, f"{name!r} reaches {row.largest:.3g}; {row.why}")
+            touching = [
+                graph.values[value].producer,
+                *(node for node, _ in graph.uses[value]),
+            ]
+            found |= dict.fromkeys(
+                touching, f"{name!r} reaches {row.largest:.3g}; {row.why}"
+            )
     found.pop(ABSENT, None)
     return found
 
@@ -152,7 +164,9 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
     relations = equations.problem.relations
     uses: dict[int, list[int]] = {}
     for index, relation in enumerate(relations):
-        for variable in {variable for variable, _ in relation if exponents[variable] is None}:
+        for variable in {
+            variable for variable, _ in relation if exponents[variable] is None
+        }:
             uses.setdefault(variable, []).append(index)
     pending = list(range(len(relations)))
     unknown = iter(list(uses))
@@ -162,7 +176,9 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
             if found is not None:
                 exponents[found[0]] = found[1]
                 pending += uses[found[0]]
-        rest = next((variable for variable in unknown if exponents[variable] is None), None)
+        rest = next(
+            (variable for variable in unknown if exponents[variable] is None), None
+        )
         if rest is None:
             break
         exponents[rest] = 0
@@ -182,7 +198,9 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
     return result
 
 
-def _solved(relation: Relation, exponents: Sequence[int | None]) -> tuple[int, int] | None:
+def _solved(
+    relation: Relation, exponents: Sequence[int | None]
+) -> tuple[int, int] | None:
     """The one unknown of a relation, and its exponent; None where there is no or more than one."""
     unknown: Counter[int] = Counter()
     rest = 0
@@ -202,20 +220,27 @@ def value_names(graph: Graph) -> dict[int, str]:
     """Value -> its name, behind those of the nodes whose bodies it is in."""
     paths = [scope_path(graph, scope.index) for scope in graph.scopes]
     return {
-        v.index: f"{paths[v.scope]}/{v.name}" if paths[v.scope] else v.name for v in graph.values
+        v.index: f"{paths[v.scope]}/{v.name}" if paths[v.scope] else v.name
+        for v in graph.values
     }
 
 
 def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
     values = {name: value for value, name in value_names(graph).items()}
-    known = ((values[name], number) for name, number in largest.items() if name in values)
+    known = (
+        (values[name], number) for name, number in largest.items() if name in values
+    )
     return {value: number for value, number in known if number and isfinite(number)}
 
 
-def _wanted(graph: Graph, low: Format, measured: Mapping[int, float]) -> dict[int, Window]:
+def _wanted(
+    graph: Graph, low: Format, measured: Mapping[int, float]
+) -> dict[int, Window]:
     """Value -> its window, for values that want to be low."""
     hazards = (
-        hazard for hazard in graph.ask(find_hazards, low) if not hazard.reason.is_cured_by_exponents
+        hazard
+        for hazard in graph.ask(find_hazards, low)
+        if not hazard.reason.is_cured_by_exponents
     )
     kept = {hazard.node for hazard in hazards}
     return {
@@ -235,7 +260,9 @@ def _window(largest: float, limit: float, low: Format, small: int) -> Window:
 
 def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
     """The window of a value whose sums have to fit, too, and whose terms must not be flushed."""
-    least = max(window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power))
+    least = max(
+        window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power)
+    )
     typical = partial.reach / partial.terms
     most = -_ceil_log2(_TINY * low.smallest_normal / typical) // partial.power
     return Window(least, max(min(window.most, most), least))
@@ -260,7 +287,9 @@ def _constant_windows(equations: Equations, low: Format) -> None:
             continue
         windows = []
         if stats.largest_number:
-            least, most = _window(abs(stats.largest_number), low.max_finite, low, _SMALL_WEIGHT)
+            least, most = _window(
+                abs(stats.largest_number), low.max_finite, low, _SMALL_WEIGHT
+            )
             rule = exponent_rules().get(graph.nodes[use[0]].key)
             is_factor = stats.uniform is not None and rule is not None and not rule.same
             windows.append((least, most if is_factor else max(most, 0)))
@@ -268,7 +297,10 @@ def _constant_windows(equations: Equations, low: Format) -> None:
             least = frexp(largest)[1] - _FLOAT_EXPONENTS
             windows.append((least, -_ceil_log2(SENTINEL / largest)))
         if windows:
-            least, most = max(least for least, _ in windows), min(most for _, most in windows)
+            least, most = (
+                max(least for least, _ in windows),
+                min(most for _, most in windows),
+            )
             problem.windows[variable] = Window(least, max(least, most))
 
 
@@ -282,7 +314,11 @@ def _unfit(
     """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
-    known = {hazard.node for hazard in graph.ask(find_hazards, low) if hazard.reason != ranges.KIND}
+    known = {
+        hazard.node
+        for hazard in graph.ask(find_hazards, low)
+        if hazard.reason != ranges.KIND
+    }
     for value, number in measured.items():
         exponent = 0 if value in borders else exponents.get(value, 0)
         judged = graph.types[value] != FLOAT or graph.values[value].producer in known
@@ -301,7 +337,9 @@ def chain_text(equations: Equations, chain: Iterable[int]) -> str:
     for relation in chain:
         owner = equations.owners[relation]
         labels[
-            "an input or output of the model" if owner == ABSENT else _called(graph.nodes[owner])
+            "an input or output of the model"
+            if owner == ABSENT
+            else _called(graph.nodes[owner])
         ] = None
     if not labels:
         return "what it is multiplied with would leave its range"

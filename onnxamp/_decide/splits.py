@@ -38,10 +38,19 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
     Complexity: linear in nodes, and in the divisors that are tried.
     """
     profile, low = emulated_arithmetic(options.target), options.low
-    if profile is None or low is not FLOAT16 or not options.split_k or options.level == Level.O0:
+    if (
+        profile is None
+        or low is not FLOAT16
+        or not options.split_k
+        or options.level == Level.O0
+    ):
         return {}
     hazards = graph.ask(hazards_on, low, options.target)
-    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason == long_products.KIND]
+    long = [
+        graph.nodes[hazard.node]
+        for hazard in hazards
+        if hazard.reason == long_products.KIND
+    ]
     able = [
         node
         for node in long
@@ -65,7 +74,11 @@ def parts_of(node: Node) -> tuple[str, ...]:
 def _parts(terms: int, product: Accumulation) -> int | None:
     divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
     return next(
-        (parts for parts in divisors if product.error(terms // parts) <= long_products.NEGLIGIBLE),
+        (
+            parts
+            for parts in divisors
+            if product.error(terms // parts) <= long_products.NEGLIGIBLE
+        ),
         None,
     )
 
@@ -87,7 +100,9 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
     """Whether the level, the user's lists and kernels admit these ops, and what moves data for them, in float16."""
-    if options.level == Level.O1 and not options.white.issuperset(op for op in ops if op != SUM):
+    if options.level == Level.O1 and not options.white.issuperset(
+        op for op in ops if op != SUM
+    ):
         return False
     if not options.black.isdisjoint(op for op in ops if op != SUM):
         return False
@@ -95,7 +110,8 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
         return False
     signatures = [graph.book.get("", op) for op in (*ops, *_MOVES)]
     return all(
-        one and options.low.tensor in float_types(options.target, one.op_type, one.since)
+        one
+        and options.low.tensor in float_types(options.target, one.op_type, one.since)
         for one in signatures
     )
 

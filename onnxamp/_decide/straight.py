@@ -44,7 +44,9 @@ def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
         pairs = node.inputs[:2], node.inputs[1::-1]
         casts = (graph.producer(other) for value, other in pairs if value in behind)
         if any(
-            cast is not None and cast.key == "Cast" and graph.types[cast.input(0)] in integers
+            cast is not None
+            and cast.key == "Cast"
+            and graph.types[cast.input(0)] in integers
             for cast in casts
         ):
             yield node
@@ -53,7 +55,9 @@ def integer_factors(graph: Graph, profile: Profile) -> Iterator[Node]:
 def shared_factors(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]]:
     """Two products of dequantized factors that share the first one."""
     nodes, first = graph.nodes_of(profile.shared_factors), dict[int, Node]()
-    behind, origins = (graph.ask(_dequantized), graph.ask(_origins)) if nodes else ({}, {})
+    behind, origins = (
+        (graph.ask(_dequantized), graph.ask(_origins)) if nodes else ({}, {})
+    )
     for node in nodes:
         left, right = (behind.get(value) for value in node.inputs[:2])
         if left is not None and right is not None:
@@ -65,7 +69,9 @@ def shared_factors(graph: Graph, profile: Profile) -> Iterator[tuple[Node, Node]
 def dequantized_values(graph: Graph) -> Mapping[int, int]:
     """Values that are dequantized -> what they are dequantized from."""
     origins = graph.ask(_origins)
-    return {value: origins[node.index] for value, node in graph.ask(_dequantized).items()}
+    return {
+        value: origins[node.index] for value, node in graph.ask(_dequantized).items()
+    }
 
 
 def _origins(graph: Graph) -> Mapping[int, int]:
@@ -76,7 +82,11 @@ def _origins(graph: Graph) -> Mapping[int, int]:
         if node.key in facts.dequantize:
             made = graph.producer(node.input(0))
             is_quantized = made is not None and made.key in facts.quantize
-            before = graph.producer(made.input(0)) if made is not None and is_quantized else None
+            before = (
+                graph.producer(made.input(0))
+                if made is not None and is_quantized
+                else None
+            )
             origin = ABSENT if before is None else before.index
             origins[index] = origins.get(origin, node.input(0))
     return origins
@@ -105,7 +115,9 @@ def _dequantized(graph: Graph) -> Mapping[int, Node]:
 
 def computed_high(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Nodes that stay float32 because an input is computed."""
-    for node in graph.nodes_of(profile.computed_high) if graph.nodes_of(profile.beside) else ():
+    for node in (
+        graph.nodes_of(profile.computed_high) if graph.nodes_of(profile.beside) else ()
+    ):
         if any(
             node.input(position) not in graph.constants.tensors
             for position in profile.computed_high[node.key]
@@ -119,9 +131,15 @@ def high_nodes(graph: Graph, profile: Profile) -> Iterator[tuple[Node, str]]:
     for nodes, why in (
         (stacked_up(graph, profile), "it is stacked up in float32 alone"),
         (of_constants, "no constant is read there, only a Cast of it"),
-        (integer_factors(graph, profile), "no integers stand beside dequantized numbers"),
+        (
+            integer_factors(graph, profile),
+            "no integers stand beside dequantized numbers",
+        ),
         (computed_high(graph, profile), "its numbers are constants, or float32"),
-        (pooled_twice(graph, profile), "a value between loops is pooled once, or in float32"),
+        (
+            pooled_twice(graph, profile),
+            "a value between loops is pooled once, or in float32",
+        ),
     ):
         yield from ((node, why) for node in nodes)
 
@@ -130,7 +148,11 @@ def stacked_up(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Nodes whose result a loop stacks up as they make it, and may not in low precision."""
     for read in straight_reads(graph, profile):
         made = graph.producer(read.value)
-        if read.result is not None and made is not None and made.key in profile.stacked_high:
+        if (
+            read.result is not None
+            and made is not None
+            and made.key in profile.stacked_high
+        ):
             yield made
 
 
@@ -150,7 +172,9 @@ def pooled_twice(graph: Graph, profile: Profile) -> Iterator[Node]:
 def _is_state(graph: Graph, value: int) -> bool:
     """Whether a loop takes a value as a state."""
     readers = graph.consumers(value) if value != ABSENT else ()
-    return any(node.bodies and port in dict(carried(graph, node)) for node, port in readers)
+    return any(
+        node.bodies and port in dict(carried(graph, node)) for node, port in readers
+    )
 
 
 def straight_pairs(
@@ -169,11 +193,16 @@ def straight_pairs(
     yield from _undivided(graph, ports, profile)
     yield from _stored(graph, ports, profile)
     yield from _lonely(graph, ports, profile)
-    for one, other in (*_unread(graph, ports, profile), *_signature(graph, ports, profile)):
+    for one, other in (
+        *_unread(graph, ports, profile),
+        *_signature(graph, ports, profile),
+    ):
         yield from _alike(one, other)
     scales = ((first, second) for _, first, second in split_scales(graph, profile))
     for pair in (*scales, *shared_factors(graph, profile)):
-        for one, other in product(*(ports.of_node.get(node.index, {}).values() for node in pair)):
+        for one, other in product(
+            *(ports.of_node.get(node.index, {}).values() for node in pair)
+        ):
             yield from _alike(one, other)
     for returned, value in _chosen(graph, profile):
         made, reader = ports.returned.get(returned, NONE), ports.produced[value]
@@ -220,7 +249,9 @@ def _source(graph: Graph, profile: Profile, owner: Node, value: int) -> int:
     return last.value
 
 
-def _stored(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+def _stored(
+    graph: Graph, ports: PortVariables, profile: Profile
+) -> Iterator[tuple[int, int]]:
     """(variable of a weight that is to be low, variable of what reads it) where no Cast of it is read."""
     for node, position in ports_of(graph, profile.stored_inputs):
         value, reader = node.input(position), ports.consumed[node.index][position]
@@ -229,7 +260,9 @@ def _stored(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tu
             yield ports.produced[value], reader
 
 
-def _lonely(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+def _lonely(
+    graph: Graph, ports: PortVariables, profile: Profile
+) -> Iterator[tuple[int, int]]:
     """(variable of one more reader of a Cast that the model brings along, variable of what does not read it alone)."""
     for read, cast in own_casts(graph, profile):
         value, reader = cast.outputs[0], ports.consumed[read.node][read.port]
@@ -245,10 +278,16 @@ def _lonely(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tu
 def _alike(one: int, other: int) -> Iterator[tuple[int, int]]:
     """The pairs that give two ports one precision; one that is low already asks for nothing."""
     if not {LOW, NONE} & {one, other}:
-        yield from ((made, reader) for made, reader in ((one, other), (other, one)) if made != HIGH)
+        yield from (
+            (made, reader)
+            for made, reader in ((one, other), (other, one))
+            if made != HIGH
+        )
 
 
-def _signature(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+def _signature(
+    graph: Graph, ports: PortVariables, profile: Profile
+) -> Iterator[tuple[int, int]]:
     """(variable of an input or output of the model, variable of the node that reads or makes it)."""
     for node, value in _signature_values(graph, profile):
         if graph.producer(value) is node:
@@ -266,13 +305,24 @@ def _signature(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator
 
 def _signature_values(graph: Graph, profile: Profile) -> Iterator[tuple[Node, int]]:
     """(node, value) of what must be an input or an output of the model, without a Cast."""
-    yield from ((node, node.input(at)) for node, at in ports_of(graph, profile.signature_inputs))
-    yield from ((node, node.outputs[at]) for node, at in ports_of(graph, profile.signature_outputs))
+    yield from (
+        (node, node.input(at)) for node, at in ports_of(graph, profile.signature_inputs)
+    )
+    yield from (
+        (node, node.outputs[at])
+        for node, at in ports_of(graph, profile.signature_outputs)
+    )
 
 
-def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+def _undivided(
+    graph: Graph, ports: PortVariables, profile: Profile
+) -> Iterator[tuple[int, int]]:
     """(variable of what reads a low input of the model, variable of what else reads it)."""
-    nodes = graph.nodes_of(profile.undivided_inputs) if graph.nodes_of(profile.beside) else ()
+    nodes = (
+        graph.nodes_of(profile.undivided_inputs)
+        if graph.nodes_of(profile.beside)
+        else ()
+    )
     for node in nodes:
         read = node.input(0)
         source = ports.lowered.get(read, read)
@@ -280,7 +330,9 @@ def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator
             continue
         if source == read and ports.produced[read] != LOW:
             continue
-        casts = (cast.outputs[0] for cast, _ in graph.consumers(source) if cast.key == "Cast")
+        casts = (
+            cast.outputs[0] for cast, _ in graph.consumers(source) if cast.key == "Cast"
+        )
         for value in {read, *(value for value in casts if value in ports.lowered)}:
             for other, port in graph.consumers(value):
                 variable = ports.consumed[other.index][port]
@@ -288,7 +340,9 @@ def _undivided(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator
                     yield ports.consumed[node.index][0], variable
 
 
-def _unread(graph: Graph, ports: PortVariables, profile: Profile) -> Iterator[tuple[int, int]]:
+def _unread(
+    graph: Graph, ports: PortVariables, profile: Profile
+) -> Iterator[tuple[int, int]]:
     """(variable of a value from outside, variable of its reader in a body) where it becomes what nobody reads."""
     for value, node, port in unread_captures(graph, profile):
         made, reader = ports.produced[value], ports.consumed[node.index][port]
@@ -304,8 +358,14 @@ def unread_captures(graph: Graph, profile: Profile) -> Iterator[tuple[int, Node,
         for _, body in owner.bodies:
             outputs = graph.scopes[body].outputs
             for position, target in enumerate(body_targets(owner, len(outputs))):
-                output = owner.outputs[target] if 0 <= target < len(owner.outputs) else ABSENT
-                if output == ABSENT or not (graph.uses[output] or graph.results[output]):
+                output = (
+                    owner.outputs[target]
+                    if 0 <= target < len(owner.outputs)
+                    else ABSENT
+                )
+                if output == ABSENT or not (
+                    graph.uses[output] or graph.results[output]
+                ):
                     yield from _captures(graph, body, outputs[position])
 
 
@@ -328,7 +388,11 @@ def casts_of_constants(graph: Graph, profile: Profile) -> Iterator[tuple[Node, N
     """(node, Cast) where the node reads a Cast of a constant, and cannot read the constant itself."""
     for node, position in ports_of(graph, profile.computed_inputs):
         cast = graph.producer(node.input(position))
-        if cast is not None and cast.key == "Cast" and cast.input(0) in graph.constants.tensors:
+        if (
+            cast is not None
+            and cast.key == "Cast"
+            and cast.input(0) in graph.constants.tensors
+        ):
             yield node, cast
 
 
@@ -345,7 +409,12 @@ def uncast_values(graph: Graph, profile: Profile) -> frozenset[int]:
     own = (value for _, value in _signature_values(graph, profile))
     captured = (value for value, _, _ in unread_captures(graph, profile))
     return frozenset(
-        [*states, *own, *captured, *(read.value for read in straight_reads(graph, profile))]
+        [
+            *states,
+            *own,
+            *captured,
+            *(read.value for read in straight_reads(graph, profile)),
+        ]
     )
 
 
@@ -365,17 +434,26 @@ def passed_states(graph: Graph, profile: Profile) -> Iterator[tuple[int, list[in
                     yield state, moved_from(graph, profile, state)
 
 
-def _readers(graph: Graph, ports: PortVariables, values: Iterable[int]) -> Iterator[int]:
+def _readers(
+    graph: Graph, ports: PortVariables, values: Iterable[int]
+) -> Iterator[int]:
     """The variables, or HIGH, of all that reads values."""
     for value in values:
         found = [ports.returned.get(result, LOW) for result in graph.results[value]]
-        found += [ports.consumed[node.index][port] for node, port in graph.consumers(value)]
+        found += [
+            ports.consumed[node.index][port] for node, port in graph.consumers(value)
+        ]
         yield from (variable for variable in found if variable >= 0 or variable == HIGH)
 
 
-def reads_no_input(graph: Graph, ports: PortVariables, profile: Profile, node: Node) -> bool:
+def reads_no_input(
+    graph: Graph, ports: PortVariables, profile: Profile, node: Node
+) -> bool:
     """Whether a node that must read inputs of the model, without a Cast, would read a Cast if it were low."""
-    values = [node.input(position) for position in profile.signature_inputs.get(node.key, ())]
+    values = [
+        node.input(position) for position in profile.signature_inputs.get(node.key, ())
+    ]
     return any(
-        ports.produced[value] == HIGH or graph.producer(value) is not None for value in values
+        ports.produced[value] == HIGH or graph.producer(value) is not None
+        for value in values
     )

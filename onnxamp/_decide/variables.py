@@ -30,7 +30,9 @@ def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
     for named in graph.overridable():
         value = named.index
         stats = (
-            tensor_stats(tensors[named.name], graph.folder) if graph.types[value] == FLOAT else None
+            tensor_stats(tensors[named.name], graph.folder)
+            if graph.types[value] == FLOAT
+            else None
         )
         if stats is None:
             continue
@@ -42,7 +44,9 @@ def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
         elif 0 < tiny < low.smallest_normal:
             found[value] = f"is {stats.uniform:.6g}, which {low.name} cannot hold"
         elif value in indices and stats.largest > low.exact_integers:
-            found[value] = f"holds {stats.largest:.6g} and {indices[value]}, and {_counts(low)}"
+            found[value] = (
+                f"holds {stats.largest:.6g} and {indices[value]}, and {_counts(low)}"
+            )
     return found
 
 
@@ -56,7 +60,10 @@ def _counts(low: Format) -> str:
 
 def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
     """What to tell of inputs that need not keep their types: which do so all the same, and which lose digits."""
-    off, unfit = "keep_io_types (--io-types) is off for it", graph.ask(unfit_defaults, options.low)
+    off, unfit = (
+        "keep_io_types (--io-types) is off for it",
+        graph.ask(unfit_defaults, options.low),
+    )
     indices = graph.ask(index_paths).values
     for value in graph.scopes[0].inputs:
         named = graph.values[value]
@@ -85,7 +92,9 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
 
 
 @lru_cache(maxsize=1 << 12)
-def _layout(signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format) -> Layout:
+def _layout(
+    signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format
+) -> Layout:
     """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it.
 
     ``giver`` is the input that gives output 0 its type; ABSENT if none does.
@@ -126,10 +135,16 @@ def _layout(signature: Signature, inputs: Types, outputs: Types, giver: int, low
     return Layout(bound, tuple(params), tuple(places), tuple(results))
 
 
-def _floats(formal: Callable[[int], Port | None], types: Types) -> list[tuple[int, Port]]:
+def _floats(
+    formal: Callable[[int], Port | None], types: Types
+) -> list[tuple[int, Port]]:
     """The ports that hold float32, with their positions."""
     floats = [position for position, kind in enumerate(types) if holds_float(kind)]
-    return [(position, port) for position in floats if (port := formal(position)) is not None]
+    return [
+        (position, port)
+        for position in floats
+        if (port := formal(position)) is not None
+    ]
 
 
 def find_variables(
@@ -158,9 +173,15 @@ def find_variables(
     finder.containers()
     for group in groups:
         finder.join(
-            [variable for node in group for variable in finder.of_node.get(node, {}).values()]
+            [
+                variable
+                for node in group
+                for variable in finder.of_node.get(node, {}).values()
+            ]
         )
-    finder.wholes([*graph.nodes_of(profile.whole_bodies)] if profile is not None else ())
+    finder.wholes(
+        [*graph.nodes_of(profile.whole_bodies)] if profile is not None else ()
+    )
     return finder.finish()
 
 
@@ -172,8 +193,13 @@ def unknown_floats(graph: Graph, node: Node) -> list[int]:
     signature = node.signature
     if signature is None or not graph.untyped or node.key in op_facts().control_flow:
         return []
-    ports = [(value, signature.input(position)) for position, value in enumerate(node.inputs)]
-    ports += [(value, signature.output(position)) for position, value in enumerate(node.outputs)]
+    ports = [
+        (value, signature.input(position)) for position, value in enumerate(node.inputs)
+    ]
+    ports += [
+        (value, signature.output(position))
+        for position, value in enumerate(node.outputs)
+    ]
     return [
         value
         for value, port in ports
@@ -272,7 +298,9 @@ class _Finder:
                 self.produced[named] = self.new(ABSENT, "value", named)
                 self.stored(named)
             elif value.origin in (Origin.INPUT, Origin.DEFAULT):
-                self.produced[named] = self.signature_variable(value) if index == 0 else HIGH
+                self.produced[named] = (
+                    self.signature_variable(value) if index == 0 else HIGH
+                )
             else:
                 self.produced[named] = HIGH
             if value.origin is Origin.SPARSE:
@@ -284,11 +312,17 @@ class _Finder:
         What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
         """
         outputs = self.graph.scopes[0].proto.output
-        returned = (port for scope, port in self.graph.results[value.index] if scope == 0)
+        returned = (
+            port for scope, port in self.graph.results[value.index] if scope == 0
+        )
         names = {value.name, *(outputs[port].name for port in returned)}
-        if self.options.level == Level.O0 or any(self.options.keeps_io(name) for name in names):
+        if self.options.level == Level.O0 or any(
+            self.options.keeps_io(name) for name in names
+        ):
             return HIGH
-        if self.options.hazards and value.index in self.graph.ask(unfit_defaults, self.low):
+        if self.options.hazards and value.index in self.graph.ask(
+            unfit_defaults, self.low
+        ):
             return HIGH
         if self.graph.types[value.index] == FLOAT and value.index not in self.uncast:
             return LOW
@@ -299,7 +333,11 @@ class _Finder:
     def node(self, node: Node) -> None:
         key = node.key
         is_opaque = node.signature is None or self.graph.scopes[node.scope].opaque
-        if is_opaque or unknown_floats(self.graph, node) or node.index in self.graph.shields:
+        if (
+            is_opaque
+            or unknown_floats(self.graph, node)
+            or node.index in self.graph.shields
+        ):
             self.fixed(node)
         elif key in self.facts.control_flow:
             self.control_flow(node)
@@ -332,7 +370,13 @@ class _Finder:
         for param in layout.params:
             self.new(index, param)
         if tied := self.facts.tied_parameters.get(node.key):
-            self.join([first + place for place, param in enumerate(layout.params) if param in tied])
+            self.join(
+                [
+                    first + place
+                    for place, param in enumerate(layout.params)
+                    if param in tied
+                ]
+            )
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):
             consumed[port] = place + first if place >= 0 else place
@@ -367,11 +411,19 @@ class _Finder:
         before, after, low = self.kinds[source], self.kinds[result], self.low.tensor
         if before == FLOAT:
             stays = self.options.level == Level.O0 or node.key in self.options.black
-            down = HIGH if stays or (source in self.uncast and source in self.lowered) else LOW
-            self.consumed[node.index][0] = down if after == low else self.new(node.index, "T1")
+            down = (
+                HIGH
+                if stays or (source in self.uncast and source in self.lowered)
+                else LOW
+            )
+            self.consumed[node.index][0] = (
+                down if after == low else self.new(node.index, "T1")
+            )
         if after != FLOAT:
             return
-        if before == FLOAT:  # it changes nothing, so each side may have either precision
+        if (
+            before == FLOAT
+        ):  # it changes nothing, so each side may have either precision
             self.produced[result] = self.new(node.index, "T2")
         elif before == low:
             visible = source not in self.graph.hidden
@@ -411,7 +463,9 @@ class _Finder:
                 ):
                     continue
                 if target not in outer:
-                    outer[target] = self.flow(node, f"output {target}", scope.outputs[position])
+                    outer[target] = self.flow(
+                        node, f"output {target}", scope.outputs[position]
+                    )
                 self.returned[body, position] = outer[target]
                 if node.outputs[target] != ABSENT:
                     self.produced[node.outputs[target]] = outer[target]
@@ -426,7 +480,9 @@ class _Finder:
         assert node.signature is not None
         low = retyped(kind, self.options.low)
         is_allowed = any(low in allowed for allowed in node.signature.params.values())
-        movable = is_allowed and carries(self.options.target, node.key, node.signature, low)
+        movable = is_allowed and carries(
+            self.options.target, node.key, node.signature, low
+        )
         return self.new(node.index, param) if movable else HIGH
 
     def results(self) -> None:
@@ -438,11 +494,16 @@ class _Finder:
                 if not self.is_float(value):
                     continue
                 named, variable = self.graph.values[value], HIGH
-                if named.origin in (Origin.INPUT, Origin.DEFAULT):  # one name has one type
+                if named.origin in (
+                    Origin.INPUT,
+                    Origin.DEFAULT,
+                ):  # one name has one type
                     variable = self.produced[value]
                 elif not scope.opaque:
                     variable = self.signature_variable(named)
-                self.returned[scope.index, position] = HIGH if scope.opaque else variable
+                self.returned[scope.index, position] = (
+                    HIGH if scope.opaque else variable
+                )
 
     def unexplained(self) -> None:
         """Keep in float32 what only its readers reveal to be a float, behind ops of unknown types."""
@@ -460,7 +521,9 @@ class _Finder:
             variables = [self.produced[value]]
             variables += [self.consumed[node.index][port] for node, port in uses]
             variables += [
-                self.returned[key] for key in self.graph.results[value] if key in self.returned
+                self.returned[key]
+                for key in self.graph.results[value]
+                if key in self.returned
             ]
             for node in (maker, *(node for node, _ in uses)):
                 if node is not None and node.key not in self.facts.control_flow:
@@ -470,12 +533,16 @@ class _Finder:
     def wholes(self, nodes: Sequence[Node]) -> None:
         """Tie all that is in the bodies of each node, and what it passes on: no Cast is needed in them."""
         owners = {body: node.index for node in nodes for _, body in node.bodies}
-        joined: dict[int, list[int]] = {node.index: [*self.consumed[node.index]] for node in nodes}
+        joined: dict[int, list[int]] = {
+            node.index: [*self.consumed[node.index]] for node in nodes
+        }
         for scope in self.graph.scopes:  # outer ones come first
             owner = owners.setdefault(scope.index, owners.get(scope.parent, ABSENT))
             if owner != ABSENT:
                 joined[owner] += [
-                    self.produced[value] for value in scope.inputs if self.is_float(value)
+                    self.produced[value]
+                    for value in scope.inputs
+                    if self.is_float(value)
                 ]
         for node in self.graph.nodes:
             if (owner := owners[node.scope]) != ABSENT:

@@ -15,7 +15,9 @@ def title_of(reason: str, *, low: bool = False) -> str:
         reason: the reason as plans hold it.
         low: whether it is that of a value in low precision.
     """
-    words = _titles().get(reason, {"title": reason})  # plans of other versions may hold others
+    words = _titles().get(
+        reason, {"title": reason}
+    )  # plans of other versions may hold others
     title: str = words.get("low", words["title"]) if low else words["title"]
     return title
 
@@ -37,4 +39,6 @@ _DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
 
 @cache
 def _titles() -> dict[str, dict[str, Any]]:
-    return read_table("reasons") | {kind.value: {"title": kind.title} for kind in kinds()}
+    return read_table("reasons") | {
+        kind.value: {"title": kind.title} for kind in kinds()
+    }

@@ -52,7 +52,11 @@ def values_of(
         RuntimeFailure: one of these nodes does not load or run.
     """
     side = run_alone(
-        Runner(flow, run.engine.provider), feeds, wanted, run.budget, run.progress("running")
+        Runner(flow, run.engine.provider),
+        feeds,
+        wanted,
+        run.budget,
+        run.progress("running"),
     )
     return {name: _as_written(side, name) for name in wanted}
 
@@ -63,7 +67,11 @@ def _as_written(side: Side, name: str) -> Array | None:
         return None
     array: Array = side.output(name)
     # The copy is needed: the memory goes with the run.
-    return array.copy() if low is None else array.astype(helper.tensor_dtype_to_np_dtype(low))
+    return (
+        array.copy()
+        if low is None
+        else array.astype(helper.tensor_dtype_to_np_dtype(low))
+    )
 
 
 def is_finite(array: Array) -> bool:
@@ -113,7 +121,10 @@ def _distance(one: Array, other: Array) -> float:
     a, b = _as_double(one), _as_double(other)
     with np.errstate(invalid="ignore"):
         error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    largest, worst = np.max(np.abs(a[np.isfinite(a)]), initial=0.0), np.max(error, initial=0.0)
+    largest, worst = (
+        np.max(np.abs(a[np.isfinite(a)]), initial=0.0),
+        np.max(error, initial=0.0),
+    )
     return float(worst / largest) if isfinite(worst) and largest else inf
 
 
@@ -169,7 +180,9 @@ def extract_region(
     if isinstance(around, Sequence) and not isinstance(around, str):
         names = list(around)
     if not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(f"around must be the name of a node, or several, not {around!r}.")
+        raise ArgumentTypeError(
+            f"around must be the name of a node, or several, not {around!r}."
+        )
     if not names or min(before, after) < 0:
         raise ArgumentError(
             "around must name at least one node, and before and after must not be negative."
@@ -200,14 +213,19 @@ def extract_region(
         differing=differences(flow, entered, recorded.expected, run.bare),
         notes=(
             *centre.notes,
-            *(f"The output {name!r} is not a tensor: its value is not saved." for name in lost),
+            *(
+                f"The output {name!r} is not a tensor: its value is not saved."
+                for name in lost
+            ),
         ),
     )
 
 
 def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
     """A model without the defaults of inputs that the sample gives."""
-    overridden = {tensor.name for tensor in opened.proto.graph.initializer} & feeds.keys()
+    overridden = {
+        tensor.name for tensor in opened.proto.graph.initializer
+    } & feeds.keys()
     if not overridden:
         return opened
     result = copy_without(opened.proto, "initializer")
@@ -241,7 +259,9 @@ def _find_centre(
         view = Graph.of(opened.proto)
         nodes = find_nodes(view, names)
     graph, told, branched = MainGraph.of(view), list[str](), False
-    outside = [view.nodes[graph.wiring.outermost[n.index]].key for n in nodes if n.scope != 0]
+    outside = [
+        view.nodes[graph.wiring.outermost[n.index]].key for n in nodes if n.scope != 0
+    ]
     if "If" in outside:
         flat = _with_branches_taken(opened, run, feeds)
         flat_view = Graph.of(flat.proto)
@@ -250,7 +270,9 @@ def _find_centre(
         except ArgumentError:
             told = ["On this input the branch that it is in is not taken."]
         else:
-            told = ["The Ifs of the main graph are replaced by the branches that were taken."]
+            told = [
+                "The Ifs of the main graph are replaced by the branches that were taken."
+            ]
             opened, graph, branched = flat, MainGraph.of(flat_view), True
     return _Centre(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
 
@@ -270,17 +292,25 @@ def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
 
 def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> Model:
     def conditions(model: ModelProto, wanted: Sequence[str]) -> dict[str, bool]:
-        values = values_of(_flow(Model(model, opened.folder), feeds, run), feeds, wanted, run)
+        values = values_of(
+            _flow(Model(model, opened.folder), feeds, run), feeds, wanted, run
+        )
         return {
-            name: bool(value.reshape(-1)[0]) for name, value in values.items() if value is not None
+            name: bool(value.reshape(-1)[0])
+            for name, value in values.items()
+            if value is not None
         }
 
     return Model(resolve_branches(opened.proto, conditions), opened.folder)
 
 
 def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
-    shapes = {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
-    return make_flow(opened.proto, opened.folder, emulated=run.engine.emulates, shapes=shapes)
+    shapes = {
+        name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
+    }
+    return make_flow(
+        opened.proto, opened.folder, emulated=run.engine.emulates, shapes=shapes
+    )
 
 
 def _record(
@@ -303,14 +333,21 @@ def _record(
     for number in range(1 if centre.branched else len(samples)):
         feeds = check_inputs(centre.opened.proto, samples[number]) if number else feeds
         try:
-            arrays = values_of(flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run)
+            arrays = values_of(
+                flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run
+            )
         except RuntimeFailure as error:
             text = input_failure(
-                "The model does not run as far as the region", error, samples, number, centre.opened
+                "The model does not run as far as the region",
+                error,
+                samples,
+                number,
+                centre.opened,
             )
             raise RuntimeFailure(text) from error
         recorded = Recorded(
-            {name: arrays[name] for name in inputs}, {name: arrays[name] for name in outputs}
+            {name: arrays[name] for name in inputs},
+            {name: arrays[name] for name in outputs},
         )
         if not all(map(is_finite, recorded.expected.values())):
             return recorded, _origin(samples, number), keep
@@ -320,4 +357,6 @@ def _record(
 
 
 def _origin(samples: Samples, number: int) -> str:
-    return samples.description + (f", number {number + 1} of them" if len(samples) > 1 else "")
+    return samples.description + (
+        f", number {number + 1} of them" if len(samples) > 1 else ""
+    )

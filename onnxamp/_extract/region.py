@@ -55,7 +55,9 @@ class MainGraph(NamedTuple):
     def consumers(self, node: int) -> Iterator[int]:
         """Nodes that need a node's outputs."""
         return (
-            reader for value in self.outputs(node) for reader in self.wiring.readers.get(value, ())
+            reader
+            for value in self.outputs(node)
+            for reader in self.wiring.readers.get(value, ())
         )
 
     def outputs(self, node: int) -> list[int]:
@@ -113,19 +115,21 @@ def _unknown(view: View, text: str, reason: str) -> str:
     """The message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
     head = f"No node or node output is called {text!r}, or matches it as a regular expression"
     if reason:
-        head = (
-            f"No node or node output is called {text!r}, and it is no regular expression ({reason})"
-        )
+        head = f"No node or node output is called {text!r}, and it is no regular expression ({reason})"
     for value in view.values:
         if value.name == text and value.producer == ABSENT:
-            readers = dict.fromkeys(node.label for node, _ in view.consumers(value.index))
+            readers = dict.fromkeys(
+                node.label for node, _ in view.consumers(value.index)
+            )
             named = ", ".join(map(repr, [*readers][:_SUGGESTIONS])) or "nothing"
             article = "an" if value.origin.value[0] in "aeiou" else "a"
             return f"{head}: it is {article} {value.origin.value}, read by {named}."
     labels = dict.fromkeys(node.label for node in view.nodes)
     outputs = (name for node in view.nodes for name in node.proto.output if name)
     close = [name for name in labels if text and text.lower() in name.lower()]
-    close = close or get_close_matches(text, dict.fromkeys([*labels, *outputs]), _SUGGESTIONS, 0.5)
+    close = close or get_close_matches(
+        text, dict.fromkeys([*labels, *outputs]), _SUGGESTIONS, 0.5
+    )
     if not close:
         return f"{head}; 'onnxamp inspect -v' lists the nodes."
     return f"{head}; similar names are {', '.join(map(repr, close[:_SUGGESTIONS]))}."
@@ -144,7 +148,9 @@ def _constant(view: View, wiring: Wiring) -> set[int]:
     return constant
 
 
-def choose(graph: MainGraph, centre: Collection[int], before: int, after: int) -> set[int]:
+def choose(
+    graph: MainGraph, centre: Collection[int], before: int, after: int
+) -> set[int]:
     """The main-graph nodes around those of ``centre``, as the module's table says.
 
     Raises:
@@ -165,7 +171,10 @@ def choose(graph: MainGraph, centre: Collection[int], before: int, after: int) -
 
 
 def _reached(
-    graph: MainGraph, start: Iterable[int], neighbours: Callable[[int], Iterable[int]], limit: int
+    graph: MainGraph,
+    start: Iterable[int],
+    neighbours: Callable[[int], Iterable[int]],
+    limit: int,
 ) -> set[int]:
     """Nodes within ``limit`` steps. Nodes that are no step are followed first, so that every path is the shortest."""
     steps = dict.fromkeys(start, 0)
@@ -187,7 +196,11 @@ def _comes_along(graph: MainGraph, value: int) -> bool:
     producer, type_name = graph.view.producer(value), graph.view.types[value]
     is_tensor = type_name is None or type_name.startswith("tensor(")
     if producer is not None:
-        return producer.key in op_facts().idle or producer.index in graph.constant or not is_tensor
+        return (
+            producer.key in op_facts().idle
+            or producer.index in graph.constant
+            or not is_tensor
+        )
     entering = graph.view.values[value]
     if not is_tensor and entering.origin is Origin.INPUT:
         raise ArgumentError(
@@ -222,7 +235,9 @@ def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -
     return Cut(tuple(ordered), tuple(enters), tuple(leaves), tuple(weights))
 
 
-def _leaving(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -> Iterator[int]:
+def _leaving(
+    graph: MainGraph, nodes: Collection[int], centre: Collection[int]
+) -> Iterator[int]:
     """Values that others read, and those of the centre, in the file's order."""
     readers, results = graph.wiring.readers, graph.view.results
     for node in sorted(nodes):
@@ -292,10 +307,14 @@ class Recorded(NamedTuple):
     @property
     def expected(self) -> dict[str, Array]:
         """The outputs that are tensors."""
-        return {name: value for name, value in self.outputs.items() if value is not None}
+        return {
+            name: value for name, value in self.outputs.items() if value is not None
+        }
 
 
-def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> ModelProto:
+def assembled(
+    opened: Model, main: MainGraph, cut: Cut, recorded: Recorded
+) -> ModelProto:
     """The region as a model: nodes as written, weights embedded, types and shapes as recorded.
 
     Raises:
@@ -308,7 +327,9 @@ def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> M
     graph = result.graph
     graph.name = f"{source.graph.name or 'model'}_region"
     graph.doc_string = f"{len(cut.nodes)} nodes cut out of {source.graph.name!r}."
-    graph.input.extend(_declared(name, value) for name, value in recorded.inputs.items())
+    graph.input.extend(
+        _declared(name, value) for name, value in recorded.inputs.items()
+    )
     graph.node.extend(view.nodes[index].proto for index in cut.nodes)
     weights = {view.values[value].name for value in cut.weights}
     graph.initializer.extend(
@@ -330,7 +351,9 @@ def assembled(opened: Model, main: MainGraph, cut: Cut, recorded: Recorded) -> M
     return result
 
 
-def _declared(name: str, value: Array | None, kind: str | None = None) -> ValueInfoProto:
+def _declared(
+    name: str, value: Array | None, kind: str | None = None
+) -> ValueInfoProto:
     """A declaration of what was recorded; of its type alone if it is not a tensor."""
     if value is not None:
         return helper.make_tensor_value_info(
@@ -350,7 +373,9 @@ def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfo
     Declared shapes are left out, as some name sizes that are now known.
     """
     border = {view.values[value].name for value in (*cut.inputs, *cut.outputs)}
-    inside = {name for index in cut.nodes for name in view.nodes[index].proto.output} - border
+    inside = {
+        name for index in cut.nodes for name in view.nodes[index].proto.output
+    } - border
     for entry in (*source.graph.value_info, *source.graph.output):
         if entry.name in inside:
             kept = copied(entry)
@@ -361,7 +386,9 @@ def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfo
 
 def _called(source: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
     """The model-local functions that nodes call, at any depth."""
-    functions = {(function.domain, function.name): function for function in source.functions}
+    functions = {
+        (function.domain, function.name): function for function in source.functions
+    }
     called = set[tuple[str, str]]()
     waiting: list[NodeProto] = list(nodes) if functions else []
     while waiting:
@@ -378,7 +405,11 @@ def region_files(path: str | PathLike[str]) -> tuple[Path, Path, Path]:
     """The files that :func:`save_region` writes: the model, its inputs, and what is expected."""
     model = as_path(path)
     base = model.with_suffix("") if model.suffix == ".onnx" else model
-    return model, base.with_name(f"{base.name}.npz"), base.with_name(f"{base.name}{_EXPECTED}")
+    return (
+        model,
+        base.with_name(f"{base.name}.npz"),
+        base.with_name(f"{base.name}{_EXPECTED}"),
+    )
 
 
 def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, Path]:
@@ -407,11 +438,16 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
             f"region must be a Region, as extract_region returns, not {type(region).__name__}."
         )
     if not isinstance(path, (str, PathLike)):
-        raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
+        raise ArgumentTypeError(
+            f"path must be a string or a path, not {type(path).__name__}."
+        )
     model, inputs, expected = region_files(path)
     copy = copied(region.model)
     save_model(
-        copy, model, WeightConverter(FLOAT16, None), external=weight_bytes(copy) > INLINE_LIMIT
+        copy,
+        model,
+        WeightConverter(FLOAT16, None),
+        external=weight_bytes(copy) > INLINE_LIMIT,
     )
     write_file(inputs, _archive(region.inputs))
     write_file(expected, _archive(region.expected))
@@ -425,5 +461,7 @@ def _archive(arrays: Mapping[str, Array]) -> bytes:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 held = array.astype(np.str_) if array.dtype.kind == "O" else array
-                np.lib.format.write_array(member, np.asarray(held, order="C"), allow_pickle=False)
+                np.lib.format.write_array(
+                    member, np.asarray(held, order="C"), allow_pickle=False
+                )
     return stream.getvalue()

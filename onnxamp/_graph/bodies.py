@@ -29,7 +29,10 @@ def body_sources(node: Node, body_inputs: int) -> list[int]:
 
 def body_targets(node: Node, body_outputs: int) -> list[int]:
     """For each output of the node's body, the node output that it becomes (ABSENT for Loop's condition)."""
-    return [position - 1 if node.key == "Loop" else position for position in range(body_outputs)]
+    return [
+        position - 1 if node.key == "Loop" else position
+        for position in range(body_outputs)
+    ]
 
 
 def carried(view: View, node: Node) -> list[tuple[int, int]]:
@@ -55,14 +58,23 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
         scope = view.scopes[body]
         sources = body_sources(node, len(scope.inputs))
         targets = body_targets(node, len(scope.outputs))
-        entering = {source: inner for inner, source in zip(scope.inputs, sources, strict=True)}
-        leaving = {target: inner for inner, target in zip(scope.outputs, targets, strict=True)}
+        entering = {
+            source: inner for inner, source in zip(scope.inputs, sources, strict=True)
+        }
+        leaving = {
+            target: inner for inner, target in zip(scope.outputs, targets, strict=True)
+        }
         yield from (
-            (node.input(source), inner) for source, inner in entering.items() if source >= 0
+            (node.input(source), inner)
+            for source, inner in entering.items()
+            if source >= 0
         )
-        yield from ((inner, _at(node.outputs, target)) for target, inner in leaving.items())
         yield from (
-            (leaving.get(target, ABSENT), entering.get(source, ABSENT)) for source, target in states
+            (inner, _at(node.outputs, target)) for target, inner in leaving.items()
+        )
+        yield from (
+            (leaving.get(target, ABSENT), entering.get(source, ABSENT))
+            for source, target in states
         )
 
 
@@ -71,7 +83,10 @@ def _at(values: Sequence[int], position: int) -> int:
 
 
 def inline_functions(
-    model: ModelProto, ops: Collection[tuple[str, str]] | None = None, *, partly: bool = False
+    model: ModelProto,
+    ops: Collection[tuple[str, str]] | None = None,
+    *,
+    partly: bool = False,
 ) -> ModelProto:
     """Replace function calls by the bodies of the functions; the model itself if there is nothing to inline.
 
@@ -92,9 +107,12 @@ def inline_functions(
     check_functions(model)
     shell = copy_without(model, "initializer")
     listed = {entry.name for entry in model.graph.input}
-    weights = (tensor for tensor in model.graph.initializer if tensor.name not in listed)
+    weights = (
+        tensor for tensor in model.graph.initializer if tensor.name not in listed
+    )
     shell.graph.input.extend(
-        helper.make_tensor_value_info(t.name, t.data_type, tuple(t.dims)) for t in weights
+        helper.make_tensor_value_info(t.name, t.data_type, tuple(t.dims))
+        for t in weights
     )
     for node in shell.graph.node:
         if ops is not None and (node.domain, node.op_type) in ops:
@@ -125,6 +143,8 @@ def inline_functions(
 def _fill_defaults(node: NodeProto, version: int) -> None:
     """Write the schema's default attributes into a node, because the inliner drops some of them."""
     given = {item.name for item in node.attribute}
-    for name, item in onnx.defs.get_schema(node.op_type, version, node.domain).attributes.items():
+    for name, item in onnx.defs.get_schema(
+        node.op_type, version, node.domain
+    ).attributes.items():
         if name not in given and item.default_value.type:
             node.attribute.append(item.default_value)

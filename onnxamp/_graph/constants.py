@@ -70,7 +70,9 @@ class Constants:
     def __post_init__(self, view: View) -> None:
         self.tensors = constant_tensors(view)
         makers = view.nodes_of(_MAKERS)
-        self._makers = {value: node for node in makers for value in node.outputs if value != ABSENT}
+        self._makers = {
+            value: node for node in makers for value in node.outputs if value != ABSENT
+        }
         carriers, nodes = op_facts().carriers, view.nodes
         for index in view.order:
             node, source = nodes[index], nodes[index].input(0)
@@ -84,7 +86,9 @@ class Constants:
         """Whether a Cast gives a float32 constant the numbers of a low one, as it stands before stored weights."""
         source, result = cast.input(0), cast.outputs[0]
         is_up = (
-            result != ABSENT and self.types[source] in LOW_TENSORS and self.types[result] == FLOAT
+            result != ABSENT
+            and self.types[source] in LOW_TENSORS
+            and self.types[result] == FLOAT
         )
         return is_up and self.is_constant(source)
 
@@ -113,7 +117,9 @@ class Constants:
         if not self._floats:
             values = {*self.tensors, *self._makers, *self._sources}
             self._floats.update(
-                (value, self.stats(value)) for value in values if self.types[value] == FLOAT
+                (value, self.stats(value))
+                for value in values
+                if self.types[value] == FLOAT
             )
         return self._floats
 
@@ -142,7 +148,9 @@ class Constants:
         array = self._array(source) if tensor is None else self._few(tensor)
         if array is None:
             return False
-        rounded = array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)
+        rounded = array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(
+            np.float32
+        )
         return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
     def scalar(self, value: int) -> float | None:
@@ -157,7 +165,11 @@ class Constants:
     def integers(self, value: int) -> list[int] | None:
         """Elements of a small integer constant; None where it is not one."""
         tensor = self.tensors.get(value)
-        numbers = self._attribute(value, "value_ints") if tensor is None else self._few(tensor)
+        numbers = (
+            self._attribute(value, "value_ints")
+            if tensor is None
+            else self._few(tensor)
+        )
         return None if numbers is None else [int(number) for number in numbers]
 
     def _scalar(self, value: int) -> float | None:
@@ -166,14 +178,20 @@ class Constants:
             number = self._attribute(value, "value_float")
             number = self._attribute(value, "value_int") if number is None else number
             return None if number is None else float(number)
-        numbers = self._few(tensor) if len(tensor.dims) < 2 and prod(tensor.dims) == 1 else None
+        numbers = (
+            self._few(tensor)
+            if len(tensor.dims) < 2 and prod(tensor.dims) == 1
+            else None
+        )
         return None if numbers is None else float(numbers[0])
 
     def _attribute(self, value: int, name: str) -> Any:
         """An attribute of the Constant that makes the value."""
         maker = self._makers.get(value)
         return (
-            attribute(maker.proto, name) if maker is not None and maker.key == "Constant" else None
+            attribute(maker.proto, name)
+            if maker is not None and maker.key == "Constant"
+            else None
         )
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
@@ -182,7 +200,9 @@ class Constants:
             return None
         is_external = tensor.data_location == TensorProto.EXTERNAL
         return (
-            read_array(tensor, self.folder) if is_external else numpy_helper.to_array(tensor)
+            read_array(tensor, self.folder)
+            if is_external
+            else numpy_helper.to_array(tensor)
         ).reshape(-1)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
@@ -202,7 +222,11 @@ class Constants:
 
 def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     """How many products each element of the output sums up; None for other ops, and where sizes are unknown."""
-    factor = shapes[node.input(1)] if node.key in _TERMS and node.input(1) != ABSENT else None
+    factor = (
+        shapes[node.input(1)]
+        if node.key in _TERMS and node.input(1) != ABSENT
+        else None
+    )
     return None if factor is None or None in factor else expected_terms(node, shapes)
 
 
@@ -224,7 +248,9 @@ def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
         return prod(attribute(node.proto, "kernel_shape") or ())
     if before is None or after is None:
         return None
-    sizes, left = ([size for size in shape if size is not None] for shape in (before, after))
+    sizes, left = (
+        [size for size in shape if size is not None] for shape in (before, after)
+    )
     if node.key == "CumSum":
         return max(sizes, default=None)
     same = len(before) - len(sizes) == len(after) - len(left)
@@ -236,7 +262,8 @@ def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
     if first and first[-1] is not None:
         return first[-1]
     return _axis(
-        second, -1 if attribute(node.proto, "transB") or (second and len(second) == 1) else -2
+        second,
+        -1 if attribute(node.proto, "transB") or (second and len(second) == 1) else -2,
     )
 
 
@@ -256,7 +283,9 @@ def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
     if not weight:
         return 1
     kernel = prod(_axis(weight, axis) for axis in range(2, len(weight)))
-    skipped = prod(attribute(node.proto, "strides") or ()) * (attribute(node.proto, "group") or 1)
+    skipped = prod(attribute(node.proto, "strides") or ()) * (
+        attribute(node.proto, "group") or 1
+    )
     return max(1, _axis(weight, 0) * kernel // skipped)
 
 
@@ -265,11 +294,17 @@ def _einsum(node: Node, shapes: Sequence[Shape | None]) -> int:
     equation = attribute(node.proto, "equation")
     inputs, arrow, result = equation.decode().replace(" ", "").partition("->")
     letters = inputs.replace(",", "").replace("...", "")
-    kept = result if arrow else [letter for letter in letters if letters.count(letter) == 1]
+    kept = (
+        result
+        if arrow
+        else [letter for letter in letters if letters.count(letter) == 1]
+    )
     sizes: dict[str, int] = {}
     for value, axes in zip(node.inputs, inputs.split(","), strict=False):
         leading, dots, trailing = axes.partition("...")
-        sizes |= {letter: _axis(shapes[value], axis) for axis, letter in enumerate(leading)}
+        sizes |= {
+            letter: _axis(shapes[value], axis) for axis, letter in enumerate(leading)
+        }
         sizes |= {
             letter: _axis(shapes[value], -axis)
             for axis, letter in enumerate(reversed(trailing), 1)

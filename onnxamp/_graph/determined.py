@@ -94,7 +94,9 @@ def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
             if rule.counted:
                 found.counted.extend(_counts(node, shapes))
                 break
-            inputs = [None if value == ABSENT else shapes[value] for value in node.inputs]
+            inputs = [
+                None if value == ABSENT else shapes[value] for value in node.inputs
+            ]
             related = rule.related(node.proto, inputs)
             if related is not None:
                 _add(found, node.index, related)
@@ -115,7 +117,9 @@ def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, D
 
 def _add(found: Relations, node: int, related: Related) -> None:
     found.multiples.extend(
-        ((node, size), factor, dim) for (size, factor), dim in related.multiples if dim is not None
+        ((node, size), factor, dim)
+        for (size, factor), dim in related.multiples
+        if dim is not None
     )
     for column in columns(related.aligned):
         known = [dim for dim in column if dim is not None]
@@ -161,7 +165,9 @@ class _Solver:
             if not letter[1]:
                 self._set(letter, 1)
         self._settle()
-        forced = frozenset(name for name in self.usual if name in self.sizes and name not in given)
+        forced = frozenset(
+            name for name in self.usual if name in self.sizes and name not in given
+        )
         self._assume(name for name in self.usual if name in self.batches)
         for column in self.relations.columns:
             self._broadcast(column)
@@ -173,7 +179,9 @@ class _Solver:
             for name, size in self.usual.items()
             if self.sizes.get(name, size) != size
         }
-        return Determined({name: size for name, size in sizes.items() if name not in given}, forced)
+        return Determined(
+            {name: size for name, size in sizes.items() if name not in given}, forced
+        )
 
     def _set(self, variable: str | _Letter, size: int) -> None:
         if variable not in self.sizes and size >= 0:
@@ -222,7 +230,9 @@ class _Solver:
             if isinstance(dim, str) and dim in result:
                 source.remove(dim)
                 result.remove(dim)
-        unknown = [dim for dim in source if isinstance(dim, str) and dim not in self.sizes]
+        unknown = [
+            dim for dim in source if isinstance(dim, str) and dim not in self.sizes
+        ]
         if len(unknown) != 1:
             return
         others = prod(size for dim in source if (size := self._known(dim)) is not None)
@@ -264,7 +274,8 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         is_guess = (
-            owner.key in ("Loop", "Scan", "SequenceMap") and _constant_trips(graph, owner) is None
+            owner.key in ("Loop", "Scan", "SequenceMap")
+            and _constant_trips(graph, owner) is None
         )
         if is_guess or scope.parent in guessed:
             guessed.add(scope.index)

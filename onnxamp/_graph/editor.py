@@ -110,7 +110,9 @@ class GraphEditor:
         name = outputs[0] if name is None else name
         return helper.make_node(op, inputs, outputs, name=name, **attributes)
 
-    def constant(self, array: NDArray[Any] | np.generic, base: str, elem: int | None = None) -> str:
+    def constant(
+        self, array: NDArray[Any] | np.generic, base: str, elem: int | None = None
+    ) -> str:
         """The name of a constant of the main graph, which bodies see. Equal constants are written once.
 
         Args:
@@ -121,8 +123,14 @@ class GraphEditor:
         array = np.asarray(array)
         tensor = numpy_helper.from_array(array)
         if elem is not None and elem != tensor.data_type:
-            tensor = helper.make_tensor("", elem, array.shape, array.reshape(-1).tolist())
-        key = tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes()
+            tensor = helper.make_tensor(
+                "", elem, array.shape, array.reshape(-1).tolist()
+            )
+        key = (
+            tensor.data_type,
+            tuple(tensor.dims),
+            numpy_helper.to_array(tensor).tobytes(),
+        )
         if key not in self._constants:
             tensor.name = self.names.fresh(base)
             self._constants[key] = tensor
@@ -178,24 +186,38 @@ class GraphEditor:
         changed = {*self._inserted, *self._removed, *self._undeclared, *self._added}
         changed |= {self.view.values[value].scope for value in self._dropped}
         graphs = self.graphs
-        for scope in sorted(changed, reverse=True):  # bodies first: a new node list holds copies
+        for scope in sorted(
+            changed, reverse=True
+        ):  # bodies first: a new node list holds copies
             self._rebuild_nodes(scope, graphs[scope])
             self._drop_weights(scope, graphs[scope])
             graphs[scope].initializer.extend(self._added.get(scope, ()))
         if self._constants:
-            read = {name for node in all_nodes(self.model.graph.node) for name in node.input}
+            read = {
+                name for node in all_nodes(self.model.graph.node) for name in node.input
+            }
             made = self._constants.values()
-            add_constants(self.model, [tensor for tensor in made if tensor.name in read])
+            add_constants(
+                self.model, [tensor for tensor in made if tensor.name in read]
+            )
         return self.model
 
     def _rebuild_nodes(self, scope: int, graph: GraphProto) -> None:
-        inserted, removed = self._inserted.get(scope, {}), self._removed.get(scope, set())
+        inserted, removed = (
+            self._inserted.get(scope, {}),
+            self._removed.get(scope, set()),
+        )
         first = self.view.scopes[scope].nodes.start
         undeclared = self._undeclared.get(scope, set())
-        undeclared |= {name for index in removed for name in graph.node[index - first].output}
+        undeclared |= {
+            name for index in removed for name in graph.node[index - first].output
+        }
         if undeclared:
             undeclared -= {
-                name for nodes in inserted.values() for node in nodes for name in node.output
+                name
+                for nodes in inserted.values()
+                for node in nodes
+                for name in node.output
             }
         if inserted or removed:
             kept = list(self._in_order(scope, graph))
@@ -206,7 +228,10 @@ class GraphEditor:
         drop_declared(graph, undeclared)
 
     def _in_order(self, scope: int, graph: GraphProto) -> Iterator[NodeProto]:
-        inserted, removed = self._inserted.get(scope, {}), self._removed.get(scope, set())
+        inserted, removed = (
+            self._inserted.get(scope, {}),
+            self._removed.get(scope, set()),
+        )
         nodes = self.view.scopes[scope].nodes
         for index, proto in enumerate(graph.node, nodes.start):
             yield from inserted.get(index, ())
@@ -228,7 +253,9 @@ class GraphEditor:
 def drop_declared(graph: GraphProto, names: Iterable[str]) -> None:
     """Remove what is declared of intermediate values of these names."""
     gone = set(names)
-    kept = [entry for entry in graph.value_info if entry.name not in gone] if gone else []
+    kept = (
+        [entry for entry in graph.value_info if entry.name not in gone] if gone else []
+    )
     if gone and len(kept) < len(graph.value_info):
         rebuilt = GraphProto()
         rebuilt.value_info.extend(kept)
@@ -241,7 +268,10 @@ def add_constants(model: ModelProto, tensors: Iterable[TensorProto]) -> None:
     if model.ir_version >= WEIGHTS_ALONE:
         model.graph.initializer.extend(tensors)
         return
-    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
+    nodes = [
+        helper.make_node("Constant", [], [tensor.name], value=tensor)
+        for tensor in tensors
+    ]
     if nodes:
         rebuilt = GraphProto()
         rebuilt.node.extend([*nodes, *model.graph.node])

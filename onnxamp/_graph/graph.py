@@ -95,7 +95,11 @@ class _Builder:
         scope, names, first = len(self.scopes), {}, len(self.rows)  # type: ignore[var-annotated]
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
-        listed = {item.name for item in graph.input} if scope == 0 and self.overridable else set()
+        listed = (
+            {item.name for item in graph.input}
+            if scope == 0 and self.overridable
+            else set()
+        )
         stored, overridable = Origin.INITIALIZER, Origin.DEFAULT
         for item in graph.initializer:
             name = item.name
@@ -103,7 +107,10 @@ class _Builder:
         for sparse in graph.sparse_initializer:
             self._add(names, sparse.values.name, scope, Origin.SPARSE)
         for port, entry in enumerate(graph.input):
-            if entry.name not in names or self.values[names[entry.name]].origin is Origin.INPUT:
+            if (
+                entry.name not in names
+                or self.values[names[entry.name]].origin is Origin.INPUT
+            ):
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
         origin, values = Origin.NODE, self.values
@@ -123,7 +130,10 @@ class _Builder:
             self.rows.append((node, scope, kind, tuple(outputs)))
             if kind.may_have_bodies:
                 unknown = opaque or not kind.is_control_flow
-                pending += [(body, scope, index, name, unknown) for name, body in node_bodies(node)]
+                pending += [
+                    (body, scope, index, name, unknown)
+                    for name, body in node_bodies(node)
+                ]
         nodes, inputs = (
             range(first, len(self.rows)),
             tuple([names[entry.name] for entry in graph.input]),
@@ -150,11 +160,18 @@ class _Builder:
             key, signature = op_key(node), self.book.get(*name)
             is_control_flow = key in op_facts().control_flow
             may_have_bodies = is_control_flow or signature is None or "::" in key
-            kind = self.kinds[name] = _Kind(key, signature, is_control_flow, may_have_bodies)
+            kind = self.kinds[name] = _Kind(
+                key, signature, is_control_flow, may_have_bodies
+            )
         return kind
 
     def _add(
-        self, names: dict[str, int], name: str, scope: int, origin: Origin, port: int = 0
+        self,
+        names: dict[str, int],
+        name: str,
+        scope: int,
+        origin: Origin,
+        port: int = 0,
     ) -> None:
         if name in names:
             raise self._twice(name, scope)
@@ -169,7 +186,9 @@ class _Builder:
 
     def _where(self, scope: int) -> str:
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
-        return "the graph" if scope == 0 else f"a subgraph of {self.rows[owner][0].name!r}"
+        return (
+            "the graph" if scope == 0 else f"a subgraph of {self.rows[owner][0].name!r}"
+        )
 
     def find(self, name: str, scope: int) -> int:
         """Value index of a name as seen from a scope; records which outer nodes depend on it."""
@@ -199,7 +218,16 @@ class _Builder:
                 inputs.append(value)
             bodies = tuple(self.bodies.get(index, ()))
             nodes.append(
-                Node(index, home, proto, kind.key, kind.signature, tuple(inputs), outputs, bodies)
+                Node(
+                    index,
+                    home,
+                    proto,
+                    kind.key,
+                    kind.signature,
+                    tuple(inputs),
+                    outputs,
+                    bodies,
+                )
             )
         for position, scope in enumerate(self.scopes):
             outputs = tuple(
@@ -284,7 +312,9 @@ def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
             if waiting[dependant] == 0:
                 heappush(ready, dependant)
     if len(order) < len(scope.nodes):
-        stuck = next(builder.nodes[index] for index in scope.nodes if waiting[index] > 0)
+        stuck = next(
+            builder.nodes[index] for index in scope.nodes if waiting[index] > 0
+        )
         raise ModelError(
             f"The graph is cyclic: node {stuck.label!r} ({stuck.key}) depends on its own output, or on a cycle."
         )
@@ -296,7 +326,9 @@ def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
     values = (*builder.nodes[index].inputs, *builder.needs.get(index, ()))
     read = (builder.values[value] for value in values if value != ABSENT)
     return {
-        value.producer for value in read if value.producer != ABSENT and value.scope == scope.index
+        value.producer
+        for value in read
+        if value.producer != ABSENT and value.scope == scope.index
     }
 
 
@@ -337,7 +369,11 @@ class Graph(View, Asked):
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
         """Shapes for inputs of these shapes."""
-        return read_shapes(self, with_shapes(self, self.types, given)) if given else self.shapes
+        return (
+            read_shapes(self, with_shapes(self, self.types, given))
+            if given
+            else self.shapes
+        )
 
     @cached_property
     def _with_shapes(self) -> ModelProto:
@@ -352,7 +388,9 @@ class Graph(View, Asked):
     def exact(self) -> frozenset[int]:
         """Nodes that commute with rounding, see :func:`is_exact`."""
         return frozenset(
-            node.index for node in self.nodes_of(op_facts().exact) if is_exact(node.proto)
+            node.index
+            for node in self.nodes_of(op_facts().exact)
+            if is_exact(node.proto)
         )
 
     @cached_property
@@ -391,11 +429,17 @@ class Graph(View, Asked):
     def _raises(self, node: Node) -> bool:
         ends = node.input(0), node.outputs[0]
         is_cast = node.key == "Cast" and ABSENT not in ends
-        return is_cast and self.types[ends[0]] in LOW_TENSORS and self.types[ends[1]] == FLOAT
+        return (
+            is_cast
+            and self.types[ends[0]] in LOW_TENSORS
+            and self.types[ends[1]] == FLOAT
+        )
 
     def passed_on(self, value: int) -> int:
         """The value that is passed on as this one; itself where it is none."""
-        while value != ABSENT and (maker := self.values[value].producer) in self.passing:
+        while (
+            value != ABSENT and (maker := self.values[value].producer) in self.passing
+        ):
             value = self.nodes[maker].inputs[0]
         return value
 

@@ -36,7 +36,9 @@ Dims = tuple[int | str | None, ...]
 
 
 def with_shapes(
-    view: View, types: Sequence[str | None], given: Mapping[str, Sequence[int]] | None = None
+    view: View,
+    types: Sequence[str | None],
+    given: Mapping[str, Sequence[int]] | None = None,
 ) -> ModelProto:
     """A skeleton of the model without weights, to which onnx's shape inference has added its results.
 
@@ -94,7 +96,9 @@ def symbolic_shapes(
     skeleton = _skeleton(view)
     if known:
         kept = [
-            node for node in skeleton.graph.node if not any(name in known for name in node.output)
+            node
+            for node in skeleton.graph.node
+            if not any(name in known for name in node.output)
         ]
         del skeleton.graph.node[:]
         skeleton.graph.node.extend(kept)
@@ -124,12 +128,17 @@ def _read_symbolic(
     """The shapes of the main graph's values in a skeleton, with the names of dimensions."""
     shapes: list[Dims | None] = [None] * len(view.values)
     names = view.scopes[0].names
-    for entry in (*skeleton.graph.value_info, *skeleton.graph.output, *skeleton.graph.input):
+    for entry in (
+        *skeleton.graph.value_info,
+        *skeleton.graph.output,
+        *skeleton.graph.input,
+    ):
         kind = entry.type.tensor_type
         if entry.name in names and kind.HasField("shape"):
             dims = kind.shape.dim
             shapes[names[entry.name]] = tuple(
-                d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims
+                d.dim_value if d.HasField("dim_value") else d.dim_param or None
+                for d in dims
             )
     for tensor in (*view.model.graph.initializer, *known.values()):
         shapes[names[tensor.name]] = tuple(tensor.dims)
@@ -160,11 +169,15 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     """Copy shapes through Casts, along whole chains in both directions."""
-    nodes = (node for node in map(view.nodes.__getitem__, view.order) if node.key == "Cast")
+    nodes = (
+        node for node in map(view.nodes.__getitem__, view.order) if node.key == "Cast"
+    )
     casts = [node for node in nodes if ABSENT not in (node.input(0), *node.outputs)]
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
-        known = sorted((shape for v in ends if (shape := shapes[v]) is not None), key=_unknown)
+        known = sorted(
+            (shape for v in ends if (shape := shapes[v]) is not None), key=_unknown
+        )
         for value in ends if known else ():
             shapes[value] = _merged(known[0], known[-1])
 
@@ -178,7 +191,8 @@ def _merged(shape: Shape, other: Shape) -> Shape:
     if len(shape) != len(other):
         return shape
     return tuple(
-        mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True)
+        mine if mine is not None else theirs
+        for mine, theirs in zip(shape, other, strict=True)
     )
 
 
@@ -196,12 +210,16 @@ def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
     shape: list[int | None] = []
     for dim in proto.tensor_type.shape.dim[:]:
         size = dim.dim_value  # some exporters write -1 for "dynamic"
-        is_known = 0 < size <= _LARGEST_SIZE or (size == 0 and dim.HasField("dim_value"))
+        is_known = 0 < size <= _LARGEST_SIZE or (
+            size == 0 and dim.HasField("dim_value")
+        )
         shape.append(size if is_known else dims.get(dim.dim_param))
     return tuple(shape)
 
 
-def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:
+def _hide_untyped(
+    skeleton: ModelProto, view: View, types: Sequence[str | None]
+) -> None:
     """Move nodes of the main graph that read values of unknown type to an unknown domain, and declare the element
     types that onnx does not infer.
     """
@@ -226,7 +244,9 @@ def _hide_untyped(skeleton: ModelProto, view: View, types: Sequence[str | None])
     skeleton.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
 
 
-def _declare_before_casts(skeleton: ModelProto, view: View, types: Sequence[str | None]) -> None:
+def _declare_before_casts(
+    skeleton: ModelProto, view: View, types: Sequence[str | None]
+) -> None:
     """Declare the input of a Cast with the declared shape of its output.
 
     A conversion renames a value and puts a Cast behind it, which keeps the name and with it the declared shape. Without
@@ -248,7 +268,9 @@ def _declare_before_casts(skeleton: ModelProto, view: View, types: Sequence[str 
             continue
         if view.values[value].origin is not Origin.NODE:
             continue
-        entry = graphs[view.values[value].scope].value_info.add(name=view.values[value].name)
+        entry = graphs[view.values[value].scope].value_info.add(
+            name=view.values[value].name
+        )
         entry.type.CopyFrom(declared[output])
         entry.type.tensor_type.elem_type = elem
         declared[value] = entry.type
@@ -281,7 +303,9 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
     for graph in graphs:
         for entry in (*graph.value_info, *graph.input, *graph.output):
             for dim in (
-                entry.type.tensor_type.shape.dim if entry.type.HasField("tensor_type") else ()
+                entry.type.tensor_type.shape.dim
+                if entry.type.HasField("tensor_type")
+                else ()
             ):
                 if not 0 <= dim.dim_value <= _LARGEST_SIZE:
                     dim.ClearField("dim_value")
@@ -294,18 +318,25 @@ def _write_defaults(view: View, skeleton: ModelProto) -> None:
         written = {item.name for item in proto.attribute}
         defaults = misread[op_key(proto)].items()
         proto.attribute.extend(
-            helper.make_attribute(name, value) for name, value in defaults if name not in written
+            helper.make_attribute(name, value)
+            for name, value in defaults
+            if name not in written
         )
 
 
-def _nodes_of(view: View, skeleton: ModelProto, keys: Container[str]) -> list[NodeProto]:
+def _nodes_of(
+    view: View, skeleton: ModelProto, keys: Container[str]
+) -> list[NodeProto]:
     """Return the nodes of these op types in a skeleton, also those in bodies and functions."""
     graphs = scope_graphs(view, skeleton)
     nodes = [node for node in view.nodes if node.key in keys]
     protos = [
-        graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start] for node in nodes
+        graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start]
+        for node in nodes
     ]
-    inner = (proto for function in skeleton.functions for proto in all_nodes(function.node))
+    inner = (
+        proto for function in skeleton.functions for proto in all_nodes(function.node)
+    )
     return protos + [proto for proto in inner if op_key(proto) in keys]
 
 

@@ -28,7 +28,9 @@ def node_precision(node: Node, types: Sequence[str | None]) -> str:
     return next(held, "other")
 
 
-def operator_counts(view: View, types: Sequence[str | None]) -> Counter[tuple[str, str]]:
+def operator_counts(
+    view: View, types: Sequence[str | None]
+) -> Counter[tuple[str, str]]:
     """(op type, precision) -> number of nodes, those of bodies included.
 
     Args:

@@ -27,13 +27,17 @@ def infer_types(view: View) -> Types:
     Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A type that is
     still unknown follows from the other ports of the nodes that make and read the value, wherever they are.
     """
-    types: list[str | None] = [None] * (len(view.values) + 1)  # the last entry is that of ABSENT
+    types: list[str | None] = [None] * (
+        len(view.values) + 1
+    )  # the last entry is that of ABSENT
     for scope in view.scopes:
         _seed(scope, types)
     declared = _declared(view)
     entered = {0}
     facts, nodes = op_facts(), view.nodes
-    with_say = _ATTRIBUTED | facts.dtype_attribute.keys() | facts.output_parameter.keys()
+    with_say = (
+        _ATTRIBUTED | facts.dtype_attribute.keys() | facts.output_parameter.keys()
+    )
     for index in view.order:
         node = nodes[index]
         if node.scope not in entered or node.bodies:
@@ -84,7 +88,10 @@ def declared_type(proto: TypeProto) -> str | None:
     """The schema string of a declared type; None if it is incomplete, or a kind that holds no convertible floats."""
     prefix, suffix, kind = "", "", proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type"):
-        prefix, suffix = prefix + ("seq(" if kind == "sequence_type" else "optional("), suffix + ")"
+        prefix, suffix = (
+            prefix + ("seq(" if kind == "sequence_type" else "optional("),
+            suffix + ")",
+        )
         proto = (
             proto.sequence_type.elem_type
             if kind == "sequence_type"
@@ -104,7 +111,11 @@ def type_proto(kind: str) -> TypeProto | None:
         if word == "tensor":
             proto.tensor_type.elem_type = ELEM_NUMBERS.get(kind, 0)
             return result if kind in ELEM_NUMBERS else None
-        proto = proto.sequence_type.elem_type if word == "seq" else proto.optional_type.elem_type
+        proto = (
+            proto.sequence_type.elem_type
+            if word == "seq"
+            else proto.optional_type.elem_type
+        )
     return None
 
 
@@ -134,7 +145,11 @@ def _declared(view: View) -> dict[int, str]:
 
 
 def _enter(
-    view: View, index: int, entered: set[int], types: list[str | None], declared: Mapping[int, str]
+    view: View,
+    index: int,
+    entered: set[int],
+    types: list[str | None],
+    declared: Mapping[int, str],
 ) -> None:
     """Give the inputs of a body, and of the bodies around it, the types of their owner's inputs."""
     chain = []
@@ -170,16 +185,25 @@ def _plain_types(
     return output_types(NodeProto(output=[""] * count), key, signature, inputs)
 
 
-def _control_flow(view: View, node: Node, types: Sequence[str | None]) -> list[str | None]:
+def _control_flow(
+    view: View, node: Node, types: Sequence[str | None]
+) -> list[str | None]:
     """Types of the outputs of If, Loop, Scan and SequenceMap from those of their bodies' outputs."""
     result: list[str | None] = [None] * len(node.outputs)
     for _, body in node.bodies:
         outputs = view.scopes[body].outputs
         for position, target in enumerate(body_targets(node, len(outputs))):
             value = outputs[position]
-            if target == ABSENT or target >= len(result) or value == ABSENT or types[value] is None:
+            if (
+                target == ABSENT
+                or target >= len(result)
+                or value == ABSENT
+                or types[value] is None
+            ):
                 continue
-            result[target] = f"seq({types[value]})" if node.key == "SequenceMap" else types[value]
+            result[target] = (
+                f"seq({types[value]})" if node.key == "SequenceMap" else types[value]
+            )
     return result
 
 
@@ -189,7 +213,9 @@ def _settle(view: View, types: list[str | None]) -> None:
     Near linear: each value gets a type once, and only then are the nodes around it looked at again.
     """
     unknown = (value for value, kind in enumerate(types) if kind is None)
-    waiting = dict.fromkeys(sorted({node for value in unknown for node in _around(view, value)}))
+    waiting = dict.fromkeys(
+        sorted({node for value in unknown for node in _around(view, value)})
+    )
     while waiting:
         node = next(iter(waiting))
         del waiting[node]
@@ -244,7 +270,9 @@ def _shared(
             )
             inputs[position] = kind
             yield value, kind
-    yield from zip(node.outputs, output_types(node.proto, node.key, signature, inputs), strict=True)
+    yield from zip(
+        node.outputs, output_types(node.proto, node.key, signature, inputs), strict=True
+    )
 
 
 def _passed(
@@ -261,7 +289,10 @@ def _passed(
 
 
 def output_types(
-    proto: NodeProto, key: str, signature: Signature | None, inputs: Sequence[str | None]
+    proto: NodeProto,
+    key: str,
+    signature: Signature | None,
+    inputs: Sequence[str | None],
 ) -> list[str | None]:
     """Types of a node's outputs from those of its inputs; None if neither schema nor rule determines one."""
     count = len(proto.output)
@@ -279,7 +310,9 @@ def output_types(
         elif port.type not in signature.params:
             result.append(port.type)
         else:
-            kind = bound.get(signature.param(port, position)) or _only(signature.params[port.type])
+            kind = bound.get(signature.param(port, position)) or _only(
+                signature.params[port.type]
+            )
             result.append(kind or _by_attribute(proto, key, port.type))
     return result
 
@@ -314,13 +347,17 @@ def _first_output(
             return tensor_type(value.data_type)
         if isinstance(value, bytes):  # Cast before opset 6 has the type's name
             return tensor_type(
-                dict(TensorProto.DataType.items()).get(value.decode(errors="replace"), 0)
+                dict(TensorProto.DataType.items()).get(
+                    value.decode(errors="replace"), 0
+                )
             )
         number = int(value or 0)
         shared = bound.get(
             signature.outputs[0].type
         )  # QuantizeLinear: the zero point decides before the default
-        kind = tensor_type(number) if number else shared or _default(rule.default, inputs)
+        kind = (
+            tensor_type(number) if number else shared or _default(rule.default, inputs)
+        )
         return f"seq({kind})" if key == "SequenceEmpty" and kind else kind
     source = inputs[1] if key == "CastLike" else inputs[0] if inputs else None
     if key == "Optional" and source is None:
@@ -339,14 +376,20 @@ def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
 
 def inner_type(text: str) -> str:
     """Element type of a sequence or optional type; other types are returned unchanged."""
-    return text[text.index("(") + 1 : -1] if text.startswith(("seq(", "optional(")) else text
+    return (
+        text[text.index("(") + 1 : -1]
+        if text.startswith(("seq(", "optional("))
+        else text
+    )
 
 
 _CONTAINERS: Mapping[str, Callable[[str], str]] = {
     "CastLike": str,
     "ConcatFromSequence": inner_type,
     "Optional": "optional({})".format,
-    "OptionalGetElement": lambda text: inner_type(text) if text.startswith("optional(") else text,
+    "OptionalGetElement": lambda text: (
+        inner_type(text) if text.startswith("optional(") else text
+    ),
     "SequenceAt": inner_type,
     "SequenceConstruct": "seq({})".format,
     "SplitToSequence": "seq({})".format,
@@ -365,7 +408,10 @@ _CONSTANT_TYPES = {
 
 def _constant_type(proto: NodeProto) -> str | None:
     for item in proto.attribute:
-        if item.name == "value" and item.type in (AttributeProto.TENSOR, AttributeProto.UNDEFINED):
+        if item.name == "value" and item.type in (
+            AttributeProto.TENSOR,
+            AttributeProto.UNDEFINED,
+        ):
             return tensor_type(item.t.data_type)
         if item.name == "sparse_value":
             return tensor_type(item.sparse_tensor.values.data_type)

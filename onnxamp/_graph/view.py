@@ -138,7 +138,8 @@ class View:
     def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
         """Nodes that read the value, with the input position; none if the value is ABSENT."""
         return (
-            (self.nodes[node], port) for node, port in (self.uses[value] if value != ABSENT else ())
+            (self.nodes[node], port)
+            for node, port in (self.uses[value] if value != ABSENT else ())
         )
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
@@ -160,7 +161,9 @@ class View:
 
     def all_names(self) -> set[str]:
         """Names of all values and nodes of all scopes, which new names must avoid."""
-        return {value.name for value in self.values} | {node.proto.name for node in self.nodes}
+        return {value.name for value in self.values} | {
+            node.proto.name for node in self.nodes
+        }
 
     def overridable(self) -> list[Value]:
         """Initializers that callers may override."""
@@ -185,7 +188,9 @@ def scope_path(view: View, scope: int) -> str:
     path: list[str] = []
     while scope:
         owner = view.nodes[view.scopes[scope].owner]
-        path.append(f"{owner.label}.{next(name for name, body in owner.bodies if body == scope)}")
+        path.append(
+            f"{owner.label}.{next(name for name, body in owner.bodies if body == scope)}"
+        )
         scope = owner.scope
     return "/".join(reversed(path))
 
@@ -195,7 +200,9 @@ def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
     graphs = [model.graph]
     for scope in view.scopes[1:]:
         owner = view.nodes[scope.owner]
-        proto = graphs[scope.parent].node[scope.owner - view.scopes[scope.parent].nodes.start]
+        proto = graphs[scope.parent].node[
+            scope.owner - view.scopes[scope.parent].nodes.start
+        ]
         position = [body for _, body in owner.bodies].index(scope.index)
         graphs.append(node_bodies(proto)[position][1])
     return graphs

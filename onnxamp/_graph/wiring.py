@@ -22,14 +22,25 @@ def wire(view: View) -> Wiring:
     """Resolve the main graph. Complexity: linear in nodes and reads of all scopes."""
     containers = [ABSENT] * len(view.scopes)
     for scope in view.scopes[1:]:  # a scope stands behind the one around it
-        containers[scope.index] = scope.owner if scope.parent == 0 else containers[scope.parent]
-    outermost = [node.index if node.scope == 0 else containers[node.scope] for node in view.nodes]
+        containers[scope.index] = (
+            scope.owner if scope.parent == 0 else containers[scope.parent]
+        )
+    outermost = [
+        node.index if node.scope == 0 else containers[node.scope] for node in view.nodes
+    ]
     needs: dict[int, dict[int, None]] = {index: {} for index in view.scopes[0].nodes}
     readers: dict[int, dict[int, None]] = {}
     for value in view.values:
         if value.scope == 0:
-            returned = (containers[scope] for scope, _ in view.results[value.index] if scope != 0)
-            for node in (*(outermost[node] for node, _ in view.uses[value.index]), *returned):
+            returned = (
+                containers[scope]
+                for scope, _ in view.results[value.index]
+                if scope != 0
+            )
+            for node in (
+                *(outermost[node] for node, _ in view.uses[value.index]),
+                *returned,
+            ):
                 needs[node][value.index] = None
                 readers.setdefault(value.index, {})[node] = None
     return Wiring(

@@ -87,7 +87,9 @@ class FolderReport(Shown):
     @property
     def unmatched(self) -> tuple[Unmatched, ...]:
         """Names in options that match nothing in any model that was looked at."""
-        return everywhere(row.unmatched for row in self.rows if row.unmatched is not None)
+        return everywhere(
+            row.unmatched for row in self.rows if row.unmatched is not None
+        )
 
     def count(self, outcome: str) -> int:
         """Number of models with that outcome: "converted", "up to date", "failed" or "failed before"."""

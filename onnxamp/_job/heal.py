@@ -39,7 +39,11 @@ _MEASURING: Final = 1 / 2
 
 
 def convert_validated(
-    job: Job, sink: Sink, comparison: Comparison, validation: Validation, kept: Part | None = None
+    job: Job,
+    sink: Sink,
+    comparison: Comparison,
+    validation: Validation,
+    kept: Part | None = None,
 ) -> tuple[Conversion, DiffReport]:
     """Convert a model, and write a result that passes.
 
@@ -227,7 +231,9 @@ class _Fallbacks:
     def lower(self) -> Iterator[_Way]:
         """Level O1, if there is time."""
         if monotonic() < self.until:
-            lower = replace(self.recipe, options=replace(self.recipe.options, level=Level.O1))
+            lower = replace(
+                self.recipe, options=replace(self.recipe.options, level=Level.O1)
+            )
             told = self.told("Level O1 passes.", lower.command(*self.command, ()))
             yield _Way(lower.options, told, Level.O1.value)
             self.outcomes.append("So does level O1.")
@@ -239,7 +245,9 @@ class _Fallbacks:
             return
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
-        auto = replace(self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding))
+        auto = replace(
+            self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding)
+        )
         search = replace(
             job.search,
             tolerance=tolerance,
@@ -250,22 +258,30 @@ class _Fallbacks:
         )
         if plan is not None:
             samples = job.run.samples
-            command = auto.tuning(*self.command, tolerance, len(samples) if samples.made_up else 0)
-            told = self.told("Level auto measures what each op costs, and passes.", command)
+            command = auto.tuning(
+                *self.command, tolerance, len(samples) if samples.made_up else 0
+            )
+            told = self.told(
+                "Level auto measures what each op costs, and passes.", command
+            )
             yield _Way(plan.options, told, Level.AUTO.value, plan)
         self.outcomes.append("Level auto finds nothing that passes.")
 
 
 def _tolerance(failed: DiffReport) -> float:
     """What every output has to hold."""
-    limits = (one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections"))
+    limits = (
+        one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections")
+    )
     return min(limits, default=TOLERANCES[failed.lowest])
 
 
 def _named_in(fault: str, model: Model) -> Cure:
     """The nodes of the original that are named where the result is not loaded or built, as what may cure it."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
-    named = tuple(sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault))
+    named = tuple(
+        sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)
+    )
     outcome = (
         "It is refused with the nodes in float32 that are named, too."
         if named

@@ -72,13 +72,17 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
             from onnxamp._job.heal import convert_validated  # noqa: PLC0415 - few conversions in Python need it
 
             assert request.validation is not None
-            conversion, report = convert_validated(job, sink, comparison, request.validation, kept)
+            conversion, report = convert_validated(
+                job, sink, comparison, request.validation, kept
+            )
             conversion = replace(conversion, validation=report)
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
     if job.tuned is not None:
-        conversion = replace(conversion, plan=job.tuned.plan)  # its reasons are the measured ones
+        conversion = replace(
+            conversion, plan=job.tuned.plan
+        )  # its reasons are the measured ones
     request.warn(text for text in conversion.plan.warnings if text not in early)
     return Outcome(conversion=conversion, tuned=job.tuned, samples=job.run.inputs)
 
@@ -96,7 +100,11 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     with _begun(request) as (begun, _):
         job = _settled(request, begun, None)
         converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
-    warnings = converted.analysis.pins.warnings if job.tuned is None else job.tuned.plan.warnings
+    warnings = (
+        converted.analysis.pins.warnings
+        if job.tuned is None
+        else job.tuned.plan.warnings
+    )
     request.warn(text for text in warnings if text not in early)
     return converted, job.tuned
 
@@ -126,7 +134,10 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     asked, options, model = request.run, request.options, request.model
     with declared_ops(options.custom_ops):
         run = Run(
-            provider=asked.provider, renews=asked.renews, report=asked.report, budget=asked.budget
+            provider=asked.provider,
+            renews=asked.renews,
+            report=asked.report,
+            budget=asked.budget,
         )
         comparison = _comparison(request, run)
         if comparison is not None:
@@ -143,7 +154,11 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
                 comparison.run = replace(comparison.run, workers=workers)
             yield (
                 Job(
-                    model=model, options=options, plan=request.plan, run=run, search=request.search
+                    model=model,
+                    options=options,
+                    plan=request.plan,
+                    run=run,
+                    search=request.search,
                 ),
                 comparison,
             )

@@ -87,7 +87,9 @@ class Request:
     @property
     def is_rounded(self) -> bool:
         """Whether weights may be rounded on samples; a plan was made for other samples than random ones, perhaps."""
-        return self.options.may_compensate and (self.plan is None or self.run.samples is not None)
+        return self.options.may_compensate and (
+            self.plan is None or self.run.samples is not None
+        )
 
     @property
     def measures(self) -> bool:

@@ -62,7 +62,11 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept)
     asked = make_limits({"rel_l2": tolerance})  # checks it
-    return replace(asked, accept=accept) if accept is not None else Limits(tolerance=tolerance)
+    return (
+        replace(asked, accept=accept)
+        if accept is not None
+        else Limits(tolerance=tolerance)
+    )
 
 
 def _casts(model: Model) -> int:
@@ -102,7 +106,9 @@ class Validator:
 
         sink = replace(self.sink, approve=approve)
         shapes = _shapes(self.comparison)
-        conversion = write_conversion(job, sink, kept=self.kept, proof=self.proof, shapes=shapes)
+        conversion = write_conversion(
+            job, sink, kept=self.kept, proof=self.proof, shapes=shapes
+        )
         return conversion, reports[0]
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
@@ -113,7 +119,9 @@ class Validator:
         """
         loaded, ran_in = self._load(job, result)
         if loaded.fault:
-            raise RefusedError(self._unloadable(job.options, loaded), _casts(result), loaded.fault)
+            raise RefusedError(
+                self._unloadable(job.options, loaded), _casts(result), loaded.fault
+            )
         everywhere = computes_low(job.options.target)
         report = self.comparison.compare(
             as_float16(result) if everywhere else result,
@@ -121,13 +129,17 @@ class Validator:
             activity="validating",
         )
         ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
-        report = replace(report, ran_on=ran_on, result=str(self.sink.target), loaded=ran_in)
+        report = replace(
+            report, ran_on=ran_on, result=str(self.sink.target), loaded=ran_in
+        )
         if report.passed or report.skipped:
             return report
         if job.options.level != Level.O0 or self.comparison.engine.is_reference:
             raise RefusedError(report, _casts(result))
         why = report.failure or next(iter(report.warnings), "")
-        return replace(report, failure=None, skipped=f"Float32 itself is wrong there: {why}")
+        return replace(
+            report, failure=None, skipped=f"Float32 itself is wrong there: {why}"
+        )
 
     def _load(self, job: Job, result: Model) -> tuple[Loaded, str]:
         """Load a result, build it where the target has a builder, and run it where only that shows whether it runs.
@@ -158,9 +170,7 @@ class Validator:
 
     def _unloadable(self, options: Options, loaded: Loaded) -> DiffReport:
         samples = self.comparison.run.samples
-        failure = (
-            f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
-        )
+        failure = f"{loaded.by} does not {loaded.does} the result: {loaded.fault.removesuffix('.')}."
         here = older_installed(options.target)
         if here:
             failure += f" It was converted for ONNX Runtime {version_meant(options.target)} (--target {here} is this one)."
@@ -195,7 +205,9 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
     found = load_file(result, place)
     if found.fault and original.path is not None:
         return (
-            Loaded() if load_file(original, place, in_text=is_text(original.path)).fault else found
+            Loaded()
+            if load_file(original, place, in_text=is_text(original.path)).fault
+            else found
         )
     return found
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
-from onnxamp._convert.causes import Cause, batch_norm_hint, find_causes, fold_hint, opset_hint
+from onnxamp._convert.causes import (
+    Cause,
+    batch_norm_hint,
+    find_causes,
+    fold_hint,
+    opset_hint,
+)
 from onnxamp._convert.convert import Converted, convert
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.misspelt import low_note
@@ -111,13 +117,17 @@ class Sink:
                 f"external_data must be 'auto', 'always' or 'never', not {self.external_data!r}."
             )
         if self.shard_bytes is not None and self.shard_bytes <= 0:
-            raise ArgumentError(f"shard_bytes must be positive, not {self.shard_bytes!r}.")
+            raise ArgumentError(
+                f"shard_bytes must be positive, not {self.shard_bytes!r}."
+            )
         if self.shard_bytes is not None and self.external_data == "never":
             raise ArgumentError(
                 "shard_bytes splits external data: it excludes external_data='never'."
             )
         if self.target.is_dir():
-            raise ArgumentError(f"The output {str(self.target)!r} is a folder: name a file.")
+            raise ArgumentError(
+                f"The output {str(self.target)!r} is a folder: name a file."
+            )
         if not is_remote(self.target) and not self.target.parent.is_dir():
             raise unwritable(self.target, FileNotFoundError())
 
@@ -132,7 +142,9 @@ class Sink:
             raise ArgumentError(
                 f"{str(target)!r} holds weights of the model: give the output another name."
             )
-        others = referring_models(target.parent, [target.name] if target.exists() else [], target)
+        others = referring_models(
+            target.parent, [target.name] if target.exists() else [], target
+        )
         if others:
             user = str(others[target.name])
             raise ArgumentError(
@@ -157,7 +169,9 @@ class Sink:
                 "'auto' or 'always'."
             )
         is_needed = size > INLINE_LIMIT or bool(stored.files)
-        return self.external_data == "always" or (self.external_data == "auto" and is_needed)
+        return self.external_data == "always" or (
+            self.external_data == "auto" and is_needed
+        )
 
 
 CONVERSION: Final = "conversion"
@@ -182,7 +196,9 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     wanted = sink.external_data, sink.shard_bytes, sink.data_names
     facts = {
         "the model": fingerprint(*map(file_print, files)),
-        "the options": fingerprint(json.dumps(job.options.as_json(), sort_keys=True), repr(wanted)),
+        "the options": fingerprint(
+            json.dumps(job.options.as_json(), sort_keys=True), repr(wanted)
+        ),
         "the plan": ""
         if job.plan is None
         else fingerprint(json.dumps(plan_json(job.plan), sort_keys=True)),
@@ -222,11 +238,20 @@ def write_conversion(
     target = sink.destination(stored)
     with measured(model, run.workers, kept):
         converted = convert(
-            model, job.options, job.plan, deferred=True, proof=proof, rounder=job.rounder
+            model,
+            job.options,
+            job.plan,
+            deferred=True,
+            proof=proof,
+            rounder=job.rounder,
         )
     summary = summarize(converted.prepared, converted.analysis, job.plan)
-    external = sink.is_external(stored, summary.low_weight_bytes - 2 * converted.prepared.widened)
-    protected = frozenset() if target.exists() and target.samefile(source) else stored.files
+    external = sink.is_external(
+        stored, summary.low_weight_bytes - 2 * converted.prepared.widened
+    )
+    protected = (
+        frozenset() if target.exists() and target.samefile(source) else stored.files
+    )
     if (
         converted.changed
         or not _weights_stay(sink, source, target, stored, external=external)
@@ -323,14 +348,21 @@ def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
         ()
         if plan
         else tuple(
-            filter(None, (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)))
+            filter(
+                None,
+                (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)),
+            )
         )
     )
     hints += (*converted.prepared.unfolded, *converted.prepared.refused)
     hints += (converted.rounded.note(),) if converted.rounded is not None else ()
     hints += tuple(
         filter(
-            None, (low_note(analysis.graph, analysis.options), *analysis.problem.overrides.notes)
+            None,
+            (
+                low_note(analysis.graph, analysis.options),
+                *analysis.problem.overrides.notes,
+            ),
         )
     )
     return (*converted.prepared.notes, *hints) if converted.changed else hints

@@ -59,7 +59,9 @@ _STEP: Final = PIECE // FLOAT32_BYTES * min(low.bytes for low in FORMATS.values(
 class Desk:
     """What one thread works with: memory for one piece, and the files it reads from, each opened once."""
 
-    numbers: NDArray[np.float32] = field(default_factory=lambda: np.empty(PIECE // 4, np.float32))
+    numbers: NDArray[np.float32] = field(
+        default_factory=lambda: np.empty(PIECE // 4, np.float32)
+    )
     scratch: Scratch = field(default_factory=lambda: Scratch(PIECE // 4))
     _stack: ExitStack = field(default_factory=ExitStack)
     _files: dict[Path, BinaryIO] = field(default_factory=dict)
@@ -91,7 +93,9 @@ class Desk:
             raise ExternalDataError(
                 f"The file {str(place.path)!r} became shorter while its weights were read."
             )
-        return times_power(numbers, place.exponent, numbers) if place.exponent else numbers
+        return (
+            times_power(numbers, place.exponent, numbers) if place.exponent else numbers
+        )
 
     def _opened(self, place: DataLocation) -> BinaryIO:
         path = place.path
@@ -134,7 +138,9 @@ class Stored:
     place: DataLocation
     low: Format | None = None
     saturate_at: float = 0.0
-    lost: list[ConversionCounts] = field(default_factory=list, compare=False, repr=False)
+    lost: list[ConversionCounts] = field(
+        default_factory=list, compare=False, repr=False
+    )
 
     @property
     def size(self) -> int:
@@ -145,7 +151,9 @@ class Stored:
     def read(self, start: int, stop: int, desk: Desk) -> Any:
         """A buffer with the bytes from ``start`` to ``stop``, both of which are even."""
         if self.low is None:
-            return desk.fill(self.place, start, stop - start).data.cast("B")[: stop - start]
+            return desk.fill(self.place, start, stop - start).data.cast("B")[
+                : stop - start
+            ]
         first, last = (FLOAT32_BYTES * (end // self.low.bytes) for end in (start, stop))
         numbers = desk.fill(self.place, first, last - first)
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
@@ -233,7 +241,11 @@ def write_blobs(
     count, finished = thread_limit() or min(_THREADS, core_count()), Event()
     with ThreadPoolExecutor(count + 1) as pool:
         tasks = [pool.submit(drain) for _ in range(min(count, len(pieces)))]
-        syncing = pool.submit(_sync_meanwhile, path, finished) if len(pieces) > _LONG else None
+        syncing = (
+            pool.submit(_sync_meanwhile, path, finished)
+            if len(pieces) > _LONG
+            else None
+        )
         try:
             for task in tasks:
                 task.result()
@@ -329,7 +341,10 @@ class WeightConverter:
         """The low-precision tensor without data, or its placeholder."""
         tensor, elem = weight.tensor, self.low.elem
         made = TensorProto(
-            name=tensor.name, doc_string=tensor.doc_string, data_type=elem, dims=tensor.dims[:]
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            data_type=elem,
+            dims=tensor.dims[:],
         )
         if tensor.metadata_props:
             made.metadata_props.extend(tensor.metadata_props)
@@ -337,7 +352,9 @@ class WeightConverter:
         place = data_location(tensor, self.base_dir) if streamed else None
         if place is not None:
             made.data_location = TensorProto.EXTERNAL
-            made.external_data.add(key="location", value=f"{_PENDING}{len(self._pending)}")
+            made.external_data.add(
+                key="location", value=f"{_PENDING}{len(self._pending)}"
+            )
             self._numbers.setdefault(weight.name, []).append(len(self._pending))
             if weight.chosen is None:
                 self._pending.append(Stored(place, self.low, weight.saturate_at))
@@ -347,7 +364,9 @@ class WeightConverter:
 
     def pending(self, tensor: TensorProto) -> Blob | None:
         """What a placeholder stands for; None for any other tensor."""
-        location = next((item.value for item in tensor.external_data if item.key == "location"), "")
+        location = next(
+            (item.value for item in tensor.external_data if item.key == "location"), ""
+        )
         number = location.removeprefix(_PENDING)
         return None if number == location else self._pending[int(number)]
 

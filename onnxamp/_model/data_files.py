@@ -26,7 +26,16 @@ MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, behind all weights."""
 
 _MODELS: Final = frozenset(
-    {".onnx", ".onnxtxt", ".onnxtext", ".textproto", ".txtpb", ".prototxt", ".pbtxt", ".json"}
+    {
+        ".onnx",
+        ".onnxtxt",
+        ".onnxtext",
+        ".textproto",
+        ".txtpb",
+        ".prototxt",
+        ".pbtxt",
+        ".json",
+    }
 )
 """Suffixes of files that may hold a model."""
 _MOST_ABOVE: Final = 500
@@ -36,7 +45,11 @@ _MOST_ABOVE: Final = 500
 def data_names_of(base: str, count: int, style: str) -> list[str]:
     """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
     row = read_table("presets")[style]
-    forms = [row["one"]] if count == 1 else [row["first"], *[row["other"]] * (count - 1)][:count]
+    forms = (
+        [row["one"]]
+        if count == 1
+        else [row["first"], *[row["other"]] * (count - 1)][:count]
+    )
     return [
         form.format(name=base, number=index + 1, index=index, count=count)
         for index, form in enumerate(forms)
@@ -45,7 +58,10 @@ def data_names_of(base: str, count: int, style: str) -> list[str]:
 
 def is_data_name(name: str, model: str) -> bool:
     """Return whether a data file of the model of that name could be called so, in any style."""
-    form = re.escape(model) + r"(\.[0-9a-f]{8})?((-[0-9]{5}-of-[0-9]{5})?\.data|_data(_[0-9]+)?)"
+    form = (
+        re.escape(model)
+        + r"(\.[0-9a-f]{8})?((-[0-9]{5}-of-[0-9]{5})?\.data|_data(_[0-9]+)?)"
+    )
     return re.fullmatch(form, name) is not None
 
 
@@ -85,9 +101,16 @@ def _locations(data: bytes) -> set[str] | None:
         model = text
     external = (tensor for tensor in tensors_of(model) if has_data_file(tensor))
     entries = (
-        entry for tensor in external for entry in tensor.external_data if entry.key == "location"
+        entry
+        for tensor in external
+        for entry in tensor.external_data
+        if entry.key == "location"
     )
-    return {os.path.normpath(entry.value) for entry in entries if isinstance(entry.value, str)}
+    return {
+        os.path.normpath(entry.value)
+        for entry in entries
+        if isinstance(entry.value, str)
+    }
 
 
 def referring_models(
@@ -115,8 +138,14 @@ def referring_models(
     above = [path for parent in _parents(folder) for path in _models_in(parent)]
     for path in (*_models_in(folder), *above[:_MOST_ABOVE]):
         if path.resolve() != own:
-            found |= {name: path for name in _referred(path, wanted) if name not in found}
-    return dict.fromkeys(wanted, above[_MOST_ABOVE]) | found if len(above) > _MOST_ABOVE else found
+            found |= {
+                name: path for name in _referred(path, wanted) if name not in found
+            }
+    return (
+        dict.fromkeys(wanted, above[_MOST_ABOVE]) | found
+        if len(above) > _MOST_ABOVE
+        else found
+    )
 
 
 def label_beside(model: Path, folder: Path) -> str:
@@ -141,7 +170,9 @@ def _parents(folder: Path) -> set[Path]:
     """Return the folders from which models reach into this one: two where it is a symbolic link; none behind a URL."""
     if is_remote(folder):
         return set()
-    return {folder.absolute().parent.resolve(), folder.resolve().parent} - {folder.resolve()}
+    return {folder.absolute().parent.resolve(), folder.resolve().parent} - {
+        folder.resolve()
+    }
 
 
 def _models_in(folder: Path) -> list[Path]:
@@ -164,10 +195,16 @@ def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
         return ()
     except (OSError, SourceChangedError):
         return list(wanted)
-    mentioned = {name: place for name, place in wanted.items() if place.name.encode() in data}
+    mentioned = {
+        name: place for name, place in wanted.items() if place.name.encode() in data
+    }
     used = _locations(data) if mentioned else set()
     if used is None:  # of a model that is being written, say, nobody knows
         return list(mentioned) if path.suffix.lower() == ".onnx" else ()
     names = {place.name for place in mentioned.values()}
-    places = {_place(path.parent, location) for location in used if Path(location).name in names}
+    places = {
+        _place(path.parent, location)
+        for location in used
+        if Path(location).name in names
+    }
     return [name for name, place in mentioned.items() if place in places]

@@ -118,7 +118,9 @@ def data_location(
         _number(entries.get("length", str(expected))),
     )
     if offset is None or length is None:
-        raise ExternalDataError(f"The weight {tensor.name!r} has an unreadable offset or length.")
+        raise ExternalDataError(
+            f"The weight {tensor.name!r} has an unreadable offset or length."
+        )
     if length != expected or offset + length > size:
         raise ExternalDataError(
             f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
@@ -182,7 +184,11 @@ def has_data_file(tensor: TensorProto) -> bool:
 def external_tensor(location: str, offset: int, length: int) -> TensorProto:
     """A tensor that holds nothing but an external location: a name relative to the model's folder."""
     tensor = TensorProto(data_location=TensorProto.EXTERNAL)
-    for key, value in {"location": location, "offset": offset, "length": length}.items():
+    for key, value in {
+        "location": location,
+        "offset": offset,
+        "length": length,
+    }.items():
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 
@@ -204,7 +210,9 @@ def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
     return tensor
 
 
-def scaled_tensor(tensor: TensorProto, base_dir: Path | None, exponent: int) -> TensorProto | None:
+def scaled_tensor(
+    tensor: TensorProto, base_dir: Path | None, exponent: int
+) -> TensorProto | None:
     """A float32 tensor multiplied by ``2**-exponent``, which is done when it is read; None if it holds its data.
 
     Raises:
@@ -226,7 +234,9 @@ def scaled_tensor(tensor: TensorProto, base_dir: Path | None, exponent: int) -> 
 
 def forget_location(tensor: TensorProto) -> None:
     """Remove the external location from the tensor, in place, and set ``data_location`` as it was in its file."""
-    if has_data_file(tensor) or any(item.key == _WAS_DEFAULT for item in tensor.external_data):
+    if has_data_file(tensor) or any(
+        item.key == _WAS_DEFAULT for item in tensor.external_data
+    ):
         tensor.data_location = TensorProto.DEFAULT
     else:
         tensor.ClearField("data_location")

@@ -28,7 +28,8 @@ def _is_safetensors(data: bytes) -> bool:
 
 def _is_tensorflow(data: bytes) -> bool:
     return any(
-        op in data for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp")
+        op in data
+        for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp")
     )
 
 
@@ -87,7 +88,11 @@ def parse_text(data: bytes) -> ModelProto | None:
             return json_format.Parse(data, ModelProto())
         if head.startswith(b"<"):
             return parser.parse_model(data.decode())
-        return text_format.Parse(data, ModelProto()) if b":" in head or b"{" in head else None
+        return (
+            text_format.Parse(data, ModelProto())
+            if b":" in head or b"{" in head
+            else None
+        )
     except (
         json_format.ParseError,
         text_format.ParseError,

@@ -66,12 +66,17 @@ Saturated: TypeAlias = tuple[NDArray[np.float32], float]
 """An array, and the magnitude to which its finite numbers out of range saturate."""
 
 
-def convert(arrays: Iterable[Saturated], low: Format) -> Iterator[tuple[bytes, ConversionCounts]]:
+def convert(
+    arrays: Iterable[Saturated], low: Format
+) -> Iterator[tuple[bytes, ConversionCounts]]:
     """Of each array its raw little-endian bytes in low precision, and what was lost. See :func:`lower`.
 
     Small ones are joined, because they take less time than the calls.
     """
-    flat = ((np.ascontiguousarray(array).reshape(-1), saturate_at) for array, saturate_at in arrays)
+    flat = (
+        (np.ascontiguousarray(array).reshape(-1), saturate_at)
+        for array, saturate_at in arrays
+    )
     for are_small, group in groupby(flat, lambda pair: 0 < pair[0].size <= _FEW):
         while are_small and (joined := list(islice(group, _BLOCK // _FEW))):
             yield from _convert_joined(joined, low)
@@ -91,7 +96,10 @@ def _convert_joined(
     ]
     bits = scratch.bits_of(low, flat.size)
     counts = _lower_block(flat, bits, low, parts, scratch)
-    return ((bits[part.place].tobytes(), lost) for part, lost in zip(parts, counts, strict=True))
+    return (
+        (bits[part.place].tobytes(), lost)
+        for part, lost in zip(parts, counts, strict=True)
+    )
 
 
 def lower(
@@ -111,7 +119,9 @@ def lower(
     return bits, counts
 
 
-def rounded(array: NDArray[np.float32], low: Format, saturate_at: float) -> NDArray[np.float32]:
+def rounded(
+    array: NDArray[np.float32], low: Format, saturate_at: float
+) -> NDArray[np.float32]:
     """The numbers of an array once they are low precision, in float32; out of range as :func:`lower` has them."""
     flat = np.ascontiguousarray(array).reshape(-1)
     bits, _ = lower(flat, low, saturate_at, Scratch(flat.size))
@@ -169,8 +179,12 @@ def _lower_block(
         beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * limits.infinity)
         overflowed = counted(beyond)
         for place, saturate_at in parts:
-            pattern = int(np.float32(saturate_at).astype(limits.kind).view(low.patterns))
-            bits[place][beyond[place]] = bits[place][beyond[place]] & limits.sign | pattern
+            pattern = int(
+                np.float32(saturate_at).astype(limits.kind).view(low.patterns)
+            )
+            bits[place][beyond[place]] = (
+                bits[place][beyond[place]] & limits.sign | pattern
+            )
     return [
         ConversionCounts(len(flat[part.place]), over, zero - before, little - zero)
         for part, over, zero, before, little in zip(
@@ -232,7 +246,9 @@ _QUIET: Final = 1 << 22
 """The bit that tells a quiet NaN of float32 from a signalling one."""
 
 
-def _cast_by_numpy(source: int, target: int, numbers: NDArray[Any], into: NDArray[Any]) -> None:
+def _cast_by_numpy(
+    source: int, target: int, numbers: NDArray[Any], into: NDArray[Any]
+) -> None:
     """Cast a flat array into another one as ONNX Runtime's kernel does, which quiets each NaN."""
     held, wanted = map(helper.tensor_dtype_to_np_dtype, (source, target))
     values = numbers.view(held)

@@ -68,7 +68,10 @@ class Asked:
     _answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def ask(
-        self, analysis: Callable[Concatenate[Self, P], Answer], *args: P.args, **keywords: P.kwargs
+        self,
+        analysis: Callable[Concatenate[Self, P], Answer],
+        *args: P.args,
+        **keywords: P.kwargs,
     ) -> Answer:
         """What ``analysis(self, ...)`` returns; it runs once for each set of further arguments, which are hashable."""
         key = analysis, args, tuple(sorted(keywords.items()))
@@ -148,7 +151,11 @@ class Model(Asked):
     @property
     def label(self) -> str:
         """Its name in reports: the path, or the name of the graph."""
-        return str(self.path) if self.path is not None else self.proto.graph.name or "model"
+        return (
+            str(self.path)
+            if self.path is not None
+            else self.proto.graph.name or "model"
+        )
 
     @property
     def stamps(self) -> dict[Path, FileStamp]:

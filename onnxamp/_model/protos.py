@@ -50,7 +50,9 @@ def default_domain(domain: str) -> str:
 
 def opset_imports(model: ModelProto) -> dict[str, int]:
     """Domain -> version, with "" for ai.onnx. If that is not imported, the newest that the IR version allows."""
-    versions = {default_domain(entry.domain): entry.version for entry in model.opset_import}
+    versions = {
+        default_domain(entry.domain): entry.version for entry in model.opset_import
+    }
     if "" not in versions:
         newest = [row[2] for row in helper.VERSION_TABLE if row[1] <= model.ir_version]
         versions[""] = max(newest, default=onnx_opset_version())
@@ -99,7 +101,9 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
 
 def has_external_data(model: ModelProto) -> bool:
     """Whether the data of any weight are stored outside the proto."""
-    return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model))
+    return any(
+        tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model)
+    )
 
 
 def stored_bytes(tensor: TensorProto) -> int:

@@ -89,7 +89,9 @@ def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
 
 def _bodies(node: NodeProto) -> list[GraphProto]:
     """The bodies of a node; those of ai.onnx but for control flow have none, which saves a look."""
-    is_plain = node.domain in ("", "ai.onnx") and node.op_type not in op_facts().control_flow
+    is_plain = (
+        node.domain in ("", "ai.onnx") and node.op_type not in op_facts().control_flow
+    )
     return [] if is_plain else [body for _, body in node_bodies(node)]
 
 
@@ -114,7 +116,10 @@ def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
     """Keep the last Constant of each name, or else the last initializer."""
     seen = set[str]()
     nodes, tensors = graph.node, graph.initializer
-    both: Any = (nodes, map(_constant, nodes)), (tensors, [tensor.name for tensor in tensors])
+    both: Any = (
+        (nodes, map(_constant, nodes)),
+        (tensors, [tensor.name for tensor in tensors]),
+    )
     for places, held in both:
         for position, name in reversed(list(enumerate(held))):
             if name in seen:
@@ -165,7 +170,9 @@ def _is_disordered(graph: GraphProto) -> bool:
 def _order(graph: GraphProto) -> None:
     """Put nodes behind those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
     nodes = list(graph.node)
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    makers = {
+        name: index for index, node in enumerate(nodes) for name in node.output if name
+    }
     order, state = list[int](), [0] * len(nodes)
     for start in range(len(nodes)):
         stack = [start]
@@ -174,7 +181,8 @@ def _order(graph: GraphProto) -> None:
             if not state[index]:
                 state[index] = 1
                 needed = sorted(
-                    {makers[name] for name in _reads(nodes[index]) if name in makers}, reverse=True
+                    {makers[name] for name in _reads(nodes[index]) if name in makers},
+                    reverse=True,
                 )
                 stack += [maker for maker in needed if not state[maker]]
                 continue
@@ -191,7 +199,9 @@ def _order(graph: GraphProto) -> None:
 # --- branches that never run ------------------------------------------------------------------------------------
 
 
-def _unreadable(model: ModelProto) -> Iterator[tuple[NodeProto, str, GraphProto, GraphProto]]:
+def _unreadable(
+    model: ModelProto,
+) -> Iterator[tuple[NodeProto, str, GraphProto, GraphProto]]:
     """Ifs whose condition is a constant, with the branch that never runs and the other, if the first is broken."""
     waiting = [(model.graph, set[str](), dict[str, bool]())]
     while waiting:
@@ -201,14 +211,21 @@ def _unreadable(model: ModelProto) -> Iterator[tuple[NodeProto, str, GraphProto,
             continue
         visible, known = outer | _defined(graph), known | _truths(graph)
         for node, bodies in owners:
-            branches = dict(node_bodies(node)) if op_key(node) == "If" and len(bodies) == 2 else {}
+            branches = (
+                dict(node_bodies(node))
+                if op_key(node) == "If" and len(bodies) == 2
+                else {}
+            )
             taken = known.get(node.input[0]) if branches and node.input else None
             if taken is not None and branches.keys() == {"then_branch", "else_branch"}:
                 name, other = (
-                    ("else_branch", "then_branch") if taken else ("then_branch", "else_branch")
+                    ("else_branch", "then_branch")
+                    if taken
+                    else ("then_branch", "else_branch")
                 )
                 if not (
-                    _is_closed(branches[name], visible) and is_wellformed(branches[name], model)
+                    _is_closed(branches[name], visible)
+                    and is_wellformed(branches[name], model)
                 ):
                     yield node, name, branches[name], branches[other]
             waiting += [(body, visible, known) for body in bodies]
@@ -217,11 +234,17 @@ def _unreadable(model: ModelProto) -> Iterator[tuple[NodeProto, str, GraphProto,
 def _truths(graph: GraphProto) -> dict[str, bool]:
     """Names that a graph defines -> the truth value, where they are one, that no caller can change."""
     listed = {entry.name for entry in graph.input}
-    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed}
+    tensors = {
+        tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed
+    }
     for node in graph.node:
         name = _constant(node)
         if name is not None:
-            held = [item for item in node.attribute if item.name == "value" and item.HasField("t")]
+            held = [
+                item
+                for item in node.attribute
+                if item.name == "value" and item.HasField("t")
+            ]
             tensors.update((name, item.t) for item in held)
     return {
         name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])
@@ -239,7 +262,9 @@ def _is_closed(body: GraphProto, visible: set[str]) -> bool:
     return visible.issuperset(name for name in _reads(owner) if name)
 
 
-def _replace_branch(node: NodeProto, name: str, dead: GraphProto, other: GraphProto) -> str:
+def _replace_branch(
+    node: NodeProto, name: str, dead: GraphProto, other: GraphProto
+) -> str:
     label = node.name or next(iter(node.output), "")
     dead.CopyFrom(other)
     return f"The {name} of {label!r} never runs and cannot be read: the other branch stands in its place."

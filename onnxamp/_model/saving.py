@@ -129,26 +129,43 @@ def save_model(
             _write_inline(model, blobs, stage.main, report)
         identity = stage.identity()
     if external and blobs:
-        left += _named_as_usual(model, path, identity, [tensor for tensor, _ in blobs], data_names)
+        left += _named_as_usual(
+            model, path, identity, [tensor for tensor, _ in blobs], data_names
+        )
     return Saved(total, tuple(left))
 
 
 def _named_as_usual(
-    model: ModelProto, path: Path, identity: str, tensors: Sequence[TensorProto], data_names: str
+    model: ModelProto,
+    path: Path,
+    identity: str,
+    tensors: Sequence[TensorProto],
+    data_names: str,
 ) -> list[str]:
     """Rename the data files of a result that is in its place, where those of its predecessor had the usual names.
 
     Returns:
         A sentence about names that are not free.
     """
-    places = [item for tensor in tensors for item in tensor.external_data if item.key == "location"]
+    places = [
+        item
+        for tensor in tensors
+        for item in tensor.external_data
+        if item.key == "location"
+    ]
     used = sorted({item.value for item in places}, key=lambda name: (len(name), name))
-    names = dict(zip(used, data_names_of(path.name, len(used), data_names), strict=True))
+    names = dict(
+        zip(used, data_names_of(path.name, len(used), data_names), strict=True)
+    )
     usual = list(names.values())
     if used == usual:
         return []
     referring = {} if is_remote(path) else referring_models(path.parent, usual, path)
-    if not is_remote(path) and not referring and _renamed(model, path, identity, places, names):
+    if (
+        not is_remote(path)
+        and not referring
+        and _renamed(model, path, identity, places, names)
+    ):
         return []
     taken = next(iter(referring), None) or next(
         (name for name in usual if (path.parent / name).exists()), usual[0]
@@ -206,7 +223,9 @@ def _refer(places: Sequence[StringStringEntryProto], names: Mapping[str, str]) -
         item.value = names[item.value]
 
 
-def _adding_up(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+def _adding_up(
+    progress: Callable[[int, int], None], total: int
+) -> Callable[[int], None]:
     """A function that takes the bytes of each piece and reports their sum."""
     done = 0
 
@@ -240,7 +259,9 @@ def _blobs(
     return blobs, total
 
 
-def _blob(tensor: TensorProto, converter: WeightConverter, *, held: bool) -> Blob | None:
+def _blob(
+    tensor: TensorProto, converter: WeightConverter, *, held: bool
+) -> Blob | None:
     pending = converter.pending(tensor)
     if pending is not None:
         return pending
@@ -268,8 +289,12 @@ def _write_data(
 ) -> list[str]:
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
-    places = dict(zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True))
-    names = data_names_of(stage.path.name, places[unique[-1]][0] + 1 if unique else 0, data_names)
+    places = dict(
+        zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True)
+    )
+    names = data_names_of(
+        stage.path.name, places[unique[-1]][0] + 1 if unique else 0, data_names
+    )
     files: list[DataFile] = [(stage.place(name), []) for name in names]
     for blob, (number, offset) in places.items():
         files[number][1].append((offset, blob))
@@ -278,7 +303,9 @@ def _write_data(
     write_data_files(files, progress, workers, kept)
     names = stage.publish(
         names,
-        () if is_remote(stage.path) else referring_models(stage.path.parent, names, stage.path),
+        ()
+        if is_remote(stage.path)
+        else referring_models(stage.path.parent, names, stage.path),
     )
     for tensor, blob in blobs:
         number, offset = places[blob]
@@ -382,7 +409,9 @@ def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path
     removed = []
     for name, file in data.items():
         if name in referring:
-            left.append(f"{name} stays: {label_beside(referring[name], path.parent)} refers to it.")
+            left.append(
+                f"{name} stays: {label_beside(referring[name], path.parent)} refers to it."
+            )
         elif is_data_name(name, path.name) and is_own(file):
             removed.append(file)
         else:
@@ -401,5 +430,7 @@ def _data_of(path: Path, keep: AbstractSet[Path]) -> dict[str, Path]:
         return {}
     files = {name: path.parent / name for name in sorted(names)}
     return {
-        name: file for name, file in files.items() if file.is_file() and file.resolve() not in keep
+        name: file
+        for name, file in files.items()
+        if file.is_file() and file.resolve() not in keep
     }

@@ -48,7 +48,9 @@ class _Stored(NamedTuple):
 
 
 @contextmanager
-def measured(model: Model, workers: Workers | None, kept: Part | None = None) -> Iterator[None]:
+def measured(
+    model: Model, workers: Workers | None, kept: Part | None = None
+) -> Iterator[None]:
     """Let workers measure the large float32 weights of a model; decisions in the block read them no more.
 
     What was measured is kept, and what is ``kept`` already is not measured again.
@@ -133,9 +135,12 @@ def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
     """Weights that lie behind each other, of about the same bytes."""
     share: list[_Stored] = []
     size = 0
-    for weight in sorted(stored, key=lambda weight: (str(weight.place.path), weight.place.offset)):
+    for weight in sorted(
+        stored, key=lambda weight: (str(weight.place.path), weight.place.offset)
+    ):
         if share and (
-            size + weight.place.length > _SHARE or weight.place.path != share[0].place.path
+            size + weight.place.length > _SHARE
+            or weight.place.path != share[0].place.path
         ):
             yield share
             share, size = [], 0
@@ -210,7 +215,9 @@ def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
             blob.lost.append(counts)
 
 
-def _is_kept(file: DataFile, kept: Part, progress: Callable[[int], None] | None) -> bool:
+def _is_kept(
+    file: DataFile, kept: Part, progress: Callable[[int], None] | None
+) -> bool:
     """Whether a file is there that an interrupted run wrote."""
     path, blobs = file
     known = kept.get(_contents(file))
@@ -259,7 +266,9 @@ def _written(file: DataFile) -> list[ConversionCounts]:
 
 def _lost(blobs: _Blobs) -> list[ConversionCounts]:
     return [
-        sum(blob.lost, ConversionCounts()) if isinstance(blob, Stored) else ConversionCounts()
+        sum(blob.lost, ConversionCounts())
+        if isinstance(blob, Stored)
+        else ConversionCounts()
         for _, blob in blobs
     ]
 

@@ -104,7 +104,9 @@ def stamp_now(path: Path) -> FileStamp | None:
 def _changed() -> Path | None:
     """A watched file that is no longer the one that was read; None if all are."""
     watched = _SOURCES.get() or {}
-    return next((path for path, stamp in watched.items() if stamp_now(path) != stamp), None)
+    return next(
+        (path for path, stamp in watched.items() if stamp_now(path) != stamp), None
+    )
 
 
 @contextmanager

@@ -84,7 +84,9 @@ class Stage:
             (self.data / name).chmod(self._mode())
         if not self.has_links() or any(name in avoid for name in names):
             # With the token, nothing is replaced.
-            return [(self.data / name).rename(self.with_token(name)).name for name in names]
+            return [
+                (self.data / name).rename(self.with_token(name)).name for name in names
+            ]
         try:
             return self._named([self.path.parent / name for name in names], names)
         except FileExistsError:
@@ -181,7 +183,11 @@ class Stage:
         """The name of a data file that was put beside the result under a name with the token; "" for other files."""
         start = f"{self.path.name}.{self.token}"
         rest = file.name.removeprefix(start)
-        return f"{self.path.name}{rest}" if rest != file.name and rest[:1] in tuple("-._") else ""
+        return (
+            f"{self.path.name}{rest}"
+            if rest != file.name and rest[:1] in tuple("-._")
+            else ""
+        )
 
     @property
     def is_kept(self) -> bool:
@@ -226,13 +232,17 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
         OutputError: ``path`` is something other than a file. OSError: nothing can be written there.
     """
     if path.exists() and not path.is_file():
-        raise OutputError(f"Cannot write {str(path)!r}: it exists, and is not a regular file.")
+        raise OutputError(
+            f"Cannot write {str(path)!r}: it exists, and is not a regular file."
+        )
     while True:
         stage = _left(path, kept) or Stage(path, token_hex(4))
         stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
         try:
             with _locked(stage.folder, wait=True):
-                if not stage.folder.exists():  # another process removed it before it was locked
+                if (
+                    not stage.folder.exists()
+                ):  # another process removed it before it was locked
                     continue
                 sweep(path)
                 stage.main.touch()
@@ -402,7 +412,10 @@ class RemoteStage(Stage):
     def clear(self) -> None:
         """Remove what was written, unless it is in its place, or the next run goes on with it."""
         if not self.is_committed:
-            for file in (self.main, *(self.places.values() if self.kept is None else ())):
+            for file in (
+                self.main,
+                *(self.places.values() if self.kept is None else ()),
+            ):
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 

@@ -44,7 +44,9 @@ class ConstantStats:
     def scaled(self, exponent: int) -> "ConstantStats | None":
         """Those of the numbers multiplied by ``2**-exponent``; None where other elements are sentinels then."""
         largest, uniform, number = (
-            None if old is None else float(times_power(np.array([old], np.float32), exponent)[0])
+            None
+            if old is None
+            else float(times_power(np.array([old], np.float32), exponent)[0])
             for old in (self.largest, self.uniform, self.largest_number)
         )
         if (
@@ -68,7 +70,8 @@ def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
         plain = scaled_tensor(tensor, base_dir, -place.exponent)
         if (
             plain is not None
-            and (found := tensor_stats(plain, base_dir).scaled(place.exponent)) is not None
+            and (found := tensor_stats(plain, base_dir).scaled(place.exponent))
+            is not None
         ):
             return found
     return constant_stats(read_array(tensor, base_dir))

@@ -133,7 +133,9 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
                 f"{label} nests graphs deeper than protobuf, and so every runtime, can read."
             ) from None
         fault = "is not an ONNX model, or only a part of one: it cannot be parsed. Download or export it again."
-    if not fault and not (model.HasField("graph") and (model.ir_version or model.opset_import)):
+    if not fault and not (
+        model.HasField("graph") and (model.ir_version or model.opset_import)
+    ):
         fault = (
             "is not an ONNX model: it holds no graph."
             if data
@@ -183,7 +185,9 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
             tensor = inside_tensor(place, was_default=span.default)
             fields.append((tensor.SerializeToString(), 0))
         found = replaced(data, spans, fields)
-        pieces = [piece for _, piece in found if isinstance(piece, memoryview)]  # no holes
+        pieces = [
+            piece for _, piece in found if isinstance(piece, memoryview)
+        ]  # no holes
         joined = b"".join(pieces)
         for piece in pieces:
             piece.release()
@@ -250,7 +254,9 @@ def locate_weights(
     size, known = 0, dict(found)
     for tensor in tensors_of(model):
         size += stored_bytes(tensor)
-        place = data_location(tensor, base_dir, known) if has_data_file(tensor) else None
+        place = (
+            data_location(tensor, base_dir, known) if has_data_file(tensor) else None
+        )
         if place is not None:
             tensor.ClearField("external_data")
             tensor.MergeFrom(inside_tensor(place, was_default=True))

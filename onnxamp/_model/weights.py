@@ -28,7 +28,9 @@ def times_power(
 ) -> NDArray[Any]:
     """Numbers multiplied by ``2**-exponent``, exactly where they stay in float32's range."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        if _LEAST_POWER <= -exponent <= _MOST_POWER:  # a factor is several times as fast
+        if (
+            _LEAST_POWER <= -exponent <= _MOST_POWER
+        ):  # a factor is several times as fast
             return np.multiply(array, np.float32(2.0**-exponent), out=out)
         return np.ldexp(array, np.int32(-exponent), out=out, dtype=np.float32)
 
@@ -65,7 +67,11 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     count, kind = prod(shape), _stored_kind(tensor.data_type)
     if place is not None:
         is_near = not is_remote(place.path)
-        flat = _stored(place, kind, shape) if is_near else np.frombuffer(place.read(), kind)
+        flat = (
+            _stored(place, kind, shape)
+            if is_near
+            else np.frombuffer(place.read(), kind)
+        )
         array = flat.reshape(shape)
         return times_power(array, place.exponent) if place.exponent else array
     if tensor.HasField("raw_data"):
@@ -79,7 +85,9 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     )
 
 
-def _stored(place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _stored(
+    place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
     """The elements in a file of this machine."""
     with place.opened() as file:
         if prod(shape) < MAPPED:
@@ -101,14 +109,18 @@ _LARGEST: Final = 300
 
 def stored_exponents(model: ModelProto) -> dict[str, int]:
     """Value -> its exponent, for values that are stored as ``value * 2**-exponent``. What is malformed is none."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == EXPONENTS), "{}")
+    text = next(
+        (entry.value for entry in model.metadata_props if entry.key == EXPONENTS), "{}"
+    )
     try:
         found = json.loads(text)
     except ValueError:
         return {}
     rows = found.items() if isinstance(found, dict) else ()
     return {
-        name: number for name, number in rows if type(number) is int and 0 < abs(number) <= _LARGEST
+        name: number
+        for name, number in rows
+        if type(number) is int and 0 < abs(number) <= _LARGEST
     }
 
 
@@ -118,7 +130,10 @@ def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
     for name, exponent in exponents.items():
         total[name] = total.get(name, 0) + exponent
     text = json.dumps(
-        {name: exponent for name, exponent in sorted(total.items()) if exponent}, ensure_ascii=False
+        {name: exponent for name, exponent in sorted(total.items()) if exponent},
+        ensure_ascii=False,
     )
-    entry = next((entry for entry in model.metadata_props if entry.key == EXPONENTS), None)
+    entry = next(
+        (entry for entry in model.metadata_props if entry.key == EXPONENTS), None
+    )
     (entry or model.metadata_props.add(key=EXPONENTS)).value = text

@@ -64,13 +64,19 @@ def check_functions(model: ModelProto) -> None:
     nodes: dict[_Name, Counter[_Name]] = {}
     for function in model.functions:
         domain = default_domain(utf8(function.domain, "the domain of a function"))
-        found = nodes.setdefault((domain, utf8(function.name, "the name of a function")), Counter())
+        found = nodes.setdefault(
+            (domain, utf8(function.name, "the name of a function")), Counter()
+        )
         found.update(_op_counts(function.node))
     try:
-        order = [name for name in TopologicalSorter(nodes).static_order() if name in nodes]
+        order = [
+            name for name in TopologicalSorter(nodes).static_order() if name in nodes
+        ]
     except CycleError as error:
         cycle = " -> ".join(repr(name) for _, name in error.args[1])
-        raise ModelError(f"The function {error.args[1][0][1]!r} calls itself: {cycle}.") from None
+        raise ModelError(
+            f"The function {error.args[1][0][1]!r} calls itself: {cycle}."
+        ) from None
     sizes: dict[_Name, int] = {}
     for name in order:
         sizes[name] = _inlined(nodes[name], sizes)
@@ -78,7 +84,8 @@ def check_functions(model: ModelProto) -> None:
     total = _inlined(main, sizes)
     if total > max(MAX_INLINED, 2 * main.total()):
         domain, largest = max(
-            (name for name in main if name in sizes), key=lambda name: main[name] * sizes[name]
+            (name for name in main if name in sizes),
+            key=lambda name: main[name] * sizes[name],
         )
         amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
         raise ModelError(
@@ -90,7 +97,9 @@ def check_functions(model: ModelProto) -> None:
 
 def _op_counts(nodes: Sequence[NodeProto]) -> "Counter[_Name]":
     """How many nodes of each op there are, with those of bodies."""
-    return Counter((default_domain(node.domain), node.op_type) for node in all_nodes(nodes))
+    return Counter(
+        (default_domain(node.domain), node.op_type) for node in all_nodes(nodes)
+    )
 
 
 def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
@@ -114,13 +123,17 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     utf8(tensor.doc_string, "the documentation of a weight")
     elem, shape = tensor.data_type, tuple(tensor.dims[:])
     if elem not in _ELEMS:
-        raise ModelError(f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks.")
+        raise ModelError(
+            f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks."
+        )
     if min(shape, default=0) < 0 or tensor.HasField("segment"):
         raise ModelError(
             f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read."
         )
     if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
-        raise ModelError(f"{what} has the shape {shape}, which no array can have: it is damaged.")
+        raise ModelError(
+            f"{what} has the shape {shape}, which no array can have: it is damaged."
+        )
     if tensor.data_location == TensorProto.EXTERNAL:
         return
     held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
@@ -142,7 +155,11 @@ def _numbers(tensor: TensorProto) -> int:
     count = prod(tensor.dims)
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * count
-    return min(count, stored_bytes(tensor)) if tensor.data_type != TensorProto.STRING else count
+    return (
+        min(count, stored_bytes(tensor))
+        if tensor.data_type != TensorProto.STRING
+        else count
+    )
 
 
 def check_sparse(sparse: SparseTensorProto) -> None:
@@ -150,14 +167,18 @@ def check_sparse(sparse: SparseTensorProto) -> None:
     what = f"The sparse weight {utf8(sparse.values.name, 'the name of a weight')!r}"
     for tensor in (sparse.values, sparse.indices):
         if tensor.data_location == TensorProto.EXTERNAL:
-            raise ModelError(f"{what} is stored outside the model file: no runtime reads that.")
+            raise ModelError(
+                f"{what} is stored outside the model file: no runtime reads that."
+            )
         check_tensor(tensor, what)
     if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
         raise ModelError(
             f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}."
         )
     count, rank = sparse.values.dims[0], len(sparse.dims)
-    if sparse.indices.data_type != TensorProto.INT64 or tuple(sparse.indices.dims) not in (
+    if sparse.indices.data_type != TensorProto.INT64 or tuple(
+        sparse.indices.dims
+    ) not in (
         (count,),
         (count, rank),
     ):
@@ -171,7 +192,11 @@ def check_entry(entry: ValueInfoProto) -> None:
 
 def check_type(kind: TypeProto, where: str) -> None:
     """Refuse a declared element type that onnx does not define; it may be unknown (0)."""
-    while (form := kind.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
+    while (form := kind.WhichOneof("value")) in (
+        "sequence_type",
+        "optional_type",
+        "map_type",
+    ):
         part: Any = getattr(kind, form)
         kind = part.value_type if form == "map_type" else part.elem_type
     if form not in ("tensor_type", "sparse_tensor_type"):
@@ -240,7 +265,9 @@ def check_wellformed(model: ModelProto) -> bool:
         raise ModelError("The model holds no graph.")
     for entry in model.graph.input:
         kind = entry.type.WhichOneof("value")
-        if kind is None or (kind == "tensor_type" and not entry.type.tensor_type.elem_type):
+        if kind is None or (
+            kind == "tensor_type" and not entry.type.tensor_type.elem_type
+        ):
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
     check_functions(model)
@@ -248,9 +275,15 @@ def check_wellformed(model: ModelProto) -> bool:
     main = _Checker(SignatureBook(opset_imports(model)), own, model.ir_version)
     main.graphs(model.graph)
     for function in model.functions:
-        opsets = {default_domain(entry.domain): entry.version for entry in function.opset_import}
+        opsets = {
+            default_domain(entry.domain): entry.version
+            for entry in function.opset_import
+        }
         checker = _Checker(
-            SignatureBook({"": _NEWEST[""], **opsets}), own, model.ir_version, in_function=True
+            SignatureBook({"": _NEWEST[""], **opsets}),
+            own,
+            model.ir_version,
+            in_function=True,
         )
         checker.function(function)
     return main.is_tidy
@@ -259,9 +292,9 @@ def check_wellformed(model: ModelProto) -> bool:
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
     """Whether :func:`check_wellformed` of the model would pass a body of its graph."""
     try:
-        _Checker(SignatureBook(opset_imports(model)), _functions(model), model.ir_version).graphs(
-            body, 1
-        )
+        _Checker(
+            SignatureBook(opset_imports(model)), _functions(model), model.ir_version
+        ).graphs(body, 1)
     except ModelError:
         return False
     return True
@@ -281,7 +314,9 @@ def _check_versions(model: ModelProto) -> None:
             f" to {onnx.IR_VERSION}: upgrade onnx."
         )
     if model.ir_version < 0:
-        raise ModelError(f"The model has the IR version {model.ir_version}: it is damaged.")
+        raise ModelError(
+            f"The model has the IR version {model.ir_version}: it is damaged."
+        )
     for entry in (
         *model.opset_import,
         *(item for function in model.functions for item in function.opset_import),
@@ -311,13 +346,17 @@ class _Checker:
     is_tidy: bool = True
     """What :func:`check_wellformed` returns."""
 
-    def graphs(self, graph: GraphProto, depth: int = 0, *, opaque: bool = False) -> None:
+    def graphs(
+        self, graph: GraphProto, depth: int = 0, *, opaque: bool = False
+    ) -> None:
         """Check a graph and those nested in it. An opaque graph belongs to an op without schema. Iterative."""
         stack = [(graph, depth, opaque)]
         while stack:
             graph, depth, opaque = stack.pop()
             if depth > MAX_NESTING:
-                raise ModelError(f"The model nests graphs more than {MAX_NESTING} deep.")
+                raise ModelError(
+                    f"The model nests graphs more than {MAX_NESTING} deep."
+                )
             utf8(graph.name, "the name of a graph")
             for tensor in graph.initializer:
                 check_tensor(tensor)
@@ -342,15 +381,24 @@ class _Checker:
         for name in (*function.input, *function.output, *function.attribute):
             utf8(name, "a name of a function")
         for node in function.node:
-            for body, opaque in self.node(node, node.input[:], node.output[:], opaque=False):
+            for body, opaque in self.node(
+                node, node.input[:], node.output[:], opaque=False
+            ):
                 self.graphs(body, 1, opaque=opaque)
 
     def node(
-        self, node: NodeProto, inputs: Sequence[str], outputs: Sequence[str], *, opaque: bool
+        self,
+        node: NodeProto,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        opaque: bool,
     ) -> list[tuple[GraphProto, bool]]:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
         domain, op_type = node.domain, node.op_type
-        if not {str}.issuperset(map(type, (domain, op_type, node.name, *inputs, *outputs))):
+        if not {str}.issuperset(
+            map(type, (domain, op_type, node.name, *inputs, *outputs))
+        ):
             _check_names(node)
         form = (
             domain,
@@ -379,16 +427,20 @@ class _Checker:
         return [(body, within) for body in bodies]
 
     def _attribute(self, node: NodeProto, item: AttributeProto) -> None:
-        where = (
-            f"Attribute {utf8(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
-        )
+        where = f"Attribute {utf8(item.name, f'an attribute of {_label(node)}')!r} of {_label(node)!r}"
         if utf8(item.ref_attr_name, "the name of an attribute"):
             if not self.in_function:
-                raise ModelError(f"{where} refers to an attribute of a function, but is in none.")
+                raise ModelError(
+                    f"{where} refers to an attribute of a function, but is in none."
+                )
             return
         used = {field.name for field, _ in item.ListFields()} & _VALUES
         wanted = _FIELDS.get(item.type)
-        if item.type == AttributeProto.UNDEFINED and self.ir_version < 2 and len(used) == 1:
+        if (
+            item.type == AttributeProto.UNDEFINED
+            and self.ir_version < 2
+            and len(used) == 1
+        ):
             return  # IR version 1 had no attribute types
         if wanted is None:
             raise ModelError(
@@ -396,7 +448,9 @@ class _Checker:
             )
         if used - {wanted} or (wanted in _HELD and not used):
             found = ", ".join(sorted(used)) or "nothing"
-            raise ModelError(f"{where} should hold its value in {wanted!r}, but holds {found}.")
+            raise ModelError(
+                f"{where} should hold its value in {wanted!r}, but holds {found}."
+            )
         if item.type in PLAIN:
             return
         held = getattr(item, wanted)
@@ -432,7 +486,9 @@ def _check_node(node: NodeProto, signature: Signature) -> None:
             raise ModelError(
                 f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema wants {wanted}."
             )
-    for position, (name, port) in enumerate(zip(node.input, signature.inputs, strict=False)):
+    for position, (name, port) in enumerate(
+        zip(node.input, signature.inputs, strict=False)
+    ):
         if not (name or port.optional or port.variadic):
             raise ModelError(
                 f"Node {_label(node)!r} ({node.op_type}) lacks input {position}, {port.name!r}."
@@ -441,14 +497,24 @@ def _check_node(node: NodeProto, signature: Signature) -> None:
         _check_attributes(node, signature, signature.attributes)
 
 
-def _check_attributes(node: NodeProto, signature: Signature, known: Mapping[str, int]) -> None:
-    what, names = f"Node {_label(node)!r} ({node.op_type})", {item.name for item in node.attribute}
+def _check_attributes(
+    node: NodeProto, signature: Signature, known: Mapping[str, int]
+) -> None:
+    what, names = (
+        f"Node {_label(node)!r} ({node.op_type})",
+        {item.name for item in node.attribute},
+    )
     for item in node.attribute:
-        if item.name not in known and not item.name.startswith("__"):  # onnx allows private ones
-            raise ModelError(f"{what} has an attribute {item.name!r}, which its schema lacks.")
+        if item.name not in known and not item.name.startswith(
+            "__"
+        ):  # onnx allows private ones
+            raise ModelError(
+                f"{what} has an attribute {item.name!r}, which its schema lacks."
+            )
         if item.type not in (known.get(item.name, item.type), AttributeProto.UNDEFINED):
             found, wanted = (
-                AttributeProto.AttributeType.Name(kind) for kind in (item.type, known[item.name])
+                AttributeProto.AttributeType.Name(kind)
+                for kind in (item.type, known[item.name])
             )
             raise ModelError(
                 f"{what} has an attribute {item.name!r} of type {found}; its schema wants {wanted}."
@@ -456,15 +522,23 @@ def _check_attributes(node: NodeProto, signature: Signature, known: Mapping[str,
     if len(names) < len(node.attribute):
         raise ModelError(f"{what} has two attributes of one name.")
     if signature.required - names:
-        raise ModelError(f"{what} lacks the attribute {min(signature.required - names)!r}.")
+        raise ModelError(
+            f"{what} lacks the attribute {min(signature.required - names)!r}."
+        )
     if signature.op_type == "Constant" and len(names & known.keys()) != 1:
-        raise ModelError(f"{what} must have one value, but has {len(names & known.keys())}.")
+        raise ModelError(
+            f"{what} must have one value, but has {len(names & known.keys())}."
+        )
 
 
-def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Signature) -> None:
+def _check_bodies(
+    node: NodeProto, bodies: Sequence[GraphProto], signature: Signature
+) -> None:
     """Bodies have the inputs and outputs of their node; that of a Loop also returns whether to continue."""
     key = op_key(node)
-    lengths = 1 if key == "Scan" and signature.since < 9 else 0  # the first input of Scan-8
+    lengths = (
+        1 if key == "Scan" and signature.since < 9 else 0
+    )  # the first input of Scan-8
     takes = 0 if key == "If" else len(node.input) - lengths
     gives = len(node.output) + (key == "Loop")
     for body in bodies:
@@ -473,7 +547,9 @@ def _check_bodies(node: NodeProto, bodies: Sequence[GraphProto], signature: Sign
                 f"A body of {_label(node)!r} ({node.op_type}) has {len(body.input)} inputs and {len(body.output)}"
                 f" outputs, but must have {takes} and {gives}."
             )
-        if key == "Scan" and not 0 < (attribute(node, "num_scan_inputs") or 0) <= len(body.input):
+        if key == "Scan" and not 0 < (attribute(node, "num_scan_inputs") or 0) <= len(
+            body.input
+        ):
             raise ModelError(
                 f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs."
             )

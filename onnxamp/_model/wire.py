@@ -14,7 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+)
 
 _BLOCK: Final = 1 << 20
 """Bytes that are fetched at a time."""
@@ -56,7 +63,10 @@ _HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
 }
 _FIELDS: Final = MappingProxyType(
     {
-        kind: {proto.DESCRIPTOR.fields_by_name[name].number: held for name, held in fields.items()}
+        kind: {
+            proto.DESCRIPTOR.fields_by_name[name].number: held
+            for name, held in fields.items()
+        }
         for kind, (proto, fields) in _HOLDERS.items()
     }
 )
@@ -129,7 +139,9 @@ def _tensor_data(data: Buffer, position: int, end: int, around: _Around) -> Span
     return span and span._replace(default=default)
 
 
-def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _fields(
+    data: Buffer, position: int, end: int
+) -> Iterator[tuple[int, int, int, int, int]]:
     """The fields of a message: number, start of the tag, of the length and of the payload, and end of the payload.
 
     Only fields of bytes have a length; for others its start is that of the payload.
@@ -204,14 +216,19 @@ def replaced(
             outer = start
         grown[outer] += len(text) + size - (span.end - span.start)
         cuts.append((span.start, span.end, text, size, number))
-    for start in sorted(messages, reverse=True):  # inner messages first: their lengths may grow
+    for start in sorted(
+        messages, reverse=True
+    ):  # inner messages first: their lengths may grow
         length_at, stop, outer = messages[start]
         length = as_varint(stop - start + grown[start])
         cuts.append((length_at, start, length, 0, -1))
         grown[outer] += grown[start] + len(length) - (start - length_at)
     whole = data if isinstance(data, Ranges) else memoryview(data)
     found, read, written = list[tuple[int, memoryview | int]](), 0, 0
-    for start, stop, text, size, number in [*sorted(cuts), (len(data), len(data), b"", 0, -1)]:
+    for start, stop, text, size, number in [
+        *sorted(cuts),
+        (len(data), len(data), b"", 0, -1),
+    ]:
         for piece in (whole[read:start], memoryview(text)):
             if piece.nbytes:
                 found.append((written, piece))

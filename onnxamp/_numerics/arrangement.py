@@ -50,12 +50,18 @@ class Arrangement(NamedTuple):
     def matrices(self, weight: Floats) -> Floats:
         """The weight as G matrices."""
         placed = weight.transpose(self.turn).reshape(self.split).transpose(self.perm)
-        return np.ascontiguousarray(placed.reshape(placed.shape[0], self.depth, placed.shape[-1]))
+        return np.ascontiguousarray(
+            placed.reshape(placed.shape[0], self.depth, placed.shape[-1])
+        )
 
     def stored(self, matrices: Floats, shape: Sequence[int]) -> Floats:
         """The weight of a shape whose matrices these are."""
         turned = tuple(shape[axis] for axis in self.turn)
-        split = matrices.reshape(self._placed).transpose(np.argsort(self.perm)).reshape(turned)
+        split = (
+            matrices.reshape(self._placed)
+            .transpose(np.argsort(self.perm))
+            .reshape(turned)
+        )
         return np.ascontiguousarray(split.transpose(np.argsort(self.turn)))
 
 
@@ -93,7 +99,12 @@ def _split(
 
 
 def rows_of(
-    node: NodeProto, product: Product, shape: Sequence[int], value: Floats, most: int, seed: int = 0
+    node: NodeProto,
+    product: Product,
+    shape: Sequence[int],
+    value: Floats,
+    most: int,
+    seed: int = 0,
 ) -> Floats | None:
     """The rows that a node multiplies a weight by.
 
@@ -131,16 +142,24 @@ class _Choice(NamedTuple):
         """Which of so many rows are taken, in order."""
         if count <= self.most:
             return np.arange(count)
-        return np.sort(np.random.default_rng(self.seed).choice(count, self.most, replace=False))
+        return np.sort(
+            np.random.default_rng(self.seed).choice(count, self.most, replace=False)
+        )
 
 
 def _matrix_rows(
-    node: NodeProto, product: Product, shape: Sequence[int], value: Floats, choice: _Choice
+    node: NodeProto,
+    product: Product,
+    shape: Sequence[int],
+    value: Floats,
+    choice: _Choice,
 ) -> Floats:
     is_turned = _flag(node, product.rows_turned) != product.is_left
     placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
     batch, depth = prod(shape[:-2]), placed.shape[-1]
-    if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:  # all matrices meet the same rows
+    if (
+        batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1
+    ):  # all matrices meet the same rows
         return _same_rows(placed.reshape(-1, depth), batch, choice)
     groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
     return groups[:, choice.of(groups.shape[1])]
@@ -152,48 +171,73 @@ def _same_rows(rows: Floats, matrices: int, choice: _Choice) -> Floats:
     return np.broadcast_to(chosen, (matrices, *chosen.shape))
 
 
-def _states_rows(node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice) -> Floats:
+def _states_rows(
+    node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
+) -> Floats:
     if attribute(node, "layout"):  # the batch comes first
         value = value.transpose(1, 2, 0, 3)
     direction = (attribute(node, "direction") or b"forward").decode()
     states = [
-        (value[1:, number] if direction == "reverse" or number else value[:-1, number]).reshape(
-            -1, shape[-1]
-        )
+        (
+            value[1:, number]
+            if direction == "reverse" or number
+            else value[:-1, number]
+        ).reshape(-1, shape[-1])
         for number in range(shape[0])
     ]
     return np.stack([state[choice.of(len(state))] for state in states])
 
 
-def _window_rows(node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice) -> Floats:
+def _window_rows(
+    node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
+) -> Floats:
     frame = _Frame.of(node, shape[2:])
     sizes = value.shape[2:]
     if (auto := _auto_pad(node)).startswith("SAME"):
-        wanted = [-(-size // stride) for size, stride in zip(sizes, frame.strides, strict=True)]
+        wanted = [
+            -(-size // stride)
+            for size, stride in zip(sizes, frame.strides, strict=True)
+        ]
         lacking = [
             (want - 1) * stride + reach - size
             for want, stride, reach, size in zip(
                 wanted, frame.strides, frame.reach, sizes, strict=True
             )
         ]
-        pads = [_halves(max(count, 0), is_late=auto == "SAME_UPPER") for count in lacking]
+        pads = [
+            _halves(max(count, 0), is_late=auto == "SAME_UPPER") for count in lacking
+        ]
     else:
         pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
     return _picked(value, frame, pads, choice, _group(node), strides=frame.strides)
 
 
-def _spread_rows(node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice) -> Floats:
+def _spread_rows(
+    node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
+) -> Floats:
     frame = _Frame.of(node, shape[2:])
-    sizes, more = value.shape[2:], attribute(node, "output_padding") or [0] * len(frame.strides)
-    spans = [stride * (size - 1) + 1 for size, stride in zip(sizes, frame.strides, strict=True)]
-    wide = np.zeros((*value.shape[:2], *spans), np.float32)
-    wide[(slice(None), slice(None), *(slice(None, None, stride) for stride in frame.strides))] = (
-        value
+    sizes, more = (
+        value.shape[2:],
+        attribute(node, "output_padding") or [0] * len(frame.strides),
     )
+    spans = [
+        stride * (size - 1) + 1
+        for size, stride in zip(sizes, frame.strides, strict=True)
+    ]
+    wide = np.zeros((*value.shape[:2], *spans), np.float32)
+    wide[
+        (
+            slice(None),
+            slice(None),
+            *(slice(None, None, stride) for stride in frame.strides),
+        )
+    ] = value
     auto, wanted = _auto_pad(node), attribute(node, "output_shape")
     pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
     if auto.startswith("SAME") and not wanted:
-        wanted = [size * stride for size, stride in zip(sizes, frame.strides, strict=True)]
+        wanted = [
+            size * stride for size, stride in zip(sizes, frame.strides, strict=True)
+        ]
     if wanted:
         spare = [
             span + reach - 1 + extra - want
@@ -221,13 +265,17 @@ class _Frame(NamedTuple):
     def of(cls, node: NodeProto, kernel: Sequence[int]) -> "_Frame":
         axes = len(kernel)
         strides, dilations = (
-            list(attribute(node, name) or [1] * axes) for name in ("strides", "dilations")
+            list(attribute(node, name) or [1] * axes)
+            for name in ("strides", "dilations")
         )
         pads = list(attribute(node, "pads") or [0] * (2 * axes))
         reach = [
-            dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)
+            dilation * (size - 1) + 1
+            for dilation, size in zip(dilations, kernel, strict=True)
         ]
-        return cls(strides, dilations, list(zip(pads[:axes], pads[axes:], strict=True)), reach)
+        return cls(
+            strides, dilations, list(zip(pads[:axes], pads[axes:], strict=True)), reach
+        )
 
 
 def _picked(
@@ -244,18 +292,23 @@ def _picked(
     first, axes = (slice(None), slice(None)), len(pads)
     cut = tuple(slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
     padded = np.pad(
-        value[first + cut], [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in pads)]
+        value[first + cut],
+        [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in pads)],
     )
     every = tuple(slice(None, None, step) for step in strides or [1] * axes)
     taps = tuple(slice(None, None, step) for step in frame.dilations)
-    view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))[first + every + taps]
+    view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))[
+        first + every + taps
+    ]
     if is_mirrored:
         view = view[first + (slice(None),) * axes + (slice(None, None, -1),) * axes]
     places = (view.shape[0], *view.shape[2 : 2 + axes])
     batch, *spots = np.unravel_index(choice.of(prod(places)), places)
     chosen: Any = (batch, slice(None), *spots)
     rows: Floats = view[chosen]
-    return rows.reshape(len(rows), groups, prod(rows.shape[1:]) // groups).transpose(1, 0, 2)
+    return rows.reshape(len(rows), groups, prod(rows.shape[1:]) // groups).transpose(
+        1, 0, 2
+    )
 
 
 def _halves(count: int, *, is_late: bool) -> tuple[int, int]:
@@ -304,17 +357,33 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
     Complexity: linear in the uses of weights.
     """
     graph = analysis.graph
-    tensors, found, others = graph.ask(constant_tensors), list[ProductWeight](), list[str]()
+    tensors, found, others = (
+        graph.ask(constant_tensors),
+        list[ProductWeight](),
+        list[str](),
+    )
     copied = {copy.value for copy in analysis.edits.copies}
     for value in sorted(_lowered(analysis)):
         tensor = tensors.get(value)
-        if tensor is None or tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2:
+        if (
+            tensor is None
+            or tensor.data_type != TensorProto.FLOAT
+            or len(tensor.dims) < 2
+        ):
             continue
-        readers = list(_readers(analysis, value, tuple(tensor.dims), only_low=value in copied))
+        readers = list(
+            _readers(analysis, value, tuple(tensor.dims), only_low=value in copied)
+        )
         ways = {way for _, way in readers}
-        if len(ways) == 1 and (way := ways.pop()) is not None and not graph.results[value]:
+        if (
+            len(ways) == 1
+            and (way := ways.pop()) is not None
+            and not graph.results[value]
+        ):
             found.append(
-                ProductWeight(value, tensor, way, tuple(reader for reader, _ in readers if reader))
+                ProductWeight(
+                    value, tensor, way, tuple(reader for reader, _ in readers if reader)
+                )
             )
         elif any(way is not None for _, way in readers):
             others.append(graph.values[value].name)
@@ -369,7 +438,11 @@ def _read(
             if product.rows is not None
             else node.outputs[product.steps or 0]
         )
-        way = arranged(node.proto, product, shape, turn) if product.weight == port else None
+        way = (
+            arranged(node.proto, product, shape, turn)
+            if product.weight == port
+            else None
+        )
         if (
             way is not None
             and rows != ABSENT

@@ -50,7 +50,9 @@ class OpFilter(NamedTuple):
     def check(self, seen: Collection[str]) -> None:
         """Raise ArgumentError if no node of the model is of one of these op types."""
         if unknown := sorted((self.only | self.skip).difference(seen)):
-            text = f"No node of the model is of op type {', '.join(map(repr, unknown))}."
+            text = (
+                f"No node of the model is of op type {', '.join(map(repr, unknown))}."
+            )
             raise ArgumentError(text + suggestion(seen, unknown[0]))
 
 
@@ -116,7 +118,12 @@ def check_run(
         raise ArgumentError(
             "To stop at the first fault, nothing is kept to go on with: leave out state."
         )
-    run = Run(inputs=samples, provider=engine.provider, report=reported_to(progress), budget=budget)
+    run = Run(
+        inputs=samples,
+        provider=engine.provider,
+        report=reported_to(progress),
+        budget=budget,
+    )
     with opened(state) as kept:
         check = Check(one, replace(run, state=kept), ops or OpFilter(), keep, stop=stop)
         kept_samples = check.kept_samples()
@@ -158,11 +165,15 @@ class Check:
         engine, samples = self.run.engine, self.run.samples
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
         report = (
-            self._emulated(report, kept) if engine.is_reference else self._on_engine(report, kept)
+            self._emulated(report, kept)
+            if engine.is_reference
+            else self._on_engine(report, kept)
         )
         return replace(report, inputs=samples.summary, samples=samples.taken)
 
-    def _emulated(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
+    def _emulated(
+        self, report: RunCheck, kept: KeptSamples[CheckedSample] | None
+    ) -> RunCheck:
         run, memory = self.run, dict[str, Any]()
         engine = replace(run.engine, emulates=True)
         probe = CheckProbe(
@@ -184,7 +195,9 @@ class Check:
                     flow = probe.executable(memory).prepare(feeds).flow
                     parts.append(WatchedRun(*keep_float32(flow, self.keep)))
                 parts[-1].add(checked)
-                if self.stop and any(row.fault for row in self._taken(parts[-1].checks())):
+                if self.stop and any(
+                    row.fault for row in self._taken(parts[-1].checks())
+                ):
                     break
         self.ops.check({op_key(node) for part in parts for node in part.flow.nodes})
         checks = [(self._taken(part.checks()), part.flow.lowest) for part in parts]
@@ -218,10 +231,14 @@ class Check:
                     else:
                         yield Found(number, part, None)
 
-    def _on_engine(self, report: RunCheck, kept: KeptSamples[CheckedSample] | None) -> RunCheck:
+    def _on_engine(
+        self, report: RunCheck, kept: KeptSamples[CheckedSample] | None
+    ) -> RunCheck:
         """Check on an engine that computes low precision itself."""
         run, memory = self.run, dict[str, Any]()
-        probe = EngineProbe(model=SentModel.of(self.model), engine=run.engine, budget=run.budget)
+        probe = EngineProbe(
+            model=SentModel.of(self.model), engine=run.engine, budget=run.budget
+        )
         values, inputs = dict[str, Measurement](), dict[str, Measurement]()
         last = 0
         with closing(
@@ -261,7 +278,9 @@ def _in_words(row: ValueCheck) -> FirstBad:
     """A fault in a sentence."""
     m = row.measured
     born = (
-        ", in float32 already" if m.reference_inf else f": numbers beyond {SENTINEL:g} do not fit"
+        ", in float32 already"
+        if m.reference_inf
+        else f": numbers beyond {SENTINEL:g} do not fit"
     )
     if row.op in op_facts().control_flow:
         born = ", in its body"

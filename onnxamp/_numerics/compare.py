@@ -34,7 +34,9 @@ def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDi
     elif isinstance(reference, list) and isinstance(result, list):
         if keys := _shared_keys([*reference, *result]):
             size = min(len(reference), len(result))
-            yield compare(name, _table(reference[:size], keys), _table(result[:size], keys))
+            yield compare(
+                name, _table(reference[:size], keys), _table(result[:size], keys)
+            )
             return
         for position, (one, other) in enumerate(zip(reference, result, strict=False)):
             yield from compare_outputs(f"{name}[{position}]", one, other)
@@ -120,7 +122,14 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     return TensorDiff(**facts)
 
 
-_ERRORS: Final = ("mean_abs", "max_abs", "max_rel", "required_tolerance", "rel_l2", "rmse")
+_ERRORS: Final = (
+    "mean_abs",
+    "max_abs",
+    "max_rel",
+    "required_tolerance",
+    "rel_l2",
+    "rmse",
+)
 
 
 def _is_text(x: Array) -> bool:
@@ -141,7 +150,11 @@ def _numbers(reference: Array, result: Array) -> tuple[Array, Array]:
     """Both tensors in float64; strings become 0, or 1 where the result differs."""
     if not _is_text(reference) and not _is_text(result):
         return reference.astype(np.float64), result.astype(np.float64)
-    differs = reference != result if reference.shape == result.shape else np.ones(result.shape)
+    differs = (
+        reference != result
+        if reference.shape == result.shape
+        else np.ones(result.shape)
+    )
     return np.zeros(reference.shape), np.asarray(differs, np.float64)
 
 
@@ -213,7 +226,9 @@ def _dot(x: Array, y: Array) -> float:
 def _relative(errors: Array, magnitude: Array) -> float:
     """Largest error relative to a magnitude; where that is zero, any error is infinite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        ratios = np.divide(errors, magnitude, where=errors != 0, out=np.zeros_like(errors))
+        ratios = np.divide(
+            errors, magnitude, where=errors != 0, out=np.zeros_like(errors)
+        )
     return float(ratios.max())
 
 
@@ -249,7 +264,11 @@ def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
 _WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
 _COUNTS: Final = (
     "size",
-    *(f"{side}_{kind}" for side in ("reference", "result") for kind in ("nan", "inf", "zero")),
+    *(
+        f"{side}_{kind}"
+        for side in ("reference", "result")
+        for kind in ("nan", "inf", "zero")
+    ),
     "vanished",
 )
 _SHARES: Final = ("argmax_agreement", "top5_agreement")
@@ -260,13 +279,27 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
     first, sizes = diffs[0], [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
     bad = next(
-        (replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad is not None), None
+        (
+            replace(diff.bad, sample=i)
+            for i, diff in enumerate(diffs)
+            if diff.bad is not None
+        ),
+        None,
     )
-    odd = next((diff for diff in diffs if diff.reference_shape != diff.result_shape), first)
-    rows = [diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0 for diff in diffs]
-    facts: dict[str, Any] = {name: max(getattr(diff, name) for diff in diffs) for name in _WORST}
+    odd = next(
+        (diff for diff in diffs if diff.reference_shape != diff.result_shape), first
+    )
+    rows = [
+        diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0
+        for diff in diffs
+    ]
+    facts: dict[str, Any] = {
+        name: max(getattr(diff, name) for diff in diffs) for name in _WORST
+    }
     facts |= {name: sum(getattr(diff, name) for diff in diffs) for name in _COUNTS}
-    facts |= {name: _mean([getattr(diff, name) for diff in diffs], rows) for name in _SHARES}
+    facts |= {
+        name: _mean([getattr(diff, name) for diff in diffs], rows) for name in _SHARES
+    }
     return replace(
         first,
         **facts,
@@ -277,7 +310,8 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
         snr_db=min(diff.snr_db for diff in diffs),
         cosine=min(
-            (diff.cosine for diff in diffs), key=lambda cosine: (not np.isnan(cosine), cosine)
+            (diff.cosine for diff in diffs),
+            key=lambda cosine: (not np.isnan(cosine), cosine),
         ),
         worst_index=diffs[worst].worst_index,
         worst_reference=diffs[worst].worst_reference,
@@ -285,7 +319,8 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         worst_sample=worst,
         bad=bad,
         detections=max(
-            (diff.detections for diff in diffs if diff.detections is not None), default=None
+            (diff.detections for diff in diffs if diff.detections is not None),
+            default=None,
         ),
     )
 
@@ -327,7 +362,9 @@ class Parting:
     def and_then(self, later: "Parting") -> "Parting":
         """With those of a later sample, or of one in which nothing parts."""
         sequences, parted = self.sequences + later.sequences, self.parted + later.parted
-        return replace(self if self.parted else later, sequences=sequences, parted=parted)
+        return replace(
+            self if self.parted else later, sequences=sequences, parted=parted
+        )
 
 
 def token_outputs(flow: Flow) -> Iterator[tuple[str, str]]:
@@ -345,7 +382,11 @@ def token_outputs(flow: Flow) -> Iterator[tuple[str, str]]:
 
 
 def find_parting(
-    output: str, sample: int, reference: Any, result: Any, logits: Callable[[], npt.NDArray[Any]]
+    output: str,
+    sample: int,
+    reference: Any,
+    result: Any,
+    logits: Callable[[], npt.NDArray[Any]],
 ) -> Parting | None:
     """Compare the tokens of one sample; None if they are no arrays [sequences, positions] of one shape.
 
@@ -378,10 +419,16 @@ def find_parting(
 
 
 def _gap(
-    logits: npt.NDArray[Any], tokens: npt.NDArray[Any], place: int, token: int, other: int
+    logits: npt.NDArray[Any],
+    tokens: npt.NDArray[Any],
+    place: int,
+    token: int,
+    other: int,
 ) -> float | None:
     """The gap at a place; None if the logits are in another order than the tokens."""
     table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
-    if len(table) != tokens.size or not np.array_equal(table.argmax(-1), tokens.ravel()):
+    if len(table) != tokens.size or not np.array_equal(
+        table.argmax(-1), tokens.ravel()
+    ):
         return None
     return float(table[place, token] - table[place, other])

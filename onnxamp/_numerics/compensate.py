@@ -66,13 +66,17 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
         return None
     count = rows.shape[1]
     judges = count // _HELD_OUT if count >= _FEWEST else 0
-    result = _best(weight, nearest, rows[:, : count - judges], rows[:, count - judges :], low)
+    result = _best(
+        weight, nearest, rows[:, : count - judges], rows[:, count - judges :], low
+    )
     if result is None:
         return None
     before, after = (error_norm(rows, weight, other) for other in (nearest, result))
     if after >= before:  # where rows are few, those held out may be alone in gaining
         return None
-    return Compensation(result, before, after, error_norm(rows, weight, np.zeros_like(weight)))
+    return Compensation(
+        result, before, after, error_norm(rows, weight, np.zeros_like(weight))
+    )
 
 
 def _best(
@@ -98,9 +102,13 @@ def _best(
 
 def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
     """The norm of the difference of two products."""
-    columns = (slice(start, start + _WIDTH) for start in range(0, weight.shape[2], _WIDTH))
+    columns = (
+        slice(start, start + _WIDTH) for start in range(0, weight.shape[2], _WIDTH)
+    )
     parts = (rows @ (weight[:, :, part] - other[:, :, part]) for part in columns)
-    return float(np.sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts)))
+    return float(
+        np.sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts))
+    )
 
 
 def _gram(rows: Floats) -> Floats:
@@ -156,6 +164,7 @@ def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
             errors[:, row] = exact - near
             weight[:, start + row] = near
             block[:, row + 1 :] -= (
-                factors[:, start + row, start + row + 1 : stop, None] * errors[:, row, None, :]
+                factors[:, start + row, start + row + 1 : stop, None]
+                * errors[:, row, None, :]
             )
         weight[:, stop:] -= np.swapaxes(factors[:, start:stop, stop:], 1, 2) @ errors

@@ -51,17 +51,28 @@ class Recipe:
 
     def keeping(self, nodes: Sequence[str]) -> Options:
         """The options with these nodes kept in float32, too."""
-        return replace(self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes)))
+        return replace(
+            self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes))
+        )
 
     def command(self, source: str, target: str, nodes: Sequence[str]) -> str:
         """The command for this conversion with these nodes kept in float32."""
         keep = ["--keep-fp32", "|".join(map(re.escape, nodes))] if nodes else []
-        options = ["--level", str(self.options.level), *self.options.written(), *self.sampling]
+        options = [
+            "--level",
+            str(self.options.level),
+            *self.options.written(),
+            *self.sampling,
+        ]
         return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
 
     def tuning(self, source: str, target: str, tolerance: float, made_up: int) -> str:
         """The command that lowers what measurements allow; ``made_up`` is the number of random samples, if any."""
-        count = ["--samples", str(made_up)] if made_up and "--samples" not in self.sampling else []
+        count = (
+            ["--samples", str(made_up)]
+            if made_up and "--samples" not in self.sampling
+            else []
+        )
         options = [
             "--tolerance",
             f"{tolerance:g}",
@@ -121,7 +132,11 @@ def cure_conversion(
     model = Model.of(original)
     if comparison is None:
         comparison = Comparison.of(
-            model, trial.run, trial.limits, metric=trial.metric, target=recipe.options.target
+            model,
+            trial.run,
+            trial.limits,
+            metric=trial.metric,
+            target=recipe.options.target,
         )
     until = monotonic() + trial.seconds
     search = _Search(
@@ -141,7 +156,10 @@ def cure_conversion(
     rounded = sum(row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows)
     step = 1
     while (
-        report is not None and not report.passed and search.trials < TRIALS and not search.is_late
+        report is not None
+        and not report.passed
+        and search.trials < TRIALS
+        and not search.is_late
     ):
         more = _suspects(report.layers, set(nodes), step)
         most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
@@ -154,7 +172,11 @@ def cure_conversion(
         when = f" in {trial.seconds:.0f} s" if search.is_late else ""
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
-        misses = f": trials{kept} miss the limits, too" if report is not None or nodes else ""
+        misses = (
+            f": trials{kept} miss the limits, too"
+            if report is not None or nodes
+            else ""
+        )
         text = f"No cure was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
@@ -165,7 +187,13 @@ def cure_conversion(
         text = f"Tried: a conversion{meant} with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
     else:
         text = f"Tried: with {node_count(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
-    return Cure(recipe.command(*command, nodes), nodes, text, confirmed=True, trials=search.trials)
+    return Cure(
+        recipe.command(*command, nodes),
+        nodes,
+        text,
+        confirmed=True,
+        trials=search.trials,
+    )
 
 
 @dataclass(slots=True)
@@ -236,7 +264,9 @@ def stopping(until: float) -> Report:
 
 def other_ways(target: str, dtype: str) -> str:
     """Return what else may do where no nodes in float32 make a conversion pass on a target."""
-    has_other = dtype == "float16" and takes_anywhere(target, "MatMul", FORMATS["bfloat16"].tensor)
+    has_other = dtype == "float16" and takes_anywhere(
+        target, "MatMul", FORMATS["bfloat16"].tensor
+    )
     return f"Level O1{', bfloat16' if has_other else ''} or wider limits may do."
 
 
@@ -250,7 +280,9 @@ def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str
     rounded = [
         (row.node, row.local)
         for row in rows
-        if row.local is not None and row.node not in kept and row.local.rel_l2 > _ROUNDED
+        if row.local is not None
+        and row.node not in kept
+        and row.local.rel_l2 > _ROUNDED
     ]
     broken = [node for node, local in rounded if local.alarm]
     if broken:
@@ -288,7 +320,9 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         around = _around_faults(checked)
         if not around:
             return None
-        if trials or known is None:  # at first, what the target's arithmetic asks for may be enough
+        if (
+            trials or known is None
+        ):  # at first, what the target's arithmetic asks for may be enough
             if not around.keys() - nodes.keys():
                 break
             nodes |= around
@@ -317,8 +351,12 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     else:
         how = f"for {target}" if known is not None else "again"
         more = f" with {count}" if nodes else ""
-        text = f"converted {how}{more}, it has no fault there. Convert the original with"
-    return Cure(" ".join(options), tuple(nodes), f"Tried: {text}", confirmed=True, trials=trials)
+        text = (
+            f"converted {how}{more}, it has no fault there. Convert the original with"
+        )
+    return Cure(
+        " ".join(options), tuple(nodes), f"Tried: {text}", confirmed=True, trials=trials
+    )
 
 
 def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:

@@ -51,7 +51,10 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
         node = graph.nodes[pending.pop()]
         readers = {reader.index for reader, _ in graph.readers(node)}
         for scope, position in (
-            place for value in node.outputs if value != ABSENT for place in graph.results[value]
+            place
+            for value in node.outputs
+            if value != ABSENT
+            for place in graph.results[value]
         ):
             owner = graph.scopes[scope].owner
             if owner != ABSENT:
@@ -68,20 +71,29 @@ def listed_outputs(model: Model, metric: str) -> frozenset[str]:
     if metric == "auto":
         selected = selected_outputs(model.ask(graph_of))
         entries = [
-            entry.type.tensor_type for entry in model.proto.graph.output if entry.name in selected
+            entry.type.tensor_type
+            for entry in model.proto.graph.output
+            if entry.name in selected
         ]
         return selected if _may_list(entries) else frozenset()
-    return frozenset(entry.name for entry in model.proto.graph.output if metric == "detections")
+    return frozenset(
+        entry.name for entry in model.proto.graph.output if metric == "detections"
+    )
 
 
 def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
     """Whether outputs of these types may list detections: what is routed to experts by TopK, say, does not."""
     floats = [entry for entry in entries if entry.elem_type in FLOAT_ELEMS]
-    integers = {len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS}
+    integers = {
+        len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS
+    }
     return any(
         not entry.HasField("shape")
         or len(entry.shape.dim) in integers
-        or (len(entry.shape.dim) in _LISTS and entry.shape.dim[-1].dim_value in {0, 4, *_PACKED})
+        or (
+            len(entry.shape.dim) in _LISTS
+            and entry.shape.dim[-1].dim_value in {0, 4, *_PACKED}
+        )
         for entry in floats
     )
 
@@ -110,7 +122,11 @@ class Columns(NamedTuple):
 
 def is_rows(array: Any) -> bool:
     """Whether an output is an array of numbers with at least one axis."""
-    return isinstance(array, np.ndarray) and array.ndim >= 1 and array.dtype.kind in "biufV"
+    return (
+        isinstance(array, np.ndarray)
+        and array.ndim >= 1
+        and array.dtype.kind in "biufV"
+    )
 
 
 def _is_float(array: Array) -> bool:
@@ -130,10 +146,16 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
             continue
         rows = boxes.shape[:-1]
         scores = [
-            other for other, a in free.items() if other != name and _is_float(a) and _lists(a, rows)
+            other
+            for other, a in free.items()
+            if other != name and _is_float(a) and _lists(a, rows)
         ]
         if scores:
-            labels = [other for other, a in free.items() if not _is_float(a) and a.shape == rows]
+            labels = [
+                other
+                for other, a in free.items()
+                if not _is_float(a) and a.shape == rows
+            ]
             group = (name, scores[0], *labels[:1])
             for member in group:
                 del free[member]
@@ -149,7 +171,9 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
             yield (name,)
     for name, scores_of in list(free.items()):
         labels = [
-            other for other, a in free.items() if not _is_float(a) and a.shape == scores_of.shape
+            other
+            for other, a in free.items()
+            if not _is_float(a) and a.shape == scores_of.shape
         ]
         if _is_float(scores_of) and labels and name in free:
             del free[name], free[labels[0]]
@@ -158,7 +182,9 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
 
 def _lists(scores: Array, rows: tuple[int, ...]) -> bool:
     """Whether it holds one score, or one for each class, per row."""
-    return scores.shape == rows or (scores.ndim == len(rows) + 1 and scores.shape[:-1] == rows)
+    return scores.shape == rows or (
+        scores.ndim == len(rows) + 1 and scores.shape[:-1] == rows
+    )
 
 
 def columns_of(arrays: Sequence[Array]) -> Columns:
@@ -240,7 +266,9 @@ class Detections:
     error: float
 
     def __add__(self, other: "Detections") -> "Detections":
-        overlaps = [one for one in (self.worst_overlap, other.worst_overlap) if one is not None]
+        overlaps = [
+            one for one in (self.worst_overlap, other.worst_overlap) if one is not None
+        ]
         return Detections(
             outputs=self.outputs,
             rows=self.rows + other.rows,
@@ -286,7 +314,10 @@ def compare_matched(
         else:
             error = group.detections.error if name in group.detections.outputs else None
             diffs.append(
-                replace(compare(name, group.reference[name], group.result[name]), detections=error)
+                replace(
+                    compare(name, group.reference[name], group.result[name]),
+                    detections=error,
+                )
             )
     return [group.detections for group in groups], diffs
 
@@ -322,7 +353,8 @@ def match_rows(
             one, other = one.squashed(), other.squashed()
         detections, rows, columns = _compared(names, one, other)
         sides = (
-            (name, by_row(reference[name], one), by_row(result[name], other)) for name in arrays
+            (name, by_row(reference[name], one), by_row(result[name], other))
+            for name in arrays
         )
         along = {
             name: (mine, theirs)
@@ -353,7 +385,8 @@ def _compared(
         starts = index * reference.scores.shape[1], index * result.scores.shape[1]
         pairs.append((kept[rows] + starts[0], others[columns] + starts[1]))
     rows, columns = (
-        np.concatenate([*side, np.empty(0, int)]).astype(int) for side in zip(*pairs, strict=True)
+        np.concatenate([*side, np.empty(0, int)]).astype(int)
+        for side in zip(*pairs, strict=True)
     )
     return reduce(add, images), rows, columns
 
@@ -363,7 +396,9 @@ def _image(
 ) -> tuple[Detections, Array, Array]:
     """The detections of one image, and the rows and columns that match."""
     overlaps = (
-        None if one.boxes is None or other.boxes is None else _overlaps(one.boxes, other.boxes)
+        None
+        if one.boxes is None or other.boxes is None
+        else _overlaps(one.boxes, other.boxes)
     )
     rows, columns = _matches(one, other, overlaps)
     gaps = np.abs(one.scores[rows] - other.scores[columns])
@@ -374,7 +409,10 @@ def _image(
         worst = float(kept.min())
         errors.append(_OVERLAP_WEIGHT * (1 - kept) * np.abs(one.scores[rows]))
     lost, new = np.delete(one.scores, rows), np.delete(other.scores, columns)
-    errors += [_excess(lost, one.scores, other.scores), _excess(new, other.scores, one.scores)]
+    errors += [
+        _excess(lost, one.scores, other.scores),
+        _excess(new, other.scores, one.scores),
+    ]
     error = float(np.concatenate(errors).max(initial=0)) / scale  # NaN if any is
     found = Detections(
         outputs=names,
@@ -400,7 +438,9 @@ def _excess(missing: Array, mine: Array, others: Array) -> Array:
     return np.maximum(missing - lowest, 0) if np.isfinite(lowest) else np.abs(missing)
 
 
-def _matches(one: Columns, other: Columns, overlaps: Array | None) -> tuple[Array, Array]:
+def _matches(
+    one: Columns, other: Columns, overlaps: Array | None
+) -> tuple[Array, Array]:
     """Rows and columns of the pairs that are the same detection."""
     require("scipy", "Matching detections needs scipy", "measure")
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - only detections need it
@@ -426,7 +466,10 @@ def _overlaps(one: Array, other: Array) -> Array:
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=-1)
-    areas = (np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=-1) for boxes in (one, other))
+    areas = (
+        np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=-1)
+        for boxes in (one, other)
+    )
     first, second = areas
     union = first[:, None] + second - shared
     same = (one[:, None] == other).all(-1)

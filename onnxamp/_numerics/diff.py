@@ -39,7 +39,13 @@ from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._options.levels import DiffMetric
 from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Engine, Executable, Progress, choose_engine, part_of
+from onnxamp._runtime.engines import (
+    Engine,
+    Executable,
+    Progress,
+    choose_engine,
+    part_of,
+)
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
@@ -201,10 +207,15 @@ class Comparison:
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
         """
-        engine, limits = choose_engine(run.provider, whole=whole is not False), limits or Limits()
+        engine, limits = (
+            choose_engine(run.provider, whole=whole is not False),
+            limits or Limits(),
+        )
         limits.check(entry.name for entry in reference.proto.graph.output)
         if engine.emulates:
-            engine = replace(engine, arithmetic=emulated_arithmetic(check_target(target)))
+            engine = replace(
+                engine, arithmetic=emulated_arithmetic(check_target(target))
+            )
         whole = not engine.emulates if whole is None else whole
         executable = reference_on(engine, reference, run.budget, whole=whole)
         if metric not in get_args(DiffMetric):
@@ -238,7 +249,9 @@ class Comparison:
         for number in range(len(samples) if self.run.sample_workers is None else 1):
             feeds = check_inputs(model.proto, samples[number])
             try:
-                self.reference.run_sample(number, feeds, part_of(progress, number, len(samples)))
+                self.reference.run_sample(
+                    number, feeds, part_of(progress, number, len(samples))
+                )
             except RuntimeFailure as error:
                 input_failure("The model does not run", error, samples, number, model)
 
@@ -261,7 +274,9 @@ class Comparison:
             choose_provider(self.engine.provider)  # one that runs pieces
         other = result_on(self.engine, result, self.reference, whole=self.whole)
         state = self.run.state
-        part = None if state is None else state.part("comparison", self._depends_on(other))
+        part = (
+            None if state is None else state.part("comparison", self._depends_on(other))
+        )
         probe = DiffProbe(
             key=self._key,
             reference=SentModel.of(self.reference.model),
@@ -274,21 +289,39 @@ class Comparison:
             accept=self.limits.accept,
             layers=bool(layers),
         )
-        memory = {REFERENCE: (probe.key, self.reference), RESULT: (probe.result_key, other)}
+        memory = {
+            REFERENCE: (probe.key, self.reference),
+            RESULT: (probe.result_key, other),
+        }
         report = self._compared(probe, activity, part, memory)
-        if layers is None and not report.passed and report.outputs and self.engine.runs_pieces:
+        if (
+            layers is None
+            and not report.passed
+            and report.outputs
+            and self.engine.runs_pieces
+        ):
             deep = self._compared(
-                replace(probe, layers=True), activity, part, memory, monotonic() + seconds
+                replace(probe, layers=True),
+                activity,
+                part,
+                memory,
+                monotonic() + seconds,
             )
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
             if deep.samples < report.samples:
                 text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
                 report = replace(report, notes=(*report.notes, text))
-        return replace(report, inputs=self.run.samples.summary, samples=self.run.samples.taken)
+        return replace(
+            report, inputs=self.run.samples.summary, samples=self.run.samples.taken
+        )
 
     def _depends_on(self, other: Executable) -> Facts:
         """Return what the measurements depend on."""
-        one, accept, arithmetic = self.reference, self.limits.accept, self.engine.arithmetic
+        one, accept, arithmetic = (
+            self.reference,
+            self.limits.accept,
+            self.engine.arithmetic,
+        )
         facts = print_facts(
             {"the reference": one.model, "the result": other.model},
             self.run.samples,
@@ -300,13 +333,24 @@ class Comparison:
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
         )
-        return facts | {"the function that accepts": accept.print if accept is not None else ""}
+        return facts | {
+            "the function that accepts": accept.print if accept is not None else ""
+        }
 
     def _compared(
-        self, probe: DiffProbe, activity: str, part: Part | None, memory: Memory, until: float = inf
+        self,
+        probe: DiffProbe,
+        activity: str,
+        part: Part | None,
+        memory: Memory,
+        until: float = inf,
     ) -> DiffReport:
         """Compare as many samples as fit before a time, and at least one."""
-        model, result, samples = self.reference.model, probe.result.opened(), self.run.samples
+        model, result, samples = (
+            self.reference.model,
+            probe.result.opened(),
+            self.run.samples,
+        )
         report = DiffReport(
             reference=model.label,
             result=result.label,
@@ -322,12 +366,18 @@ class Comparison:
         kept = (
             None
             if part is None
-            else KeptSamples(part, samples, SampleDiff, what, lambda diff: diff.was_compared)
+            else KeptSamples(
+                part, samples, SampleDiff, what, lambda diff: diff.was_compared
+            )
         )
-        with closing(observe(self.run, probe, activity, kept=kept, memory=memory)) as results:
+        with closing(
+            observe(self.run, probe, activity, kept=kept, memory=memory)
+        ) as results:
             for number, diff, trouble in results:
                 if diff is None:
-                    tally.alarms.append(f"Sample {number} could not be compared. {trouble}")
+                    tally.alarms.append(
+                        f"Sample {number} could not be compared. {trouble}"
+                    )
                     continue
                 if diff.facts is not None:
                     report = replace(report, **asdict(diff.facts))
@@ -385,10 +435,14 @@ class _Tally:
         if self.accept is not None:
             self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
         if sample.rejected is not None:
-            self.alarms.append(f"{sample.rejected!r} rejects the outputs of sample {number}.")
+            self.alarms.append(
+                f"{sample.rejected!r} rejects the outputs of sample {number}."
+            )
         for tokens in sample.tokens:
             earlier = self.tokens.get(tokens.output)
-            self.tokens[tokens.output] = tokens if earlier is None else earlier.and_then(tokens)
+            self.tokens[tokens.output] = (
+                tokens if earlier is None else earlier.and_then(tokens)
+            )
         self.notes |= dict.fromkeys(sample.notes)
 
 
@@ -397,7 +451,11 @@ def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
     alarms = [
         *tally.alarms,
-        *(f"Output {d.name!r}: {d.alarm}" for d in outputs if d.alarm and not size_only(d)),
+        *(
+            f"Output {d.name!r}: {d.alarm}"
+            for d in outputs
+            if d.alarm and not size_only(d)
+        ),
     ]
     rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
     floats = [diff for diff in outputs if diff.is_float and diff.size]
@@ -415,13 +473,17 @@ def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
         detections=tuple(tally.detections.values()),
         tokens=tuple(tally.tokens.values()),
     )
-    report = apply_limits(replace(report, notes=(*report.notes, *notes, *tally.notes)), limits)
+    report = apply_limits(
+        replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
+    )
     if floats and all(count == diff.size for diff, count in spoiled):
         text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
     if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
         text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
-        return replace(report, skipped=f"{text}: its outputs cannot tell what low precision does.")
+        return replace(
+            report, skipped=f"{text}: its outputs cannot tell what low precision does."
+        )
     return report
 
 
@@ -429,7 +491,9 @@ def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
     if before is None:
         return now
     both = _sum(before.local, now.local), _sum(before.accumulated, now.accumulated)
-    return replace(before, local=both[0], accumulated=both[1], note=before.note or now.note)
+    return replace(
+        before, local=both[0], accumulated=both[1], note=before.note or now.note
+    )
 
 
 def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
@@ -461,13 +525,19 @@ class UpgradeProof:
             frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
         )
         if changed not in self._verdicts:
-            upgraded = Model(graph.model, graph.folder, origin=self.comparison.reference.model)
+            upgraded = Model(
+                graph.model, graph.folder, origin=self.comparison.reference.model
+            )
             exact = replace(self.comparison, limits=_SAME)
-            report = exact.compare(upgraded, layers=False, activity="checking the upgrade")
+            report = exact.compare(
+                upgraded, layers=False, activity="checking the upgrade"
+            )
             why = report.failure or next(iter(report.warnings), "its outputs differ")
             is_same = report.passed or report.skipped
             self._verdicts[changed] = (
-                None if is_same else f"float32 results would change already: {why.rstrip('.')}"
+                None
+                if is_same
+                else f"float32 results would change already: {why.rstrip('.')}"
             )
         return self._verdicts[changed]
 

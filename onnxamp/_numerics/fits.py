@@ -68,7 +68,9 @@ def _out_of_range(
     """The values beyond float16's range in the order in which they are computed."""
     exponents = {row.value: row.exponent for row in rescaling.scaled}
     unfit = {row.value: row.why for row in rescaling.unfit}
-    hazards = {hazard.node: hazard.detail for hazard in graph.ask(find_hazards, FLOAT16)}
+    hazards = {
+        hazard.node: hazard.detail for hazard in graph.ask(find_hazards, FLOAT16)
+    }
     values = {name: value for value, name in value_names(graph).items()}
     for name, reach in largest.items():
         if reach <= FLOAT16.max_finite:
@@ -81,10 +83,15 @@ def _out_of_range(
         yield OutOfRange(name, op, reach, 0 if why else exponent, why)
 
 
-_EVERYWHERE: Final = Options(Level.O3, hazards=False, target="float16-only", from_dtype="auto")
+_EVERYWHERE: Final = Options(
+    Level.O3, hazards=False, target="float16-only", from_dtype="auto"
+)
 _WAYS: Final = (
     ("--fold", Options(Level.O0, fold=True, from_dtype="auto")),
-    ("--rescale", Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto")),
+    (
+        "--rescale",
+        Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto"),
+    ),
 )
 """What may make all values fit: options, and the conversion that they stand for."""
 
@@ -123,7 +130,9 @@ def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
     run = check(as_float16(model))
     bad = run.first_bad
     if bad is not None and bad.alarm.startswith("Inf"):
-        bad = replace(bad, alarm=bad.alarm.replace("Inf", "overflow, which becomes NaN,", 1))
+        bad = replace(
+            bad, alarm=bad.alarm.replace("Inf", "overflow, which becomes NaN,", 1)
+        )
     ran_on = run.ran_on if run.skipped else f"{run.ran_on} everywhere"
     return replace(run, ran_on=ran_on, first_bad=bad)
 
@@ -144,6 +153,10 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
         except OnnxAmpError:
             continue
         if again.first_bad is None and again.skipped is None:
-            return Cure(flag, (), "Tried: all values fit in a conversion with", True, trials)
-    text = "No cure was found: values do not fit float16 with --fold or --rescale either."
+            return Cure(
+                flag, (), "Tried: all values fit in a conversion with", True, trials
+            )
+    text = (
+        "No cure was found: values do not fit float16 with --fold or --rescale either."
+    )
     return Cure("", (), text, confirmed=False, trials=len(_WAYS))

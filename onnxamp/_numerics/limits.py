@@ -14,7 +14,14 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.nearest import suggestion
-from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, BOUNDS, TOLERANCES, TensorDiff, metric_name
+from onnxamp._numerics.metrics import (
+    AT_LEAST,
+    AT_MOST,
+    BOUNDS,
+    TOLERANCES,
+    TensorDiff,
+    metric_name,
+)
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
 from onnxamp._paths.reading import reason_of
 from onnxamp._runtime.draws import NUMBERS
@@ -51,7 +58,9 @@ class Accept(NamedTuple):
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes it goes by its name, if that says where it is."""
         return (
-            (Accept.of, (self.name,)) if ":" in self.name else (Accept, (self.name, self.function))
+            (Accept.of, (self.name,))
+            if ":" in self.name
+            else (Accept, (self.name, self.function))
         )
 
     @property
@@ -84,7 +93,11 @@ class Accept(NamedTuple):
 
 
 def called(
-    what: str, name: str, function: Callable[..., Any], reference: Outputs, result: Outputs
+    what: str,
+    name: str,
+    function: Callable[..., Any],
+    reference: Outputs,
+    result: Outputs,
 ) -> Any:
     """What a function of the user returns. One that was named, and not passed, raises nothing but sentences.
 
@@ -113,10 +126,15 @@ def imported(what: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.rpartition(":")
     try:
         function = getattr(
-            _from_file(Path(module)) if module.endswith(".py") else import_module(module), attribute
+            _from_file(Path(module))
+            if module.endswith(".py")
+            else import_module(module),
+            attribute,
         )
     except Exception as error:  # its module runs, and may raise anything
-        raise ArgumentError(f"The {what} {name!r} cannot be imported: {_told(error)}.") from error
+        raise ArgumentError(
+            f"The {what} {name!r} cannot be imported: {_told(error)}."
+        ) from error
     if not callable(function):
         raise ArgumentError(f"The {what} {name!r} is not a function.")
     found: Callable[..., Any] = function
@@ -195,14 +213,23 @@ class Limits:
             (diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn)))
             for diff in outputs
         )
-        return tuple(judgement for diff, limit in held for judgement in self._judge(diff, limit))
+        return tuple(
+            judgement for diff, limit in held for judgement in self._judge(diff, limit)
+        )
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
         """The share of the default tolerance that an output is held to, with arguments of :meth:`judge`."""
-        if not drawn or lowest != "float16" or self.tolerance is not None or self._given(diff):
+        if (
+            not drawn
+            or lowest != "float16"
+            or self.tolerance is not None
+            or self._given(diff)
+        ):
             return 1.0
         return (1 - self.margin) * (
-            min(1.0, (diff.size / NUMBERS) ** (1 / 3)) if diff.is_float and diff.size else 1.0
+            min(1.0, (diff.size / NUMBERS) ** (1 / 3))
+            if diff.is_float and diff.size
+            else 1.0
         )
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
@@ -251,7 +278,8 @@ class Limits:
         chosen = {}
         for metric, limits in self.of.items():
             limit = next(
-                (limits[name] for name in (diff.name, sequence, "") if name in limits), None
+                (limits[name] for name in (diff.name, sequence, "") if name in limits),
+                None,
             )
             if limit is not None and getattr(diff, metric) is not None:
                 chosen[metric] = limit
@@ -355,13 +383,22 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     Raises:
         ArgumentError: there is a limit for an output that does not exist.
     """
-    judgements = limits.judge(report.outputs, report.lowest, report.noise, drawn=report.drawn)
-    warnings = tuple(_warnings(report, judgements, limits))
-    judged = replace(report, judgements=judgements, warnings=warnings, first_bad=None, cure=None)
-    limit = min(
-        (j.limit for j in judgements if j.metric == "rel_l2"), default=TOLERANCES[report.lowest]
+    judgements = limits.judge(
+        report.outputs, report.lowest, report.noise, drawn=report.drawn
     )
-    return judged if judged.passed else replace(judged, first_bad=_first_bad(report.layers, limit))
+    warnings = tuple(_warnings(report, judgements, limits))
+    judged = replace(
+        report, judgements=judgements, warnings=warnings, first_bad=None, cure=None
+    )
+    limit = min(
+        (j.limit for j in judgements if j.metric == "rel_l2"),
+        default=TOLERANCES[report.lowest],
+    )
+    return (
+        judged
+        if judged.passed
+        else replace(judged, first_bad=_first_bad(report.layers, limit))
+    )
 
 
 def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
@@ -394,9 +431,13 @@ def size_only(diff: TensorDiff) -> bool:
     return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
 
 
-def _warnings(report: DiffReport, judgements: Sequence[Judgement], limits: Limits) -> Iterator[str]:
+def _warnings(
+    report: DiffReport, judgements: Sequence[Judgement], limits: Limits
+) -> Iterator[str]:
     """What is inexact without being broken."""
-    missed = {judgement.output: judgement for judgement in judgements if not judgement.passed}
+    missed = {
+        judgement.output: judgement for judgement in judgements if not judgement.passed
+    }
     for diff in report.outputs:
         if size_only(diff):
             yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."

@@ -133,11 +133,18 @@ class Measurement:
         sizes = {name: getattr(self, name) * factor for name in ("error_sum", *_JOIN)}
         energies = ("error_energy", "reference_energy", "found_energy")
         return replace(
-            self, **sizes, **{name: getattr(self, name) * factor**2 for name in energies}
+            self,
+            **sizes,
+            **{name: getattr(self, name) * factor**2 for name in energies},
         )
 
 
-_JOIN = {"error_max": max, "reference_max": max, "found_max": max, "reference_least": min}
+_JOIN = {
+    "error_max": max,
+    "reference_max": max,
+    "found_max": max,
+    "reference_least": min,
+}
 """How a field of two samples becomes one; all others add up."""
 
 _NAMES: Final = tuple(field.name for field in fields(Measurement))
@@ -164,16 +171,24 @@ def measure(
 
     Complexity: linear in elements, with temporaries for a fixed number of them.
     """
-    elements, types = prod(reference.shape()), (reference.data_type(), found.data_type())
+    elements, types = (
+        prod(reference.shape()),
+        (reference.data_type(), found.data_type()),
+    )
     pair = {"reference": reference, "found": found}
     if not elements:
         return _NOTHING
-    total = reduce(add, (_block(pair | bounds, types, provider) for bounds in _blocks(elements)))
+    total = reduce(
+        add, (_block(pair | bounds, types, provider) for bounds in _blocks(elements))
+    )
     vanished = 0
     if total.flushed:  # rare: the threshold takes a second pass
         pair["threshold"] = _value(np.array(VANISHED_ABOVE * total.reference_max))
         vanished = int(
-            sum(_run("vanished", pair | bounds, types, provider)[0] for bounds in _blocks(elements))
+            sum(
+                _run("vanished", pair | bounds, types, provider)[0]
+                for bounds in _blocks(elements)
+            )
         )
     return replace(total, elements=elements, vanished=vanished)
 
@@ -184,7 +199,9 @@ def _block(
     """Measure one block: in float32 if all is ordinary, else in float64 and with masks for what is not finite."""
     if FLOATS.issuperset(types):
         numbers = _run("quick", feeds, types, provider)
-        found = Measurement(elements=0, vanished=0, **_facts("quick", numbers) | _ORDINARY)
+        found = Measurement(
+            elements=0, vanished=0, **_facts("quick", numbers) | _ORDINARY
+        )
         largest = (found.error_max, found.reference_max, found.found_max)
         if all(
             number == 0 or _LEAST_QUICK < number < _MOST_QUICK
@@ -192,7 +209,9 @@ def _block(
         ):
             return found
     return Measurement(
-        elements=0, vanished=0, **_facts("measure", _run("measure", feeds, types, provider))
+        elements=0,
+        vanished=0,
+        **_facts("measure", _run("measure", feeds, types, provider)),
     )
 
 
@@ -231,11 +250,17 @@ def _blocks(elements: int) -> "Iterator[dict[str, ort.OrtValue]]":
 
 
 def _run(
-    kind: Kind, feeds: "dict[str, ort.OrtValue]", types: tuple[str, str], provider: Provider
+    kind: Kind,
+    feeds: "dict[str, ort.OrtValue]",
+    types: tuple[str, str],
+    provider: Provider,
 ) -> list[float]:
     session = meter(kind, memory_of(provider), *types)
     numbers: list[float] = (
-        session.run_with_ort_values(["measured"], feeds)[0].numpy().astype(np.float64).tolist()
+        session.run_with_ort_values(["measured"], feeds)[0]
+        .numpy()
+        .astype(np.float64)
+        .tolist()
     )
     return numbers
 

@@ -229,13 +229,13 @@ class TensorDiff:
     def alarm(self) -> str | None:
         """One sentence if the result fails whatever the tolerance: shape, NaN, Inf, vanished values, in this order."""
         if self.reference_shape != self.result_shape:
-            return f"The shape is {self.result_shape} instead of {self.reference_shape}."
+            return (
+                f"The shape is {self.result_shape} instead of {self.reference_shape}."
+            )
         if self.bad is None:
             return None
         count = f"{self.bad.count} of {self.size} elements"
-        where = (
-            f"the first at {list(self.bad.index)}, where the reference is {self.bad.reference:.6g}"
-        )
+        where = f"the first at {list(self.bad.index)}, where the reference is {self.bad.reference:.6g}"
         if self.bad.kind == "zero":
             return f"Values vanished: {count} are exactly zero without cause, {where}."
         return f"{self.bad.kind} where the reference is finite: {count}, {where}."
@@ -314,7 +314,12 @@ _SUMS: Final = {
 }
 """Field of a measurement -> how it is reduced, and from what."""
 
-_UNMASKED: Final = {"common_r": "r", "common_f": "f", "top_r": "abs_r", "top_f": "abs_f"}
+_UNMASKED: Final = {
+    "common_r": "r",
+    "common_f": "f",
+    "top_r": "abs_r",
+    "top_f": "abs_f",
+}
 """What "quick" reduces instead: where all is finite there is nothing to mask."""
 
 COUNTS: Final = {
@@ -361,7 +366,9 @@ NO_LEAST: Final = float(np.finfo(np.float32).max)
 
 
 @cache
-def meter(kind: Kind, provider: Provider, reference: str, found: str) -> "ort.InferenceSession":
+def meter(
+    kind: Kind, provider: Provider, reference: str, found: str
+) -> "ort.InferenceSession":
     """The session that measures tensors of two types ("tensor(float)", ...).
 
     Raises:
@@ -407,11 +414,15 @@ def _element(kind: str) -> str:
     return element_name(kind)
 
 
-def multiplied(value: "ort.OrtValue", factor: float, provider: Provider) -> "ort.OrtValue":
+def multiplied(
+    value: "ort.OrtValue", factor: float, provider: Provider
+) -> "ort.OrtValue":
     """A tensor of one of the :data:`FLOATS`, multiplied in float32 where it is."""
     session = _multiplier(memory_of(provider), str(value.data_type()))
     return run_values(
-        session, {"value": value, "factor": to_value(np.array(factor, np.float32))}, ["product"]
+        session,
+        {"value": value, "factor": to_value(np.array(factor, np.float32))},
+        ["product"],
     )["product"]
 
 

@@ -28,7 +28,14 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
-from onnxamp._runtime.loop import Item, KeptSamples, Opened, Probe, observe_all, one_by_one
+from onnxamp._runtime.loop import (
+    Item,
+    KeptSamples,
+    Opened,
+    Probe,
+    observe_all,
+    one_by_one,
+)
 from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feed, check_inputs
@@ -78,7 +85,9 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
             if value not in magnitudes:
-                magnitudes[value] = editor.names.fresh(f"{graph.values[value].name}_magnitude")
+                magnitudes[value] = editor.names.fresh(
+                    f"{graph.values[value].name}_magnitude"
+                )
                 made = editor.make("Abs", [proto.input[port]], [magnitudes[value]], "")
                 editor.insert_after(node.index, made)
             proto.input[port] = magnitudes[value]
@@ -96,7 +105,9 @@ def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
 
     def op(kind: str, *inputs: str, **attributes: Any) -> str:
         name = editor.names.fresh(f"{source}_{kind}")
-        editor.insert_after(node.index, editor.make(kind, inputs, [name], "", **attributes))
+        editor.insert_after(
+            node.index, editor.make(kind, inputs, [name], "", **attributes)
+        )
         return name
 
     def mean(of: str) -> str:
@@ -108,22 +119,35 @@ def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
     middle = mean(flat)
     centred = op("Sub", flat, middle)
     square = op("Mul", middle, middle)
-    least = op("Mul", square, editor.constant(np.float32(_LEAST_SPREAD), "least_spread"))
+    least = op(
+        "Mul", square, editor.constant(np.float32(_LEAST_SPREAD), "least_spread")
+    )
     return op("Div", square, op("Max", mean(op("Mul", centred, centred)), least))
 
 
 def centred_norms(
-    graph: Graph, profile: Profile, watched: Sequence[Watch], largest: Mapping[str, float]
+    graph: Graph,
+    profile: Profile,
+    watched: Sequence[Watch],
+    largest: Mapping[str, float],
 ) -> tuple[str, ...]:
     """What normalisations make whose mean is small beside the deviation: it can be subtracted in float16."""
-    norms = (item for item in watched if graph.nodes[item.node].key in profile.cancelling)
-    return tuple(item.value for item in norms if largest.get(item.name, inf) <= _CENTRED)
+    norms = (
+        item for item in watched if graph.nodes[item.node].key in profile.cancelling
+    )
+    return tuple(
+        item.value for item in norms if largest.get(item.name, inf) <= _CENTRED
+    )
 
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Nodes of the main graph whose sums are float16, and do not follow from their results."""
-    products = {op for op, fact in profile.products.items() if fact.accumulator == "float16"}
-    sums = {op for op, fact in profile.sums.items() if fact.accumulator == "float16"} - _ROOTS
+    products = {
+        op for op, fact in profile.products.items() if fact.accumulator == "float16"
+    }
+    sums = {
+        op for op, fact in profile.sums.items() if fact.accumulator == "float16"
+    } - _ROOTS
     for node in graph.nodes_of(frozenset(products | sums)):
         value = node.outputs[0]
         if node.scope == 0 and value != ABSENT and graph.types[value] == FLOAT:
@@ -152,7 +176,9 @@ def partial_sums(
         if node.key in profile.cancelling:
             continue
         terms = (
-            terms_of(node, shapes) if node.key in profile.products else summed_terms(node, shapes)
+            terms_of(node, shapes)
+            if node.key in profile.products
+            else summed_terms(node, shapes)
         )
         reach = largest.get(item.name, 0.0)
         if terms and reach:
@@ -164,7 +190,9 @@ def partial_sums(
     ):
         name = graph.values[node.outputs[0]].name
         if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
-            found[name] = Partial(largest[name] ** 2, summed_terms(node, shapes) or 1, power=2)
+            found[name] = Partial(
+                largest[name] ** 2, summed_terms(node, shapes) or 1, power=2
+            )
     return found
 
 
@@ -187,20 +215,28 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
         return graph.model, {}
     writer = _Writer(graph, GraphEditor(graph))
     vectors: dict[int, tuple[str, list[int]]] = {}
-    for scope in range(len(graph.scopes) - 1, -1, -1):  # a scope stands behind the one around it
+    for scope in range(
+        len(graph.scopes) - 1, -1, -1
+    ):  # a scope stands behind the one around it
         for node in (graph.nodes[index] for index in graph.scopes[scope].nodes):
             found = writer.pass_out(node) if _is_open(graph, node) else None
             if found is not None:
                 vectors[node.index] = found
         if scope:
-            inner = [vectors[index] for index in graph.scopes[scope].nodes if index in vectors]
+            inner = [
+                vectors[index]
+                for index in graph.scopes[scope].nodes
+                if index in vectors
+            ]
             writer.measure(scope, inner)
     watched: dict[str, int] = {}
     for index in graph.scopes[0].nodes:
         vector, values = vectors.get(index, ("", []))
         for place, value in enumerate(values):
             name = f"{graph.values[value].name}_largest"
-            watched[writer.op(0, "Gather", [vector, writer.integers([place])], name)] = value
+            watched[
+                writer.op(0, "Gather", [vector, writer.integers([place])], name)
+            ] = value
     return writer.editor.finish(), watched
 
 
@@ -227,7 +263,12 @@ class _Writer:
         return self.editor.ints(numbers, "range_constant")
 
     def op(
-        self, scope: int, kind: str, inputs: Sequence[str], base: str = "", **attributes: Any
+        self,
+        scope: int,
+        kind: str,
+        inputs: Sequence[str],
+        base: str = "",
+        **attributes: Any,
     ) -> str:
         """Append a node to a scope; its output."""
         name = self.editor.names.fresh(base or f"range_{kind}")
@@ -253,7 +294,9 @@ class _Writer:
 
     def largest(self, scope: int, name: str) -> str:
         """The largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
-        flat = self.op(scope, "Reshape", [self.op(scope, "Abs", [name]), self.integers([-1])])
+        flat = self.op(
+            scope, "Reshape", [self.op(scope, "Abs", [name]), self.integers([-1])]
+        )
         flat = self.op(scope, "Concat", [flat, self.floats(0.0)], axis=0)
         is_usual = self.op(scope, "Less", [flat, self.floats(SENTINEL)])
         usual = self.op(scope, "Where", [is_usual, flat, self.floats(0.0)])
@@ -261,7 +304,9 @@ class _Writer:
 
     def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
         """Let a node return the magnitudes of its bodies; the vector behind it, and its values."""
-        bodies = [(body, *self.made[body]) for _, body in node.bodies if body in self.made]
+        bodies = [
+            (body, *self.made[body]) for _, body in node.bodies if body in self.made
+        ]
         if not bodies:
             return None
         proto = self.editor.node(node.index)
@@ -272,7 +317,9 @@ class _Writer:
         else:
             ((body, vector, _),) = bodies
             self.editor.graphs[body].output.append(_vector(vector, len(values)))
-            self.fill(proto, len(self.editor.graphs[body].output) - (node.key == "Loop") - 1)
+            self.fill(
+                proto, len(self.editor.graphs[body].output) - (node.key == "Loop") - 1
+            )
         proto.output.append(output)
         if node.key == "If":
             return output, values
@@ -280,7 +327,9 @@ class _Writer:
         row = self.op(node.scope, "Reshape", [none, self.integers([1, len(values)])])
         rows = self.op(node.scope, "Concat", [row, output], axis=0)
         if self.graph.book.opsets[""] >= _AXES_INPUT:
-            return self.op(node.scope, "ReduceMax", [rows, self.integers([0])], keepdims=0), values
+            return self.op(
+                node.scope, "ReduceMax", [rows, self.integers([0])], keepdims=0
+            ), values
         return self.op(node.scope, "ReduceMax", [rows], axes=[0], keepdims=0), values
 
     def branches(self, node: Node, values: Sequence[int]) -> None:
@@ -318,7 +367,9 @@ def of_bodies(
     own = set(names.values())
     found = {name: reach for name, reach in largest.items() if name in own}
     return found | {
-        names[value]: largest[name] for name, value in watched.items() if name in largest
+        names[value]: largest[name]
+        for name, value in watched.items()
+        if name in largest
     }
 
 
@@ -343,7 +394,10 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
     if limit is not None:
         options = replace(
             options,
-            keep_nodes=(*options.keep_nodes, *_beyond(graph, options, ranges.largest, limit)),
+            keep_nodes=(
+                *options.keep_nodes,
+                *_beyond(graph, options, ranges.largest, limit),
+            ),
         )
     if not options.lacks_ranges:
         return options
@@ -360,7 +414,9 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     """
     graph = with_casts(raised(model, options), replace(options, split_k=False)).graph
     profile = (
-        emulated_arithmetic(options.target) if options.rescale and options.low is FLOAT16 else None
+        emulated_arithmetic(options.target)
+        if options.rescale and options.low is FLOAT16
+        else None
     )
     proto, inner = with_body_ranges(graph)
     wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
@@ -373,7 +429,11 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
         return graph, Ranges(found)
     feeds = check_inputs(graph.model, run.samples[0])
     shapes = wide.shapes_of(
-        {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+        {
+            name: feed.shape
+            for name, feed in feeds.items()
+            if isinstance(feed, np.ndarray)
+        }
     )
     sums = partial_sums(wide, profile, watched, largest, shapes)
     return graph, Ranges(found, sums, centred_norms(wide, profile, watched, largest))
@@ -384,7 +444,11 @@ def _beyond(
 ) -> Iterator[str]:
     """Nodes that read or write a float beyond the limit, but for those that the user lowers."""
     wishes = find_overrides(graph, options).of_node
-    large = {value for value, name in value_names(graph).items() if largest.get(name, 0.0) > limit}
+    large = {
+        value
+        for value, name in value_names(graph).items()
+        if largest.get(name, 0.0) > limit
+    }
     for node in graph.nodes:
         is_forced = node.index in wishes and wishes[node.index].low
         if not is_forced and not large.isdisjoint((*node.inputs, *node.outputs)):
@@ -400,9 +464,17 @@ def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
     kept = None
     if run.state is not None:
         # Several models of a job have their ranges in one part of its state.
-        prints = model_print(model), sample_print(run.samples, 0), engine.name(), versions()
+        prints = (
+            model_print(model),
+            sample_print(run.samples, 0),
+            engine.name(),
+            versions(),
+        )
         kept = KeptSamples(
-            run.state.part("ranges", {}), run.samples, Magnitudes, f"ranges {fingerprint(*prints)}"
+            run.state.part("ranges", {}),
+            run.samples,
+            Magnitudes,
+            f"ranges {fingerprint(*prints)}",
         )
     magnitudes = observe_all(
         run,
@@ -467,5 +539,12 @@ def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
     note(list(flow.inputs))
     watched = set(names)
     for part in side.parts(range(len(flow.nodes))):
-        note([name for node in part for name in flow.nodes[node].output if name in watched])
+        note(
+            [
+                name
+                for node in part
+                for name in flow.nodes[node].output
+                if name in watched
+            ]
+        )
     return found

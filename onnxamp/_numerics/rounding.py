@@ -28,7 +28,14 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.loop import Item, Opened, Probe, observe_all, one_by_one, remembered
+from onnxamp._runtime.loop import (
+    Item,
+    Opened,
+    Probe,
+    observe_all,
+    one_by_one,
+    remembered,
+)
 from onnxamp._runtime.pieces import Runner, ancestors, start
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
@@ -92,7 +99,11 @@ class WeightRounder:
         low, graph = analysis.options.low, analysis.graph
         weights, others = product_weights(analysis)
         wide = [weight for weight in weights if weight.arrangement.depth > _WIDEST]
-        keys = {weight.value: _key(weight, graph, low) for weight in weights if weight not in wide}
+        keys = {
+            weight.value: _key(weight, graph, low)
+            for weight in weights
+            if weight not in wide
+        }
         missing = [
             weight
             for weight in weights
@@ -108,7 +119,9 @@ class WeightRounder:
         found = {value: self._found[key] for value, key in keys.items()}
         chosen = {value: bits for value, (bits, _) in found.items() if bits is not None}
         norms = [norms for bits, norms in found.values() if bits is not None]
-        before, after = (_mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1))
+        before, after = (
+            _mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1)
+        )
         _LOG.info(
             "%d of %d weights are rounded with compensation",
             len(chosen),
@@ -128,12 +141,18 @@ class WeightRounder:
         self, graph: Graph, weights: Sequence[ProductWeight]
     ) -> Iterator[tuple[ProductWeight, Floats]]:
         """Each weight that samples reach with the rows that it is multiplied by."""
-        model, waiting, memory = Model(graph.model, graph.folder), list(weights), dict[str, Any]()
+        model, waiting, memory = (
+            Model(graph.model, graph.folder),
+            list(weights),
+            dict[str, Any](),
+        )
         run = replace(self.run, workers=None)  # the rows would have to travel
         while waiting:
             count = len(run.samples)
             room = max(self.budget // count, 1)
-            probe = _RowsProbe(SentModel.of(model), run.engine.reference, waiting, room, count)
+            probe = _RowsProbe(
+                SentModel.of(model), run.engine.reference, waiting, room, count
+            )
             failed = "The inputs of weights cannot be measured"
             parts, taken = defaultdict[int, list[Floats]](list), set[int]()
             for sample in observe_all(
@@ -217,9 +236,18 @@ class _RowsProbe(Probe[_SampleRows]):
 
         take([name for name in wanted if name not in flow.maker])
         for part in side.parts(nodes):
-            take([name for node in part for name in flow.nodes[node].output if name in readers])
+            take(
+                [
+                    name
+                    for node in part
+                    for name in flow.nodes[node].output
+                    if name in readers
+                ]
+            )
         if taken is None:
-            taken = begun if size > self.room else {weight.value for weight in self.waiting}
+            taken = (
+                begun if size > self.room else {weight.value for weight in self.waiting}
+            )
         return _SampleRows(parts, taken)
 
     def _rows(
@@ -228,7 +256,9 @@ class _RowsProbe(Probe[_SampleRows]):
         """Return rows that a reader multiplies a weight by; None where they are of no use."""
         reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
         depth = weight.arrangement.depth
-        most = -(-max(_LEAST_ROWS, _ROWS * depth) // (self.samples * len(weight.readers)))
+        most = -(
+            -max(_LEAST_ROWS, _ROWS * depth) // (self.samples * len(weight.readers))
+        )
         rows = rows_of(
             node=reader.node.proto,
             product=reader.product,
@@ -258,7 +288,9 @@ def _kept(bits: Bits) -> Bits:
     if bits.nbytes < _IN_MEMORY:
         return bits
     with TemporaryFile(prefix="onnxamp-") as file:
-        mapped = np.memmap(file, bits.dtype, "w+", shape=bits.shape)  # which keeps the file open
+        mapped = np.memmap(
+            file, bits.dtype, "w+", shape=bits.shape
+        )  # which keeps the file open
         mapped[:] = bits
     return mapped
 

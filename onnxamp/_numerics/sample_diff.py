@@ -10,7 +10,12 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.compare import Parting, compare_outputs, find_parting, token_outputs
+from onnxamp._numerics.compare import (
+    Parting,
+    compare_outputs,
+    find_parting,
+    token_outputs,
+)
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, TensorDiff
@@ -109,14 +114,20 @@ class TwoModels(SideBySide):
             return replace(found, error=error)
         if walked.failure is not None:
             return replace(found, failure=walked.failure)
-        missing = next((name for name in walked.reference if name not in walked.result), None)
+        missing = next(
+            (name for name in walked.reference if name not in walked.result), None
+        )
         if missing is not None:
             raise ArgumentError(
                 f"The models have different outputs: only the reference has {missing!r}."
             )
-        detections, diffs = compare_matched(walked.reference, walked.result, self.selected)
+        detections, diffs = compare_matched(
+            walked.reference, walked.result, self.selected
+        )
         rejected = None
-        if self.accept is not None and not self.accept.takes(walked.reference, walked.result):
+        if self.accept is not None and not self.accept.takes(
+            walked.reference, walked.result
+        ):
             rejected = self.accept.name
         return replace(
             found,
@@ -136,7 +147,9 @@ class TwoModels(SideBySide):
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
         )
 
-    def _needs_noise(self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]) -> bool:
+    def _needs_noise(
+        self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]
+    ) -> bool:
         """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
         if (
             not self.result.whole
@@ -145,7 +158,11 @@ class TwoModels(SideBySide):
         ):
             return False
         worst = max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
-        return number == 0 or facts.lowest == "float32" or not worst <= TOLERANCES[facts.lowest]
+        return (
+            number == 0
+            or facts.lowest == "float32"
+            or not worst <= TOLERANCES[facts.lowest]
+        )
 
     def _facts(self, reference: Flow, result: Flow) -> RunFacts:
         """What is known before anything runs."""
@@ -170,7 +187,9 @@ class TwoModels(SideBySide):
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
         try:
             return Walked(
-                reference, self.result.run(feeds, part_of(progress, 1, 2)), walked.compared
+                reference,
+                self.result.run(feeds, part_of(progress, 1, 2)),
+                walked.compared,
             )
         except RuntimeFailure as error:
             return Walked({}, {}, walked.compared, str(error))
@@ -183,10 +202,14 @@ class TwoModels(SideBySide):
             self._elsewhere = elsewhere.load(one.model.path or one.model.proto)
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
 
-    def _tokens(self, number: int, feeds: Feeds, flow: Flow, walked: Walked) -> Iterator[Parting]:
+    def _tokens(
+        self, number: int, feeds: Feeds, flow: Flow, walked: Walked
+    ) -> Iterator[Parting]:
         for name, logits in token_outputs(flow):
             found = partial(self._value, feeds, logits)
-            parting = find_parting(name, number, walked.reference[name], walked.result[name], found)
+            parting = find_parting(
+                name, number, walked.reference[name], walked.result[name], found
+            )
             if parting is not None:
                 yield parting
 
@@ -233,7 +256,9 @@ class DiffProbe(Probe[SampleDiff]):
         """As :meth:`Probe.open`."""
 
         def reference() -> Executable:
-            return reference_on(self.engine, self.reference.opened(), self.budget, whole=self.whole)
+            return reference_on(
+                self.engine, self.reference.opened(), self.budget, whole=self.whole
+            )
 
         def result() -> Executable:
             model = self.result.opened(one.model if self.is_converted else None)
@@ -250,15 +275,23 @@ class DiffProbe(Probe[SampleDiff]):
         return Opened(models.prepare, one_by_one(models.compare))
 
 
-def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Executable:
+def reference_on(
+    engine: Engine, model: Model, budget: int, *, whole: bool
+) -> Executable:
     """Return the reference of results that run on an engine: on the same, or on the CPU beside a plugin provider."""
-    return Executable(model, engine.reference, whole=whole and engine.is_reference, budget=budget)
+    return Executable(
+        model, engine.reference, whole=whole and engine.is_reference, budget=budget
+    )
 
 
-def result_on(engine: Engine, model: Model, reference: Executable, *, whole: bool) -> Executable:
+def result_on(
+    engine: Engine, model: Model, reference: Executable, *, whole: bool
+) -> Executable:
     """Return the result, as it is compared with a reference."""
     origin = reference if model.origin is reference.model else None
-    return Executable(model, engine, whole=whole, budget=reference.budget, origin=origin)
+    return Executable(
+        model, engine, whole=whole, budget=reference.budget, origin=origin
+    )
 
 
 def noise_floor(
@@ -280,7 +313,9 @@ def noise_floor(
         return None
     on_cpu, found = (others, outputs) if on_device else (outputs, others)
     diffs = (
-        diff for name, value in on_cpu.items() for diff in compare_outputs(name, value, found[name])
+        diff
+        for name, value in on_cpu.items()
+        for diff in compare_outputs(name, value, found[name])
     )
     return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
 
@@ -296,7 +331,10 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     notes = [f"Only the reference takes the input {name!r}." for name in inputs]
     return (
         *notes,
-        *(f"Only the result gives the output {name!r}; it is not compared." for name in outputs),
+        *(
+            f"Only the result gives the output {name!r}; it is not compared."
+            for name in outputs
+        ),
     )
 
 
@@ -320,7 +358,9 @@ def _left_to_cpu(result: Executable) -> Iterator[str]:
         yield f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}."
 
 
-def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iterator[LayerDiff]:
+def _layers(
+    reference: Flow, result: Flow, rows: Mapping[str, Compared]
+) -> Iterator[LayerDiff]:
     exponents = exponents_between(reference, result)
     for name, row in rows.items():
         _, position = origin(reference, name)
@@ -344,10 +384,13 @@ def _layers(reference: Flow, result: Flow, rows: Mapping[str, Compared]) -> Iter
 def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
     """With the types that the models declare, where emulation computes in float32."""
     one, other = (
-        dtype_of(flow, diff.name) if diff.name in flow.low else "" for flow in (reference, result)
+        dtype_of(flow, diff.name) if diff.name in flow.low else ""
+        for flow in (reference, result)
     )
     return replace(
-        diff, reference_dtype=one or diff.reference_dtype, result_dtype=other or diff.result_dtype
+        diff,
+        reference_dtype=one or diff.reference_dtype,
+        result_dtype=other or diff.result_dtype,
     )
 
 
@@ -357,10 +400,14 @@ def _differences(reference: Any, result: Any) -> list[str]:
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]
         texts = [f"The map lacks the {_keys(lost)}."] if lost else []
-        return texts + ([f"Only the map of the result has the {_keys(new)}."] if new else [])
+        return texts + (
+            [f"Only the map of the result has the {_keys(new)}."] if new else []
+        )
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
-            return [f"The sequence has {len(result)} elements instead of {len(reference)}."]
+            return [
+                f"The sequence has {len(result)} elements instead of {len(reference)}."
+            ]
         return [
             text
             for one, other in zip(reference, result, strict=True)

@@ -16,7 +16,15 @@ from onnxamp._numerics.metrics import FLOATS, MEASURABLE, multiplied
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.pieces import Piece, Runner, Side, ancestors, fitting, parts_of, start
+from onnxamp._runtime.pieces import (
+    Piece,
+    Runner,
+    Side,
+    ancestors,
+    fitting,
+    parts_of,
+    start,
+)
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feeds, check_inputs
 
@@ -51,7 +59,10 @@ class Pairing(NamedTuple):
     def reads(self) -> Counter[str]:
         """By value of the reference: the number of replays that read it."""
         return Counter(
-            name for replay in self.shared.values() if replay is not None for name in replay.reads
+            name
+            for replay in self.shared.values()
+            if replay is not None
+            for name in replay.reads
         )
 
 
@@ -70,16 +81,22 @@ def pair(reference: Flow, result: Flow) -> Pairing:
     shared = {
         name: _replay(reference, result, name)
         for name in made
-        if MEASURABLE.issuperset({reference.types.get(name), result.types.get(name)} - {None})
+        if MEASURABLE.issuperset(
+            {reference.types.get(name), result.types.get(name)} - {None}
+        )
     }
-    replaceable = frozenset(name for name in made if _can_replace(reference, result, name))
+    replaceable = frozenset(
+        name for name in made if _can_replace(reference, result, name)
+    )
     return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
 
 
 def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
     """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
     one, other = reference.exponents, result.exponents
-    differences = {name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)}
+    differences = {
+        name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)
+    }
     return {name: exponent for name, exponent in differences.items() if exponent}
 
 
@@ -98,14 +115,20 @@ def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
         if len(nodes) > _REACH:
             return None
     rounded = frozenset(
-        name for name in reads if result.low.get(name) not in (None, reference.low.get(name))
+        name
+        for name in reads
+        if result.low.get(name) not in (None, reference.low.get(name))
     )
     return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
 
 
 def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
     """Whether the reference's value can be fed to readers of the result's."""
-    known = name in reference.maker or name in reference.inputs or name in reference.defaults
+    known = (
+        name in reference.maker
+        or name in reference.inputs
+        or name in reference.defaults
+    )
     if not known or name not in reference.own:
         return False
     one, other = reference.types.get(name), result.types.get(name)
@@ -207,10 +230,14 @@ class Walk:
     def _start(self, feeds: Feeds) -> tuple[Side, Side]:
         shared = Counter(list(self.pairing.shared))
         one = start(self.reference, feeds, self.pairing.reads() + shared)
-        other = start(self.result, feeds, shared if self.pairing.accumulated else Counter())
+        other = start(
+            self.result, feeds, shared if self.pairing.accumulated else Counter()
+        )
         return one, other
 
-    def _compare(self, targets: Sequence[str], one: Side, other: Side) -> dict[str, Compared]:
+    def _compare(
+        self, targets: Sequence[str], one: Side, other: Side
+    ) -> dict[str, Compared]:
         replayed = self._replay(targets, one)
         compared = {}
         for name in targets:
@@ -218,7 +245,9 @@ class Walk:
             exponent = self.pairing.exponents.get(name, 0)
             reference, device = self._as_stored(one, name), one.runner.provider
             if self.pairing.accumulated:
-                accumulated, note = _measured(reference, other.values.get(name), device, exponent)
+                accumulated, note = _measured(
+                    reference, other.values.get(name), device, exponent
+                )
             local, trouble = replayed.get(name), None
             if isinstance(local, str):
                 local, trouble = None, local
@@ -230,7 +259,12 @@ class Walk:
         one.used(
             [
                 *targets,
-                *(name for replay in replays if replay is not None for name in replay.reads),
+                *(
+                    name
+                    for replay in replays
+                    if replay is not None
+                    for name in replay.reads
+                ),
             ]
         )
         other.used(targets if self.pairing.accumulated else ())
@@ -248,7 +282,9 @@ class Walk:
             return value
         return multiplied(value, 2.0**-exponent, one.runner.provider)
 
-    def _replay(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue | str]":
+    def _replay(
+        self, targets: Sequence[str], one: Side
+    ) -> "dict[str, ort.OrtValue | str]":
         """By target: what the result's op makes of the reference's values, or a sentence if it fails."""
         able = [name for name in targets if self.pairing.shared[name] is not None]
         if not able:
@@ -263,24 +299,41 @@ class Walk:
             replayed |= self._replay([name], one)
         return replayed
 
-    def _replay_together(self, targets: Sequence[str], one: Side) -> "dict[str, ort.OrtValue]":
-        replays = [replay for name in targets if (replay := self.pairing.shared[name]) is not None]
+    def _replay_together(
+        self, targets: Sequence[str], one: Side
+    ) -> "dict[str, ort.OrtValue]":
+        replays = [
+            replay
+            for name in targets
+            if (replay := self.pairing.shared[name]) is not None
+        ]
         nodes = tuple(sorted({node for replay in replays for node in replay.nodes}))
         flow = self.result.flow
         made = [name for node in nodes for name in flow.nodes[node].output]
         renamed = {
-            name: _local_name(flow, name) for name in made if name in self.pairing.replaceable
+            name: _local_name(flow, name)
+            for name in made
+            if name in self.pairing.replaceable
         }
         rounded = frozenset[str]().union(*(replay.rounded for replay in replays))
         wanted = tuple(renamed.get(name, name) for name in targets)
         reads = {
-            name for replay in replays for name in replay.reads if name in self.pairing.exponents
+            name
+            for replay in replays
+            for name in replay.reads
+            if name in self.pairing.exponents
         }
         given = {
             **one.values,
-            **{name: value for name in reads if (value := self._as_stored(one, name)) is not None},
+            **{
+                name: value
+                for name in reads
+                if (value := self._as_stored(one, name)) is not None
+            },
         }
-        values = self.result.run(Piece(nodes, wanted, tuple(renamed.items()), rounded), given)
+        values = self.result.run(
+            Piece(nodes, wanted, tuple(renamed.items()), rounded), given
+        )
         return dict(zip(targets, values.values(), strict=True))
 
 
@@ -314,16 +367,16 @@ def _measured(
         return None, str(error)
 
 
-def _steps(reference: Flow, result: Flow, pairing: Pairing, budget: int) -> Iterator[_Step]:
+def _steps(
+    reference: Flow, result: Flow, pairing: Pairing, budget: int
+) -> Iterator[_Step]:
     """Cut the reference's nodes where the budget ends, and give each part the result's nodes for the same values.
 
     Complexity: linear in the nodes of both models.
     """
     done: set[int] = set()
     if pairing.shared:
-        budget //= (
-            3  # a step holds the values of the reference, of the result, and the replayed ones
-        )
+        budget //= 3  # a step holds the values of the reference, of the result, and the replayed ones
     for part in parts_of(reference, range(len(reference.nodes)), budget):
         made = [name for node in part for name in reference.nodes[node].output]
         targets = tuple(name for name in made if name in pairing.shared)
@@ -388,6 +441,12 @@ class SideBySide:
 
     def _walk_for(self, feeds: Feeds) -> Walk:
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
-        if self._walk is None or self._walk.reference is not one or self._walk.result is not other:
-            self._walk = Walk(one, other, self.paired(one.flow, other.flow), self.reference.budget)
+        if (
+            self._walk is None
+            or self._walk.reference is not one
+            or self._walk.result is not other
+        ):
+            self._walk = Walk(
+                one, other, self.paired(one.flow, other.flow), self.reference.budget
+            )
         return self._walk

@@ -66,8 +66,14 @@ class Watched(NamedTuple):
 
 def watched_values(flow: Flow) -> list[Watched]:
     """The floats that the model's nodes compute, in execution order, without values that emulation adds."""
-    names = [name for name in flow.maker if name in flow.own and flow.types.get(name) in _FLOATS]
-    return sorted((Watched(name, *origin(flow, name)) for name in names), key=lambda row: row.node)
+    names = [
+        name
+        for name in flow.maker
+        if name in flow.own and flow.types.get(name) in _FLOATS
+    ]
+    return sorted(
+        (Watched(name, *origin(flow, name)) for name in names), key=lambda row: row.node
+    )
 
 
 def classify(
@@ -107,7 +113,9 @@ def classify(
                 bad |= {row.value, row.exact}
         if spoiled:
             own = {name for row in mine for name in (row.value, row.exact)}
-            bad.update(name for name in node.output if name not in own and name not in measured)
+            bad.update(
+                name for name in node.output if name not in own and name not in measured
+            )
     return tuple(checks)
 
 
@@ -125,7 +133,9 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
             passes = op_key(node) in op_facts().relabels
             names.update(
                 dict.fromkeys(
-                    readers.get(reader.value, ()) if passes else (node.name or reader.value,)
+                    readers.get(reader.value, ())
+                    if passes
+                    else (node.name or reader.value,)
                 )
             )
         readers[row.value] = tuple(names)
@@ -133,7 +143,12 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
 
 
 def _checked(
-    flow: Flow, row: Watched, seen: Mapping[str, Measurement], *, spoiled: bool, born: bool
+    flow: Flow,
+    row: Watched,
+    seen: Mapping[str, Measurement],
+    *,
+    spoiled: bool,
+    born: bool,
 ) -> ValueCheck:
     m, node = seen[row.value], flow.nodes[row.node]
     sources = [seen[name] for name in flow.reads[row.node] if name in seen]
@@ -146,7 +161,9 @@ def _checked(
     )
     kind = flow.low.get(row.value)
     was_cast = (
-        node.op_type == "Identity" and any(name in flow.low for name in node.input) and kind is None
+        node.op_type == "Identity"
+        and any(name in flow.low for name in node.input)
+        and kind is None
     )
     return ValueCheck(
         position=row.node,
@@ -161,7 +178,12 @@ def _checked(
 
 
 def _fault(
-    flow: Flow, row: Watched, m: Measurement, sources: Sequence[Measurement], *, born: bool
+    flow: Flow,
+    row: Watched,
+    m: Measurement,
+    sources: Sequence[Measurement],
+    *,
+    born: bool,
 ) -> str | None:
     """The first fault of the module's table that applies; constants are never at fault."""
     node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
@@ -178,7 +200,9 @@ def _fault(
     if endless and (contracts or not _reaches(flow, row.node, np.inf)):
         return "Inf"
     faults = {
-        "all zero": m.elements > 1 and m.found_zero == m.elements and m.reference_zero < m.elements,
+        "all zero": m.elements > 1
+        and m.found_zero == m.elements
+        and m.reference_zero < m.elements,
         "vanished": m.vanished > 0,
         "flushed": m.flushed > 0 and m.rel_l2 > FLUSHED_ABOVE,
         "saturated": m.found_max == top
@@ -192,7 +216,10 @@ def _reaches(flow: Flow, node: int, limit: float) -> bool:
     """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
-        if not isinstance(constant, TensorProto) or constant.data_type not in FLOAT_ELEMS:
+        if (
+            not isinstance(constant, TensorProto)
+            or constant.data_type not in FLOAT_ELEMS
+        ):
             continue
         if _largest(numpy_helper.to_array(constant)) >= limit:
             return True
@@ -253,7 +280,9 @@ def watched_parts(
         RuntimeFailure: ONNX Runtime cannot run a part.
     """
     flow, done = runner.flow, 0
-    side = start(runner, feeds, Counter(name for row in rows for name in {row.value, row.exact}))
+    side = start(
+        runner, feeds, Counter(name for row in rows for name in {row.value, row.exact})
+    )
     inputs, values = dict[str, Measurement](), dict[str, Measurement]()
     for name, value in side.values.items():
         if value.is_tensor() and "float" in value.data_type():
@@ -347,8 +376,12 @@ class CheckProbe(Probe[CheckedSample | Parts]):
 
 def _together(parts: Sequence[CheckedSample]) -> CheckedSample:
     """Return what all parts of a model show."""
-    values = {name: measured for part in parts for name, measured in part.values.items()}
-    inputs = {name: measured for part in parts for name, measured in part.inputs.items()}
+    values = {
+        name: measured for part in parts for name, measured in part.values.items()
+    }
+    inputs = {
+        name: measured for part in parts for name, measured in part.inputs.items()
+    }
     return CheckedSample(parts[-1].choices, values, inputs)
 
 
@@ -394,7 +427,11 @@ def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
     """
     feeds = check_inputs(walk.result.model.proto, item.sample)
     walked, flow = walk.run(feeds, item.progress), walk.result.prepare(feeds).flow
-    values = {name: row.local for name, row in walked.compared.items() if row.local is not None}
+    values = {
+        name: row.local
+        for name, row in walked.compared.items()
+        if row.local is not None
+    }
     notes = (walked.failure, *(row.note for row in walked.compared.values()))
     note = next(filter(None, notes), None)
     if not values and note is not None:
@@ -423,24 +460,46 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
     Complexity: linear in nodes.
     """
     rows = watched_values(flow)
-    chosen = {row.node for row in rows if (flow.nodes[row.node].name or row.value) in names}
-    exact = {row.value: row.exact for row in rows if row.node in chosen and _is_rounded(flow, row)}
+    chosen = {
+        row.node for row in rows if (flow.nodes[row.node].name or row.value) in names
+    }
+    exact = {
+        row.value: row.exact
+        for row in rows
+        if row.node in chosen and _is_rounded(flow, row)
+    }
     wanted = {name for node in chosen for name in flow.reads[node]}
-    casts = {row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels}
+    casts = {
+        row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels
+    }
     for row in reversed(rows):  # Casts between chosen nodes pass on exact results
         if row.node in casts and row.value in wanted:
             chosen.add(row.node)
             wanted.update(flow.reads[row.node])
     for row in rows:  # Casts to float32 behind chosen nodes have nothing to do
         if row.value not in flow.low and row.node in casts:
-            chosen |= {row.node} if any(name in exact for name in flow.reads[row.node]) else set()
-    exact |= {row.value: row.exact for row in rows if row.node in chosen and row.exact in exact}
+            chosen |= (
+                {row.node}
+                if any(name in exact for name in flow.reads[row.node])
+                else set()
+            )
+    exact |= {
+        row.value: row.exact
+        for row in rows
+        if row.node in chosen and row.exact in exact
+    }
     nodes, reads = list(flow.nodes), list(flow.reads)
     for index in chosen:
         nodes[index] = copied(flow.nodes[index])
-        nodes[index].input[:] = [exact.get(name, name) for name in flow.nodes[index].input]
-        reads[index] = tuple(dict.fromkeys(exact.get(name, name) for name in reads[index]))
-    for row in rows:  # integers are cast to float32 then, unless somebody else reads them rounded
+        nodes[index].input[:] = [
+            exact.get(name, name) for name in flow.nodes[index].input
+        ]
+        reads[index] = tuple(
+            dict.fromkeys(exact.get(name, name) for name in reads[index])
+        )
+    for row in (
+        rows
+    ):  # integers are cast to float32 then, unless somebody else reads them rounded
         if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
             continue
         if {index for index, names in enumerate(reads) if row.value in names} <= chosen:

@@ -59,32 +59,43 @@ class CustomOp:
     def __post_init__(self) -> None:
         texts = {"domain": self.domain, "type": self.type}
         if bad := [
-            name for name, value in texts.items() if not isinstance(value, str) or not value
+            name
+            for name, value in texts.items()
+            if not isinstance(value, str) or not value
         ]:
             raise ArgumentTypeError(f"A custom op needs a {bad[0]}, which is a string.")
         if self.domain == "ai.onnx":
             raise ArgumentError(
                 f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: name your domain."
             )
-        if isinstance(self.since, bool) or not isinstance(self.since, int) or self.since < 1:
+        if (
+            isinstance(self.since, bool)
+            or not isinstance(self.since, int)
+            or self.since < 1
+        ):
             raise ArgumentError(
                 f"{self.key}: since must be a whole number of at least 1, not {self.since!r}."
             )
         if not isinstance(self.types, Mapping):
-            raise ArgumentTypeError(f"{self.key}: types must be lists of element types by name.")
+            raise ArgumentTypeError(
+                f"{self.key}: types must be lists of element types by name."
+            )
         types = {
             name: tuple(map(self._element, self._list(f"types.{name}", given)))
             for name, given in self.types.items()
         }
         values = {
-            name: tuple(self._list(name, getattr(self, name))) for name in ("inputs", "outputs")
+            name: tuple(self._list(name, getattr(self, name)))
+            for name in ("inputs", "outputs")
         }
         object.__setattr__(self, "types", types)
         for name, ports in values.items():
             object.__setattr__(self, name, ports)
             for position, port in enumerate(ports):
                 if port.endswith("...") and position < len(ports) - 1:
-                    raise ArgumentError(f"{self.key}: only the last of the {name} can be {port!r}.")
+                    raise ArgumentError(
+                        f"{self.key}: only the last of the {name} can be {port!r}."
+                    )
                 self._port(port)
 
     @property
@@ -95,8 +106,13 @@ class CustomOp:
     def signature(self) -> Signature:
         """What the declaration says, as a schema would."""
         ports = [tuple(map(self._port, given)) for given in (self.inputs, self.outputs)]
-        least = [sum(not port.optional and not port.variadic for port in given) for given in ports]
-        most = [_MANY if given and given[-1].variadic else len(given) for given in ports]
+        least = [
+            sum(not port.optional and not port.variadic for port in given)
+            for given in ports
+        ]
+        most = [
+            _MANY if given and given[-1].variadic else len(given) for given in ports
+        ]
         params = {
             name: frozenset(f"tensor({kind})" for kind in kinds)
             for name, kinds in self.types.items()
@@ -143,12 +159,20 @@ class CustomOp:
         name = written.removesuffix("...").removesuffix("?")
         kind = name if name in self.types else f"tensor({self._element(name)})"
         return Port(
-            "", kind, written.endswith("..."), homogeneous=True, optional=written.endswith("?")
+            "",
+            kind,
+            written.endswith("..."),
+            homogeneous=True,
+            optional=written.endswith("?"),
         )
 
 
 CustomOpsLike: TypeAlias = (
-    str | PathLike[str] | CustomOp | Mapping[str, Any] | Iterable[CustomOp | Mapping[str, Any]]
+    str
+    | PathLike[str]
+    | CustomOp
+    | Mapping[str, Any]
+    | Iterable[CustomOp | Mapping[str, Any]]
 )
 """A TOML file of declarations, or declarations: CustomOps, or dicts of their attributes."""
 
@@ -169,7 +193,9 @@ def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
         raise ArgumentTypeError(
             f"custom_ops must be a TOML file or CustomOps, not {type(given).__name__}."
         )
-    return tuple(item if isinstance(item, CustomOp) else _declared(item) for item in listed)
+    return tuple(
+        item if isinstance(item, CustomOp) else _declared(item) for item in listed
+    )
 
 
 def as_json(ops: Iterable[CustomOp]) -> list[dict[str, Any]]:
@@ -182,7 +208,10 @@ def declared_ops(given: CustomOpsLike | None) -> Iterator[None]:
     """Let graphs that are resolved in the block know these ops, besides those of blocks around it."""
     found = dict(DECLARED.get())
     for op in custom_ops_of(given):
-        found[op.domain, op.type] = (*found.get((op.domain, op.type), ()), op.signature())
+        found[op.domain, op.type] = (
+            *found.get((op.domain, op.type), ()),
+            op.signature(),
+        )
     with active_within(DECLARED, found):
         yield
 
@@ -212,7 +241,11 @@ def _declared(row: Any) -> CustomOp:
             f"A custom op must be a CustomOp or a dict, not {type(row).__name__}."
         )
     if unknown := sorted(row.keys() - set(names)):
-        raise ArgumentError(f"A custom op has no {unknown[0]!r}: choose from {', '.join(names)}.")
+        raise ArgumentError(
+            f"A custom op has no {unknown[0]!r}: choose from {', '.join(names)}."
+        )
     if missing := [name for name in names[:4] if name not in row]:
-        raise ArgumentError(f"The custom op {row.get('type', '')!r} lacks {missing[0]!r}.")
+        raise ArgumentError(
+            f"The custom op {row.get('type', '')!r} lacks {missing[0]!r}."
+        )
     return CustomOp(**row)

@@ -54,7 +54,9 @@ class DimensionRule:
     joined: str = ""
     counted: bool = False
 
-    def related(self, node: NodeProto, shapes: Sequence[Sequence[D] | None]) -> Related | None:
+    def related(
+        self, node: NodeProto, shapes: Sequence[Sequence[D] | None]
+    ) -> Related | None:
         """What the row says of inputs of these shapes; None if it does not fit.
 
         Args:
@@ -83,7 +85,9 @@ class DimensionRule:
 
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
         """Whether the node has the attributes and the inputs that the row is about."""
-        if any((attribute(node, name) or 0) != wanted for name, wanted in self.when.items()):
+        if any(
+            (attribute(node, name) or 0) != wanted for name, wanted in self.when.items()
+        ):
             return False
         if any(_has(node, name) for name in self.unless):
             return False
@@ -106,11 +110,19 @@ def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
     )
 
 
-def _split(terms: Terms, shape: Sequence[D]) -> tuple[list[tuple[str, D]], Sequence[D]] | None:
+def _split(
+    terms: Terms, shape: Sequence[D]
+) -> tuple[list[tuple[str, D]], Sequence[D]] | None:
     """Each term with its dimension, and the dimensions that "..." stands for; None if the rank does not fit."""
-    first = next((place for place, term in enumerate(terms) if term in (ALIGNED, FREE)), None)
+    first = next(
+        (place for place, term in enumerate(terms) if term in (ALIGNED, FREE)), None
+    )
     if first is None:
-        return (list(zip(terms, shape, strict=True)), ()) if len(terms) == len(shape) else None
+        return (
+            (list(zip(terms, shape, strict=True)), ())
+            if len(terms) == len(shape)
+            else None
+        )
     last = len(terms) - first - 1
     if len(shape) < first + last:
         return None
@@ -130,7 +142,10 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
         return None
     axis %= min(ranks)
     named = (
-        (str(place), dim) for shape in known for place, dim in enumerate(shape) if place != axis
+        (str(place), dim)
+        for shape in known
+        for place, dim in enumerate(shape)
+        if place != axis
     )
     return Related([(Multiple(name, 1), dim) for name, dim in named])
 
@@ -156,7 +171,9 @@ def _has(node: NodeProto, name: str) -> bool:
 @cache
 def names_of(term: str) -> tuple[str, ...]:
     """The sizes and attributes that a term names."""
-    return tuple(part.id for part in ast.walk(_parsed(term)) if isinstance(part, ast.Name))
+    return tuple(
+        part.id for part in ast.walk(_parsed(term)) if isinstance(part, ast.Name)
+    )
 
 
 @cache

@@ -85,7 +85,9 @@ class ExponentRule(NamedTuple):
         if self.outputs is not None and len(node.output) > self.outputs:
             return False
         when = (self.when or {}).items()
-        return all(attribute_of(node, name, allowed[0]) in allowed for name, allowed in when)
+        return all(
+            attribute_of(node, name, allowed[0]) in allowed for name, allowed in when
+        )
 
 
 @cache
@@ -96,8 +98,12 @@ def exponent_rules() -> Mapping[str, ExponentRule]:
         sides = (equation.split("=") for equation in row.get("equations", ()))
         rule = ExponentRule(
             same=row.get("same", False),
-            equations=tuple((parse_sum(left), parse_sum(right)) for left, right in sides),
-            free=frozenset((text[0] == "y", int(text[1:])) for text in row.get("free", ())),
+            equations=tuple(
+                (parse_sum(left), parse_sum(right)) for left, right in sides
+            ),
+            free=frozenset(
+                (text[0] == "y", int(text[1:])) for text in row.get("free", ())
+            ),
             attributes={
                 name: ScaledAttribute(parse_sum(item["by"]), item.get("default"))
                 for name, item in row.get("attributes", {}).items()
@@ -119,7 +125,11 @@ def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
     if moved is None:
         return None
     first, *others = [
-        *(Term(1, False, position) for position in range(len(node.input)) if position in moved),
+        *(
+            Term(1, False, position)
+            for position in range(len(node.input))
+            if position in moved
+        ),
         *(Term(1, True, position) for position in range(len(node.output))),
     ]
     return ExponentRule(equations=tuple(((first,), (other,)) for other in others))
@@ -163,7 +173,9 @@ def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -
         if isinstance(node, ast.Constant):
             made[text] = float(ast.unparse(node))
             continue
-        made[text] = step(_kind(node), [made[ast.unparse(part)] for part in _operands(node)])
+        made[text] = step(
+            _kind(node), [made[ast.unparse(part)] for part in _operands(node)]
+        )
     found = made[text]
     assert not isinstance(found, float)
     return found

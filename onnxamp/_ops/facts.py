@@ -42,8 +42,12 @@ class Product(NamedTuple):
 
     def applies(self, node: NodeProto) -> bool:
         """Whether the node's attributes have the values that are asked for."""
-        given = (attribute_of(node, row["attribute"], row["default"]) for row in self.when)
-        return all(value == row["equals"] for value, row in zip(given, self.when, strict=True))
+        given = (
+            attribute_of(node, row["attribute"], row["default"]) for row in self.when
+        )
+        return all(
+            value == row["equals"] for value, row in zip(given, self.when, strict=True)
+        )
 
 
 class OutputParameter(NamedTuple):
@@ -159,12 +163,16 @@ def op_facts() -> OpFacts:
             arithmetic.update(moves_data)
     sets["exact"] |= moved.keys()
     sets["following"] |= control_flow
-    facts: dict[str, Any] = {name: frozenset(ops) for name, ops in sets.items()} | columns
+    facts: dict[str, Any] = {
+        name: frozenset(ops) for name, ops in sets.items()
+    } | columns
     return OpFacts(
         **facts,
         moves_data=frozenset(moves_data),
         carriers=frozenset({"Cast", *(op for op in moves_data if moved[op] == (0,))}),
-        relabels=frozenset(op for op, how in columns["passes_on"].items() if how != "alone"),
+        relabels=frozenset(
+            op for op, how in columns["passes_on"].items() if how != "alone"
+        ),
         uncounted=frozenset(sets["idle"] | control_flow),
         unlaunched=frozenset(sets["views"] | sets["kernel_free"] | control_flow),
         unrounded=frozenset(moved.keys() | control_flow | sets["representable"]),

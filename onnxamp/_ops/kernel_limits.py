@@ -33,7 +33,9 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     return found
 
 
-def kernel_limit(provider: str, node: NodeProto, bound: Mapping[str, str]) -> str | None:
+def kernel_limit(
+    provider: str, node: NodeProto, bound: Mapping[str, str]
+) -> str | None:
     """Why the provider does not run the node with these types by parameter, None where it does."""
     rule = _rule_of(provider, node, bound)
     return None if rule is None else str(rule["because"])
@@ -55,7 +57,9 @@ def kernel_failure(
     return str(rule["because"]) if is_failing else None
 
 
-def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mapping[str, Any] | None:
+def _rule_of(
+    provider: str, node: NodeProto, bound: Mapping[str, str]
+) -> Mapping[str, Any] | None:
     for rule in _rules().get((provider, op_key(node)), ()):
         if _is_of_types(rule, bound) and _holds(rule, node, bound):
             return rule
@@ -65,7 +69,9 @@ def _rule_of(provider: str, node: NodeProto, bound: Mapping[str, str]) -> Mappin
 def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:
     if "types" not in rule:
         return True
-    types = (bound.get(rule["parameter"], ""),) if "parameter" in rule else bound.values()
+    types = (
+        (bound.get(rule["parameter"], ""),) if "parameter" in rule else bound.values()
+    )
     return not rule["types"].isdisjoint(types)
 
 
@@ -76,7 +82,9 @@ def has_kernel_limits(provider: str, key: str) -> bool:
 
 def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -> bool:
     if "differ" in rule:
-        return len({bound[name] for name in rule["differ"] if name in bound} & _FLOATS) > 1
+        return (
+            len({bound[name] for name in rule["differ"] if name in bound} & _FLOATS) > 1
+        )
     if "present" in rule:
         return any(item.name in rule["present"] for item in node.attribute)
     if "input" in rule:
@@ -86,7 +94,9 @@ def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -
     if "asymmetric" in rule:
         numbers = attribute(node, rule["asymmetric"]) or []
         return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
-    return "attribute" not in rule or _is_other(rule, attribute(node, rule["attribute"]))
+    return "attribute" not in rule or _is_other(
+        rule, attribute(node, rule["attribute"])
+    )
 
 
 def _is_other(rule: Mapping[str, Any], value: Any) -> bool:

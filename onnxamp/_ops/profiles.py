@@ -125,7 +125,9 @@ class Profile:
     def product(self, node: NodeProto, terms: int) -> Accumulation:
         """How a product of so many terms accumulates. Its op is one of ``products``."""
         key = op_key(node)
-        takes_four = key in self.dots and terms % _DOT == 0 and attribute(node, "transB")
+        takes_four = (
+            key in self.dots and terms % _DOT == 0 and attribute(node, "transB")
+        )
         return self.dots[key] if takes_four else self.products[key]
 
 
@@ -182,10 +184,16 @@ def profile_of(target: str) -> Profile | None:
         "sums": {name: Accumulation(**row) for name, row in data["sums"].items()},
         "dots": dots,
         "roundings": {
-            name: row["growth"] for name, row in steps.items() if row.get("growth", 1.0) > _STEPS
+            name: row["growth"]
+            for name, row in steps.items()
+            if row.get("growth", 1.0) > _STEPS
         },
-        "formulas": {name: row["computed"] for name, row in steps.items() if "computed" in row},
-        "cancelling": frozenset(name for name, row in norms.items() if row.get("cancels")),
+        "formulas": {
+            name: row["computed"] for name, row in steps.items() if "computed" in row
+        },
+        "cancelling": frozenset(
+            name for name, row in norms.items() if row.get("cancels")
+        ),
         "folded_first": frozenset(data.get("folds", {}).get("first", ())),
     }
     for item in fields(Profile):
@@ -194,5 +202,7 @@ def profile_of(target: str) -> Profile | None:
         if get_origin(item.type) is frozenset:
             facts[item.name] = frozenset(data.get(item.name, ()))
         else:  # positions by op
-            facts[item.name] = {op: tuple(at) for op, at in data.get(item.name, {}).items()}
+            facts[item.name] = {
+                op: tuple(at) for op, at in data.get(item.name, {}).items()
+            }
     return Profile(**facts)

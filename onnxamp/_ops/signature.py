@@ -18,7 +18,11 @@ import onnx.defs
 from onnxamp._errors import OpsetError
 from onnxamp._optional import has_runtime
 
-RUNTIME_DOMAINS: Final = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
+RUNTIME_DOMAINS: Final = (
+    "com.microsoft",
+    "com.microsoft.nchwc",
+    "com.ms.internal.nhwc",
+)
 """Domains of ONNX Runtime's own ops, whose schemas onnx lacks."""
 
 
@@ -70,7 +74,9 @@ class Signature:
     @property
     def body(self) -> int | None:
         """Opset of the function body that counts here; None where there is no body, or not for this opset."""
-        return max((version for version in self.bodies if version <= self.opset), default=None)
+        return max(
+            (version for version in self.bodies if version <= self.opset), default=None
+        )
 
     def input(self, position: int) -> Port | None:
         """Formal of the node's input at ``position``; a trailing variadic formal covers all further ones."""
@@ -91,8 +97,8 @@ def _formal(ports: tuple[Port, ...], position: int) -> Port | None:
     return ports[-1] if ports and ports[-1].variadic else None
 
 
-DECLARED: Final[ContextVar[Mapping[tuple[str, str], tuple[Signature, ...]]]] = ContextVar(
-    "onnxamp custom ops", default=MappingProxyType({})
+DECLARED: Final[ContextVar[Mapping[tuple[str, str], tuple[Signature, ...]]]] = (
+    ContextVar("onnxamp custom ops", default=MappingProxyType({}))
 )
 """By domain and op type: what the user declares of custom ops, see :func:`onnxamp._ops.custom.declared_ops`."""
 
@@ -110,7 +116,9 @@ class SignatureBook:
     """
 
     opsets: Mapping[str, int]
-    _declared: Mapping[tuple[str, str], tuple[Signature, ...]] = field(default_factory=DECLARED.get)
+    _declared: Mapping[tuple[str, str], tuple[Signature, ...]] = field(
+        default_factory=DECLARED.get
+    )
     _found: dict[tuple[str, str], Signature | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,7 +139,9 @@ class SignatureBook:
             if version is None:
                 version = onnx.defs.onnx_opset_version() if domain == "" else 1
             own = [row for row in self._declared.get(key, ()) if row.since <= version]
-            self._found[key] = max(own, key=lambda row: row.since) if own else lookup(*key, version)
+            self._found[key] = (
+                max(own, key=lambda row: row.since) if own else lookup(*key, version)
+            )
         return self._found[key]
 
 
@@ -143,7 +153,9 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
     except onnx.defs.SchemaError:
         pass
     versions = [
-        row for row in _runtime_schemas().get((domain, op_type), ()) if row.since <= version
+        row
+        for row in _runtime_schemas().get((domain, op_type), ())
+        if row.since <= version
     ]
     return max(versions, key=lambda row: row.since, default=None)
 
@@ -151,8 +163,14 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
 def newer_versions(signature: Signature) -> list[Signature]:
     """All later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
     versions = range(signature.since + 1, onnx.defs.onnx_opset_version() + 1)
-    found = (lookup(signature.domain, signature.op_type, version) for version in versions)
-    unique = {row.since: row for row in found if row is not None and row.since > signature.since}
+    found = (
+        lookup(signature.domain, signature.op_type, version) for version in versions
+    )
+    unique = {
+        row.since: row
+        for row in found
+        if row is not None and row.since > signature.since
+    }
     return [unique[since] for since in sorted(unique)]
 
 
@@ -163,7 +181,9 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
         outputs=_ports(schema, schema.outputs, "type_str", "is_homogeneous"),
         has_function=bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
         attributes={name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
-        required=frozenset(name for name, item in schema.attributes.items() if item.required),
+        required=frozenset(
+            name for name, item in schema.attributes.items() if item.required
+        ),
         bodies=tuple(schema.all_function_opset_versions),  # type: ignore[attr-defined]
         fixed_bodies=tuple(schema.function_opset_versions),  # type: ignore[attr-defined]
         opset=version,
@@ -195,7 +215,11 @@ def installed_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
 
 def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
     """Schemas of ONNX Runtime's own ops in ``_data/runtime_schemas.json``, which ``scripts/make_schemas.py`` writes."""
-    text = resources.files("onnxamp").joinpath("_data/runtime_schemas.json").read_text("utf-8")
+    text = (
+        resources.files("onnxamp")
+        .joinpath("_data/runtime_schemas.json")
+        .read_text("utf-8")
+    )
     found: dict[tuple[str, str], list[Signature]] = {}
     for row in json.loads(text)["schemas"]:
         signature = Signature(
@@ -222,7 +246,10 @@ def _read(schema: Any, **more: Any) -> Signature:
         domain=schema.domain,
         op_type=schema.name,
         since=schema.since_version,
-        params={c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
+        params={
+            c.type_param_str: frozenset(c.allowed_type_strs)
+            for c in schema.type_constraints
+        },
         min_inputs=schema.min_input,
         min_outputs=schema.min_output,
         max_inputs=schema.max_input,

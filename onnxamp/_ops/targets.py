@@ -19,9 +19,13 @@ def device_of(target: str) -> str:
 def target_names() -> tuple[str, ...]:
     """The names of all targets, in the order in which help and messages list them."""
     names = sorted(
-        folder.name for folder in _home().iterdir() if folder.joinpath("target.toml").is_file()
+        folder.name
+        for folder in _home().iterdir()
+        if folder.joinpath("target.toml").is_file()
     )
-    return tuple(sorted(names, key=lambda name: _table(name, "target").get("order", _LAST)))
+    return tuple(
+        sorted(names, key=lambda name: _table(name, "target").get("order", _LAST))
+    )
 
 
 def target_table(target: str, name: str) -> dict[str, Any]:
@@ -54,5 +58,7 @@ def _home() -> Any:
 def read_table(name: str) -> dict[str, Any]:
     """The table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
     return tomllib.loads(
-        resources.files("onnxamp").joinpath(f"_data/{name}.toml").read_text(encoding="utf-8")
+        resources.files("onnxamp")
+        .joinpath(f"_data/{name}.toml")
+        .read_text(encoding="utf-8")
     )

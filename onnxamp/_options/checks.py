@@ -20,7 +20,9 @@ def check_magnitude(what: str, number: object) -> float:
         ArgumentTypeError: it is no number. ArgumentError: it is not positive.
     """
     if isinstance(number, bool) or not isinstance(number, SupportsFloat):
-        raise ArgumentTypeError(f"{what} must be a number, not {type(number).__name__}.")
+        raise ArgumentTypeError(
+            f"{what} must be a number, not {type(number).__name__}."
+        )
     if not float(number) > 0:
         raise ArgumentError(f"{what} must be a positive number, not {number}.")
     return float(number)
@@ -51,7 +53,9 @@ def flags(options: Any) -> dict[str, bool | None]:
     for item in fields(options):
         if item.type in (bool, bool | None):
             value, may_be_none = getattr(options, item.name), item.type is not bool
-            if not (isinstance(value, bool | np.bool_) or (value is None and may_be_none)):
+            if not (
+                isinstance(value, bool | np.bool_) or (value is None and may_be_none)
+            ):
                 raise ArgumentTypeError(
                     f"{item.name} must be a bool{' or None' * may_be_none}, not {value!r}."
                 )
@@ -65,7 +69,11 @@ def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ArgumentTypeError: it is something else.
     """
-    return () if names is None else tuple(dict.fromkeys(_listed(what, names, "names", "strings")))
+    return (
+        ()
+        if names is None
+        else tuple(dict.fromkeys(_listed(what, names, "names", "strings")))
+    )
 
 
 def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -75,15 +83,23 @@ def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
         ArgumentTypeError: it is something else.
     """
     kind = "regular expressions"
-    return (patterns,) if isinstance(patterns, str) else _listed(what, patterns, kind, kind)
+    return (
+        (patterns,)
+        if isinstance(patterns, str)
+        else _listed(what, patterns, kind, kind)
+    )
 
 
 def _listed(what: str, given: Iterable[str], kind: str, held: str) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ArgumentTypeError(f"{what} must be a list of {kind}, not {type(given).__name__}.")
+        raise ArgumentTypeError(
+            f"{what} must be a list of {kind}, not {type(given).__name__}."
+        )
     listed = tuple(given)
     if bad := [item for item in listed if not isinstance(item, str)]:
-        raise ArgumentTypeError(f"{what} must hold {held}, not {type(bad[0]).__name__}.")
+        raise ArgumentTypeError(
+            f"{what} must hold {held}, not {type(bad[0]).__name__}."
+        )
     return listed
 
 
@@ -98,7 +114,9 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
         try:
             found.append(re.compile(text))
         except re.error as error:
-            raise ArgumentError(f"{what}: {text!r} is not a regular expression: {error}.") from None
+            raise ArgumentError(
+                f"{what}: {text!r} is not a regular expression: {error}."
+            ) from None
     return tuple(found)
 
 

@@ -36,10 +36,14 @@ def check_level(level: object) -> Level:
         ArgumentTypeError: ``level`` is not a string.
     """
     if not isinstance(level, str):
-        raise ArgumentTypeError(f"level must be a string such as 'O2', not {type(level).__name__}.")
+        raise ArgumentTypeError(
+            f"level must be a string such as 'O2', not {type(level).__name__}."
+        )
     found = next((known for known in Level if known.lower() == level.lower()), None)
     if found is None:
-        raise ArgumentError(f"Unknown level {level!r}: choose one of {', '.join(Level)}.")
+        raise ArgumentError(
+            f"Unknown level {level!r}: choose one of {', '.join(Level)}."
+        )
     return found
 
 
@@ -112,8 +116,15 @@ class Rescaling(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, for :meth:`from_json`."""
-        rows = {name: [list(row) for row in getattr(self, name)] for name in ("scaled", "unfit")}
-        return rows | {"made_up": self.made_up, "sums": list(self.sums), "gap": self.gap}
+        rows = {
+            name: [list(row) for row in getattr(self, name)]
+            for name in ("scaled", "unfit")
+        }
+        return rows | {
+            "made_up": self.made_up,
+            "sums": list(self.sums),
+            "gap": self.gap,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -40,7 +40,9 @@ def preset(lists: str) -> Preset:
             f"lists must be a string such as 'default', not {type(lists).__name__}."
         )
     if lists not in PRESETS:
-        raise ArgumentError(f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}.")
+        raise ArgumentError(
+            f"Unknown lists {lists!r}: choose one of {', '.join(PRESETS)}."
+        )
     return _read_preset(lists)
 
 
@@ -69,7 +71,11 @@ def _preset_data(lists: str) -> dict[str, Any]:
 @cache
 def framework_names() -> Mapping[str, tuple[str, ...]]:
     """Names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters make of them."""
-    return {name: ops for lists in PRESETS for name, ops in _read_preset(lists).names.items()}
+    return {
+        name: ops
+        for lists in PRESETS
+        for name, ops in _read_preset(lists).names.items()
+    }
 
 
 def ops_named(name: str) -> tuple[str, ...]:

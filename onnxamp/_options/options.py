@@ -75,7 +75,9 @@ class CommandLine(NamedTuple):
             yes, _, no = self.flag.partition("/")
             return [yes if value else no or yes]
         return [
-            text for item in (value if self.many else (value,)) for text in (self.flag, str(item))
+            text
+            for item in (value if self.many else (value,))
+            for text in (self.flag, str(item))
         ]
 
     def _word(self, value: Any) -> str | None:
@@ -95,7 +97,9 @@ Rule = Callable[[NodeProto], str | None]
 
 def _option(default: Any, flag: str, text: str, words: Any = None, **more: Any) -> Any:
     choices = {word: word for word in words} if isinstance(words, Sequence) else words
-    return field(default=default, metadata={"cli": CommandLine(flag, text, choices, **more)})
+    return field(
+        default=default, metadata={"cli": CommandLine(flag, text, choices, **more)}
+    )
 
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
@@ -120,7 +124,9 @@ class Options:
     """
 
     level: Level = Level.O2
-    dtype: str = _option("float16", "--dtype", "Low-precision type.", get_args(DtypeName))
+    dtype: str = _option(
+        "float16", "--dtype", "Low-precision type.", get_args(DtypeName)
+    )
     lists: str | Preset = _option(
         "default", "--lists", "Preset of op lists; 'onnxamp lists' shows them.", PRESETS
     )
@@ -132,7 +138,11 @@ class Options:
         metavar="OP",
     )
     black_list: tuple[str, ...] = _option(
-        (), "--black", "Keep this op type in float32. Repeatable.", many=True, metavar="OP"
+        (),
+        "--black",
+        "Keep this op type in float32. Repeatable.",
+        many=True,
+        metavar="OP",
     )
     keep_high: tuple[str, ...] = _option(
         (),
@@ -193,8 +203,12 @@ class Options:
         metavar="|".join((*targets(), AUTO)),
         kind=str,
     )
-    strict: bool = _option(False, "--strict", "At O2, lower every op that is not black-listed.")
-    hazards: bool = _option(True, "--no-hazards", "Do not keep known hazards in float32.")
+    strict: bool = _option(
+        False, "--strict", "At O2, lower every op that is not black-listed."
+    )
+    hazards: bool = _option(
+        True, "--no-hazards", "Do not keep known hazards in float32."
+    )
     freeze_defaults: bool | None = _option(
         None,
         "--freeze-defaults/--keep-overridable",
@@ -270,12 +284,18 @@ class Options:
         if self.from_dtype not in (None, "auto"):
             values["from_dtype"] = low_type(self.from_dtype).name
         if self.keep_io_types is None:
-            raise ArgumentTypeError("keep_io_types must be a bool or a list of names, not None.")
+            raise ArgumentTypeError(
+                "keep_io_types must be a bool or a list of names, not None."
+            )
         if not isinstance(self.keep_io_types, bool):
-            values["keep_io_types"] = frozenset(checked_names("keep_io_types", self.keep_io_types))
+            values["keep_io_types"] = frozenset(
+                checked_names("keep_io_types", self.keep_io_types)
+            )
         for name in ("init_max", "data_max"):
             if (limit := getattr(self, name)) is not None:
-                values[name] = check_magnitude(f"{name} ({COMMAND_LINE[name].flag})", limit)
+                values[name] = check_magnitude(
+                    f"{name} ({COMMAND_LINE[name].flag})", limit
+                )
         if self.rule is not None and not callable(self.rule):
             raise ArgumentTypeError(
                 f"rule must be a function of a NodeProto, not {type(self.rule).__name__}."
@@ -297,7 +317,12 @@ class Options:
                 f"{self.target} computes in float16 alone, and dtype (--dtype) is {self.dtype}: take float16, or"
                 " another target."
             )
-        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns  # validated
+        _ = (
+            self.preset,
+            self.keep_patterns,
+            self.low_patterns,
+            self.weight_patterns,
+        )  # validated
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
@@ -309,7 +334,9 @@ class Options:
         names = [item.name for item in fields(cls)]
         for name in keywords or ():
             if name not in names:
-                raise ArgumentTypeError(f"Unknown option {name!r}: {meant(name, names)}")
+                raise ArgumentTypeError(
+                    f"Unknown option {name!r}: {meant(name, names)}"
+                )
         return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalises them
 
     @cached_property
@@ -340,7 +367,9 @@ class Options:
     @cached_property
     def black(self) -> frozenset[str]:
         """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
-        preset = frozenset[str]() if self.level == Level.O3 else frozenset(self.preset.black)
+        preset = (
+            frozenset[str]() if self.level == Level.O3 else frozenset(self.preset.black)
+        )
         return (preset - self.trusted - self.user_white) | self.user_black
 
     @cached_property
@@ -358,7 +387,9 @@ class Options:
     @cached_property
     def folds_batch_norm(self) -> bool:
         """Whether an inference BatchNormalization takes the precision of the Conv that the runtime folds it into."""
-        return self.preset.folds_batch_norm and "BatchNormalization" not in self.user_black
+        return (
+            self.preset.folds_batch_norm and "BatchNormalization" not in self.user_black
+        )
 
     @property
     def has_names(self) -> bool:
@@ -380,7 +411,9 @@ class Options:
     @property
     def lacks_ranges(self) -> bool:
         """Whether exponents or nodes are asked for that nobody has found yet."""
-        asked = self.data_max is not None or (bool(self.rescale) and self.rescaling is None)
+        asked = self.data_max is not None or (
+            bool(self.rescale) and self.rescaling is None
+        )
         return asked and self.level != Level.O0
 
     @property
@@ -396,7 +429,9 @@ class Options:
     @property
     def may_compensate(self) -> bool:
         """Whether they may come to be rounded so: where that is asked for, or where measurements decide."""
-        return self.compensates or (self.rounding == "auto" and self.level == Level.AUTO)
+        return self.compensates or (
+            self.rounding == "auto" and self.level == Level.AUTO
+        )
 
     def highest_opset(self, current: int) -> int | None:
         """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
@@ -426,7 +461,11 @@ class Options:
 
     def keywords(self) -> dict[str, Any]:
         """The options that differ from their defaults, as keyword arguments, without the level."""
-        values = ((item, getattr(self, item.name)) for item in fields(self) if item.name != "level")
+        values = (
+            (item, getattr(self, item.name))
+            for item in fields(self)
+            if item.name != "level"
+        )
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
@@ -466,7 +505,9 @@ class Options:
 
 
 COMMAND_LINE: Final[Mapping[str, CommandLine]] = {
-    item.name: item.metadata["cli"] for item in fields(Options) if "cli" in item.metadata
+    item.name: item.metadata["cli"]
+    for item in fields(Options)
+    if "cli" in item.metadata
 }
 """Field -> how the command line spells it."""
 

@@ -51,8 +51,12 @@ def as_path(given: str | PathLike[str]) -> Path:
     if scheme == "file":
         from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
 
-        return Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(found[2])
-    path: Path = optional("remote", f"URLs such as {scheme}://... need").RemotePath.of(text)
+        return (
+            Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(found[2])
+        )
+    path: Path = optional("remote", f"URLs such as {scheme}://... need").RemotePath.of(
+        text
+    )
     return path
 
 

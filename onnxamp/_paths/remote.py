@@ -35,7 +35,11 @@ _COMMITS: Final = _BUCKETS | {"local"}
 written gets another name first.
 """
 
-_NUMBERS: Final = {FileNotFoundError: ENOENT, PermissionError: EACCES, IsADirectoryError: EISDIR}
+_NUMBERS: Final = {
+    FileNotFoundError: ENOENT,
+    PermissionError: EACCES,
+    IsADirectoryError: EISDIR,
+}
 """Errors of file systems that come without a number."""
 
 _PACKAGES: Final = {
@@ -78,7 +82,9 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
         is_path = number != EIO and " " not in said  # which is known
         raise OSError(number, os.strerror(number) if is_path else said) from error
     except Exception as error:
-        raise OSError(EIO, " ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise OSError(
+            EIO, " ".join(f"{type(error).__name__}: {error}".split())
+        ) from error
 
 
 def _question(name: str) -> Callable[..., bool]:
@@ -111,9 +117,13 @@ class RemotePath(Remote, _Base):
         assert found is not None
         scheme, rest = found[1].lower(), found[2]
         if "::" in url:
-            raise ArgumentError(f"{url!r} is a chain of URLs: name a file of one file system.")
+            raise ArgumentError(
+                f"{url!r} is a chain of URLs: name a file of one file system."
+            )
         file_system(scheme)
-        return cls("/", f"{scheme}{'::' if rest.startswith('/') else ':'}", rest.lstrip("/"))
+        return cls(
+            "/", f"{scheme}{'::' if rest.startswith('/') else ':'}", rest.lstrip("/")
+        )
 
     @property
     def _scheme(self) -> str:
@@ -149,7 +159,9 @@ class RemotePath(Remote, _Base):
 
     def _ask(self, name: str, *args: Any, **keywords: Any) -> Any:
         """Call the file system's method of that name with the key; raises as :func:`_called`."""
-        return _called(lambda: getattr(self.file_system, name)(self.key, *args, **keywords))
+        return _called(
+            lambda: getattr(self.file_system, name)(self.key, *args, **keywords)
+        )
 
     def _look(self, name: str, **keywords: Any) -> Any:
         """As :meth:`_ask`, for questions that have an answer even if there is no file."""
@@ -183,7 +195,10 @@ class RemotePath(Remote, _Base):
 
     def samefile(self, other_path: str | PathLike[str]) -> bool:
         """Whether it is the same path."""
-        return isinstance(other_path, RemotePath) and self.resolve() == other_path.resolve()
+        return (
+            isinstance(other_path, RemotePath)
+            and self.resolve() == other_path.resolve()
+        )
 
     def absolute(self) -> Self:
         """Itself."""
@@ -200,7 +215,9 @@ class RemotePath(Remote, _Base):
         within = [name.rstrip("/") for name in names]
         return iter([self / name.rpartition("/")[2] for name in within if name != own])
 
-    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+    def mkdir(
+        self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False
+    ) -> None:
         """Make a folder; not in object storage, which has none: there it would be a bucket."""
         del mode, parents
         if self._scheme not in _BUCKETS:
@@ -241,7 +258,10 @@ class RemotePath(Remote, _Base):
         return data
 
     def read_text(
-        self, encoding: str | None = None, errors: str | None = None, newline: str | None = None
+        self,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
     ) -> str:
         """All text, in UTF-8 if nothing else is said."""
         del newline

@@ -26,7 +26,11 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     if not options.folds_batch_norm:
         return []
     pairs = constant_batch_norms(graph, graph.constants.is_constant)
-    return [(one.index, norm.index) for one, norm in pairs if _can_be_low(graph, norm, options)]
+    return [
+        (one.index, norm.index)
+        for one, norm in pairs
+        if _can_be_low(graph, norm, options)
+    ]
 
 
 def constant_batch_norms(
@@ -57,7 +61,8 @@ def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
     if node.signature is None:
         return False
     bound = bind(
-        node.signature, [None if value == ABSENT else graph.types[value] for value in node.inputs]
+        node.signature,
+        [None if value == ABSENT else graph.types[value] for value in node.inputs],
     )
     params = [param for param, found in bound.items() if found == FLOAT]
     typed = Typed(node.signature, bound, node.proto)
@@ -72,7 +77,9 @@ def skip_sums(graph: Graph) -> dict[int, int]:
     heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
     for match in patterns_of(graph, "normalisation"):
         heads |= {
-            index: match.core for index in match.nodes if graph.nodes[index].key == "ReduceMean"
+            index: match.core
+            for index in match.nodes
+            if graph.nodes[index].key == "ReduceMean"
         }
     sums: dict[int, int] = {}
     for index, norm in heads.items():
@@ -123,10 +130,14 @@ def _mixes(target: str, low: Format) -> bool:
     if not target_of(target).limits_types or device_of(target) == CPU:
         return True
     rows = [
-        row.types for row in kernel_table(target).get("LayerNormalization", ()) if row.covers(1)
+        row.types
+        for row in kernel_table(target).get("LayerNormalization", ())
+        if row.covers(1)
     ]
     both = ((types.get("T", {low.tensor}), types.get("V", {FLOAT})) for types in rows)
-    return not rows or any(low.tensor in data and FLOAT in scale for data, scale in both)
+    return not rows or any(
+        low.tensor in data and FLOAT in scale for data, scale in both
+    )
 
 
 def _centred_alone(graph: Graph, mean: Node) -> int:

@@ -86,7 +86,11 @@ def form_table() -> FormTable:
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds = {
         name: Kind(
-            name, row.get("called", name), row["op"], row["opset"], row.get("attributes", {})
+            name,
+            row.get("called", name),
+            row["op"],
+            row["opset"],
+            row.get("attributes", {}),
         )
         for name, row in data.items()
     }
@@ -117,7 +121,9 @@ def _rule(head: str, forms: list[str]) -> tuple[str, tuple[list[str], list[str]]
     return ast.unparse(call.func), (list(map(ast.unparse, call.args)), forms)
 
 
-def _pattern(expression: ast.expr, given: Mapping[str, Pattern], rules: Rules) -> Pattern:
+def _pattern(
+    expression: ast.expr, given: Mapping[str, Pattern], rules: Rules
+) -> Pattern:
     if isinstance(expression, ast.Name):
         return given.get(expression.id, Var(expression.id))
     if not isinstance(expression, ast.Call):
@@ -131,7 +137,9 @@ def _pattern(expression: ast.expr, given: Mapping[str, Pattern], rules: Rules) -
             key=lambda n: [isinstance(inputs[n], kind) for kind in kinds].index(True),
         )
         ends = ((n, heads(inputs[n])) for n in places)
-        return Op(name, inputs, tuple(places), tuple((n, keys) for n, keys in ends if keys))
+        return Op(
+            name, inputs, tuple(places), tuple((n, keys) for n, keys in ends if keys)
+        )
     params, alternatives = rules[name]
     bound = dict(zip(params, inputs, strict=True))
     options = tuple(_pattern(_expression(text), bound, rules) for text in alternatives)
@@ -191,7 +199,9 @@ class _State(NamedTuple):
     axes: tuple[int, ...]
 
 
-def _value(graph: Graph, pattern: Pattern, value: int, state: _State) -> Iterator[_State]:
+def _value(
+    graph: Graph, pattern: Pattern, value: int, state: _State
+) -> Iterator[_State]:
     if isinstance(pattern, Op):
         yield from _node(graph, pattern, value, state)
     elif isinstance(pattern, Choice):
@@ -230,14 +240,18 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
     inputs = node.inputs[: len(pattern.inputs)]
     swaps = node.key in op_facts().commutative and inputs[0] != inputs[1]
     for order in (inputs, inputs[::-1]) if swaps else (inputs,):
-        if any(_maker_key(graph, order[place]) not in keys for place, keys in pattern.heads):
+        if any(
+            _maker_key(graph, order[place]) not in keys for place, keys in pattern.heads
+        ):
             continue
         states = [here]
         for place in pattern.places:
             states = [
                 further
                 for partial in states
-                for further in _value(graph, pattern.inputs[place], order[place], partial)
+                for further in _value(
+                    graph, pattern.inputs[place], order[place], partial
+                )
             ]
         yield from states
 
@@ -286,7 +300,9 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
     if shape is None:
         return tuple(sorted(axes)) if max(axes) < 0 else None
     rank = len(shape)
-    counted = tuple(sorted(axis if axis < 0 else axis - rank for axis in axes or range(rank)))
+    counted = tuple(
+        sorted(axis if axis < 0 else axis - rank for axis in axes or range(rank))
+    )
     return counted if all(-rank <= axis < 0 for axis in counted) else None
 
 

@@ -36,10 +36,16 @@ def _normalisation(graph: Graph, root: Node) -> set[int]:
 def _magnitude(graph: Graph, root: Node) -> set[int]:
     """sqrt(a^2 + b^2)."""
     total = maker_of(graph, root.input(0))
-    if total is None or total.key not in ("Add", "Sum") or graph.types[total.outputs[0]] != FLOAT:
+    if (
+        total is None
+        or total.key not in ("Add", "Sum")
+        or graph.types[total.outputs[0]] != FLOAT
+    ):
         return set()
     terms = [maker_of(graph, value) for value in total.inputs]
-    squares = {node.index for node in terms if node is not None and _squared_by(graph, node)}
+    squares = {
+        node.index for node in terms if node is not None and _squared_by(graph, node)
+    }
     return {root.index, total.index, *squares} if len(squares) >= 2 else set()
 
 
@@ -47,7 +53,9 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
     """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
     if not graph.is_float_output(exp):
         return set()
-    sums = [node for node in readers_of(graph, exp.outputs[0]) if node.key == "ReduceSum"]
+    sums = [
+        node for node in readers_of(graph, exp.outputs[0]) if node.key == "ReduceSum"
+    ]
     ends = set().union(*(_softmax_end(graph, exp, total) for total in sums))
     if not ends:
         return set()
@@ -61,7 +69,9 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
     """The values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares none."""
     if node.key == "Mul":
         values = set(map(graph.passed_on, node.inputs))
-        return values if len({_minuend(graph, value) for value in values}) == 1 else set()
+        return (
+            values if len({_minuend(graph, value) for value in values}) == 1 else set()
+        )
     is_square = node.key == "ReduceSumSquare" or (
         node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0
     )
@@ -71,7 +81,11 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
 def _minuend(graph: Graph, value: int) -> int:
     """What the value is the difference to; itself where it is no difference."""
     maker = graph.producer(value)
-    return graph.passed_on(maker.input(0)) if maker is not None and maker.key == "Sub" else value
+    return (
+        graph.passed_on(maker.input(0))
+        if maker is not None and maker.key == "Sub"
+        else value
+    )
 
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
@@ -116,7 +130,9 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     return {centred.index} | mean
 
 
-def _back_to_reduction(graph: Graph, value: int, reductions: frozenset[str] | set[str]) -> set[int]:
+def _back_to_reduction(
+    graph: Graph, value: int, reductions: frozenset[str] | set[str]
+) -> set[int]:
     """Nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
     path: set[int] = set()
     for _ in range(_REACH):
@@ -174,7 +190,9 @@ def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
     node = maker_of(graph, value)
     if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
         return set()
-    return {node.index} | _back_to_reduction(graph, node.input(1), op_facts().reductions)
+    return {node.index} | _back_to_reduction(
+        graph, node.input(1), op_facts().reductions
+    )
 
 
 def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
@@ -205,7 +223,10 @@ def _scales(graph: Graph, node: Node, value: int) -> bool:
 def _gelu(graph: Graph, core: Node) -> set[int]:
     """Core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
     plus = _only_reader(graph, core.outputs[0], "Add")
-    if plus is None or graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0:
+    if (
+        plus is None
+        or graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0
+    ):
         return set()
     group, value, base = {core.index, plus.index}, plus.outputs[0], ABSENT
     for _ in range(2):
@@ -260,7 +281,9 @@ def _silu(graph: Graph, core: Node) -> set[int]:
 
 def _only_reader(graph: Graph, value: int, key: str) -> Node | None:
     _, _, node = only_reader(graph, value)
-    return node if node is not None and node.key == key and len(node.inputs) == 2 else None
+    return (
+        node if node is not None and node.key == key and len(node.inputs) == 2 else None
+    )
 
 
 def _other(graph: Graph, node: Node, value: int) -> int:
@@ -294,7 +317,9 @@ def _between(graph: Graph, nodes: set[int]) -> set[int]:
     between = set[int]()
     for value in (value for index in nodes for value in graph.nodes[index].inputs):
         path, node = set[int](), graph.producer(value)
-        while node is not None and node.index not in nodes and node.index in graph.passing:
+        while (
+            node is not None and node.index not in nodes and node.index in graph.passing
+        ):
             path.add(node.index)
             node = graph.producer(node.inputs[0])
         if path and node is not None and node.index in nodes:
@@ -331,7 +356,9 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
     cores: dict[int, set[str]] = {}
     for match in graph.ask(find_patterns):
         made = (value for index in match.nodes for value in graph.nodes[index].outputs)
-        readers = {reader.index for value in made for reader in readers_of(graph, value)}
+        readers = {
+            reader.index for value in made for reader in readers_of(graph, value)
+        }
         for index in match.nodes | readers:
             cores.setdefault(index, set()).add(graph.nodes[match.core].key)
     return cores
@@ -353,7 +380,11 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
     found = []
     for node in graph.nodes_of({"ReduceSum"}):
         product, source = graph.producer(node.input(0)), node.input(0)
-        if product is None or product.key != "MatMul" or graph.only_reader(source) is not node:
+        if (
+            product is None
+            or product.key != "MatMul"
+            or graph.only_reader(source) is not node
+        ):
             continue
         shape, axes = graph.shapes[source], declared_axes(graph, node)
         over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
@@ -367,7 +398,11 @@ def _has_parts(graph: Graph, product: Node) -> bool:
     maker = graph.producer(product.input(0))
     if maker is not None and maker.key == "Transpose":
         maker = graph.producer(maker.input(0))
-    if maker is None or maker.key != "Reshape" or ABSENT in (maker.input(0), maker.outputs[0]):
+    if (
+        maker is None
+        or maker.key != "Reshape"
+        or ABSENT in (maker.input(0), maker.outputs[0])
+    ):
         return False
     before, after = graph.shapes[maker.inputs[0]], graph.shapes[maker.outputs[0]]
     return before is not None and after is not None and len(after) > len(before)

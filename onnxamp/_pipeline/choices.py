@@ -80,7 +80,8 @@ class Calls:
         step = -(-len(found) // _KINDS) or 1
         groups = [found[start : start + step] for start in range(0, len(found), step)]
         return [
-            (group[len(group) // 2][0], float(sum(count for _, count in group))) for group in groups
+            (group[len(group) // 2][0], float(sum(count for _, count in group)))
+            for group in groups
         ]
 
 
@@ -133,7 +134,9 @@ class PipelineModel:
     def get_inputs(self) -> list[Entry]:
         """Name, type and shape of each input that must be fed."""
         weights = {tensor.name for tensor in self.proto.graph.initializer}
-        return [_entry(item) for item in self.proto.graph.input if item.name not in weights]
+        return [
+            _entry(item) for item in self.proto.graph.input if item.name not in weights
+        ]
 
     def get_outputs(self) -> list[Entry]:
         """Name, type and shape of each output."""
@@ -143,7 +146,8 @@ class PipelineModel:
 def _entry(item: ValueInfoProto) -> Entry:
     dims = item.type.tensor_type.shape.dim
     shape: list[int | str | None] = [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in dims
     ]
     return Entry(item.name, declared_type(item.type) or "", shape)
 
@@ -230,13 +234,20 @@ class Clock(NamedTuple):
 
     def _estimates(self, graph: Graph, low: Format) -> Iterator[tuple[Estimate, float]]:
         for shapes, count in self.calls.kinds():
-            yield Estimate(graph, self.device, shapes_at(graph, dict(shapes)), low), count
+            yield (
+                Estimate(graph, self.device, shapes_at(graph, dict(shapes)), low),
+                count,
+            )
 
 
 def recorded(calls: Calls, name: str) -> Samples:
     """The inputs that a pipeline feeds to a model, as samples."""
-    readers: list[Callable[[], Sample]] = [partial(dict, sample) for sample in calls.samples]
-    return Samples(f"{len(readers)} of {calls.count} calls of {name} in the pipeline", readers)
+    readers: list[Callable[[], Sample]] = [
+        partial(dict, sample) for sample in calls.samples
+    ]
+    return Samples(
+        f"{len(readers)} of {calls.count} calls of {name} in the pipeline", readers
+    )
 
 
 def choices_of(
@@ -265,7 +276,9 @@ def choices_of(
         )
         if choice.nodes:
             found.setdefault(decided, choice)
-    able = [one for one in found.values() if allow_slower or not is_slower(one, float32)]
+    able = [
+        one for one in found.values() if allow_slower or not is_slower(one, float32)
+    ]
     return float32, sorted(able, key=rank)
 
 
@@ -274,7 +287,9 @@ def rank(choice: Choice) -> tuple[float, int, bool, int]:
     return choice.time, choice.weights, choice.plan.dtype != "float16", choice.exponents
 
 
-def _asked(member: Member, model: Model, samples: Samples, provider: Provider) -> Iterator[Options]:
+def _asked(
+    member: Member, model: Model, samples: Samples, provider: Provider
+) -> Iterator[Options]:
     """The options to try: each level in each type, and with exponents where values leave the type's range."""
     levels = [level for level in _ORDER if level in member.levels]
     for dtype in member.dtypes:

@@ -41,7 +41,9 @@ BETTER: Final = ("lower", "higher")
 LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
 """Levels that are tried."""
 
-_DECIDED: Final = frozenset({"level", "dtype", "rescale", "rescaling", "rounding", "rule"})
+_DECIDED: Final = frozenset(
+    {"level", "dtype", "rescale", "rescaling", "rounding", "rule"}
+)
 """Options that the search sets, or that no file can hold."""
 
 Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
@@ -88,9 +90,13 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if self.better not in BETTER:
-            raise ArgumentError(f"better must be 'lower' or 'higher', not {self.better!r}.")
+            raise ArgumentError(
+                f"better must be 'lower' or 'higher', not {self.better!r}."
+            )
         if not self.members:
-            raise ArgumentError("A pipeline needs at least one model: name some under [models].")
+            raise ArgumentError(
+                "A pipeline needs at least one model: name some under [models]."
+            )
 
 
 def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
@@ -121,7 +127,9 @@ def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
     beside = None if given.get("function") is not None else path
     run, called = _function(settings.get("function"), beside)
     folder = path.absolute().parent if path is not None else None
-    members = tuple(_member(name, entry, settings, folder) for name, entry in models.items())
+    members = tuple(
+        _member(name, entry, settings, folder) for name, entry in models.items()
+    )
     _check_files(members)
     return Pipeline(
         members=members,
@@ -144,13 +152,17 @@ def _read(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"{where} is not TOML: {error}.") from None
     _check_keys(where, data, ["function", *_KINDS, "models"])
     if not isinstance(data.get("models"), dict):
-        raise ArgumentError(f'{where} names no models: write NAME = "FILE.onnx" under [models].')
+        raise ArgumentError(
+            f'{where} names no models: write NAME = "FILE.onnx" under [models].'
+        )
     if not isinstance(data.get("function"), str):
         raise ArgumentError(
             f'{where} names no function that runs the models: write function = "FILE.py:NAME".'
         )
     for name, (kinds, words) in _KINDS.items():
-        if name in data and (isinstance(data[name], bool) or not isinstance(data[name], kinds)):
+        if name in data and (
+            isinstance(data[name], bool) or not isinstance(data[name], kinds)
+        ):
             raise ArgumentError(f"{where}: {name} must be {words}, not {data[name]!r}.")
     return data
 
@@ -173,10 +185,14 @@ def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
             raise ArgumentError(f"{where} has no key {name!r}: {meant(name, known)}")
 
 
-def _function(given: str | Function | None, manifest: Path | None) -> tuple[Function, str]:
+def _function(
+    given: str | Function | None, manifest: Path | None
+) -> tuple[Function, str]:
     """The function that runs the models, and its name; a file is looked for beside the manifest that names it."""
     if given is None:
-        raise ArgumentError("A pipeline needs a function that runs its models: pass function.")
+        raise ArgumentError(
+            "A pipeline needs a function that runs its models: pass function."
+        )
     if not isinstance(given, str):
         if not callable(given):
             raise ArgumentTypeError(
@@ -190,11 +206,14 @@ def _function(given: str | Function | None, manifest: Path | None) -> tuple[Func
     file, _, name = given.rpartition(":")
     is_beside = manifest is not None and file.endswith(".py")
     return imported(
-        "function", f"{manifest.parent / file}:{name}" if is_beside and manifest else given
+        "function",
+        f"{manifest.parent / file}:{name}" if is_beside and manifest else given,
     ), given
 
 
-def _member(name: str, entry: Any, settings: Mapping[str, Any], folder: Path | None) -> Member:
+def _member(
+    name: str, entry: Any, settings: Mapping[str, Any], folder: Path | None
+) -> Member:
     where = f"Model {name!r} of the pipeline"
     own = entry if folder is not None and isinstance(entry, dict) else {"path": entry}
     _check_keys(where, own, ("path", "dtypes", "levels", "options"))
@@ -214,7 +233,9 @@ def _member(name: str, entry: Any, settings: Mapping[str, Any], folder: Path | N
         name=name,
         model=Model.of(source),
         file=_file(name, source, folder),
-        dtypes=tuple(low_type(one).name for one in _list(where, "dtypes", tried["dtypes"])),
+        dtypes=tuple(
+            low_type(one).name for one in _list(where, "dtypes", tried["dtypes"])
+        ),
         levels=tuple(map(check_level, _list(where, "levels", tried["levels"]))),
         options=options,
     )

@@ -185,7 +185,9 @@ class PipelineState:
                 tuned[name] = plan_of(plan), float(error)
         return cls(part, runs, tuned, frozenset(runs))
 
-    def run(self, chosen: Mapping[str, Choice], measure: Callable[[], Measured]) -> Measured:
+    def run(
+        self, chosen: Mapping[str, Choice], measure: Callable[[], Measured]
+    ) -> Measured:
         """What is known of the pipeline with these choices, or a new measurement."""
         key = key_of(chosen)
         if key not in self.runs:
@@ -195,7 +197,9 @@ class PipelineState:
             self.recalled.add(key)
         return self.runs[key]
 
-    def plan(self, words: str, find: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
+    def plan(
+        self, words: str, find: Callable[[], tuple[Plan, float]]
+    ) -> tuple[Plan, float]:
         """The known choice of level "auto" of a model at some tolerance, or a new one."""
         key = fingerprint(words)
         if key not in self.tuned:
@@ -211,7 +215,9 @@ class PipelineState:
 
 def key_of(chosen: Mapping[str, Choice]) -> str:
     """What identifies choices: those of models that stay float32 say nothing."""
-    low = sorted((name, choice.key) for name, choice in chosen.items() if not choice.is_float32)
+    low = sorted(
+        (name, choice.key) for name, choice in chosen.items() if not choice.is_float32
+    )
     return fingerprint(repr(low))
 
 

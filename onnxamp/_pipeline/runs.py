@@ -90,7 +90,9 @@ class PipelineRuns:
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
         """Run the pipeline with these models converted, and the others in float32."""
         return self.judged(
-            self._models({name: self._runs(name, choice) for name, choice in chosen.items()})
+            self._models(
+                {name: self._runs(name, choice) for name, choice in chosen.items()}
+            )
         )
 
     def judged(self, models: Mapping[str, PipelineModel]) -> Measured:
@@ -105,13 +107,17 @@ class PipelineRuns:
             )
         if isinstance(result, Mapping):
             if result.keys() != self.reference.keys():
-                return Measured(None, inf, "The function returned other outputs than in float32.")
+                return Measured(
+                    None, inf, "The function returned other outputs than in float32."
+                )
             return Measured(None, self.metric.error(self.reference, result))
         value = float(result)
         if not isfinite(value):
             return BROKEN
         worse = value - float(self.reference)
-        return Measured(value, max(worse if self.pipeline.better == "lower" else -worse, 0.0))
+        return Measured(
+            value, max(worse if self.pipeline.better == "lower" else -worse, 0.0)
+        )
 
     def own_error(self, name: str, choice: Choice, metric: Metric) -> float:
         """The error of a converted model's own outputs on what the pipeline feeds to it."""
@@ -124,7 +130,9 @@ class PipelineRuns:
     def written(self, paths: Mapping[str, Path]) -> Measured:
         """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
         return self.judged(
-            self._models({name: self.engine.load(path).run for name, path in paths.items()})
+            self._models(
+                {name: self.engine.load(path).run for name, path in paths.items()}
+            )
         )
 
     def _models(
@@ -156,7 +164,11 @@ class PipelineRuns:
                 None,
                 lambda _, found: converted_model(found, size, path / "converted.onnx"),
             )
-            self._converted[name] = choice.key, made, self._executable(made, self.engines[name]).run
+            self._converted[name] = (
+                choice.key,
+                made,
+                self._executable(made, self.engines[name]).run,
+            )
         return self._converted[name][2]
 
     def _executable(self, model: Model, engine: Engine) -> Executable:
@@ -171,9 +183,13 @@ class PipelineRuns:
         name = self.pipeline.called
         try:
             result = self.pipeline.run(models)
-        except Exception as error:  # it is not ours, and low precision may lead it anywhere
+        except (
+            Exception
+        ) as error:  # it is not ours, and low precision may lead it anywhere
             text = f"{type(error).__name__}: {error}".rstrip(".")
-            raise RuntimeFailure(f"The function {name!r} failed {where}: {text}.") from error
+            raise RuntimeFailure(
+                f"The function {name!r} failed {where}: {text}."
+            ) from error
         if isinstance(result, Mapping) and result:
             return {str(key): np.asarray(output) for key, output in result.items()}
         if isinstance(result, (bool, np.bool_)):

@@ -92,7 +92,9 @@ class PipelineSearch:
         for name in sorted(self.float32, key=self.rank):
             found = self.alone.get(name)
             is_first = all(choice.is_float32 for choice in self.decided.values())
-            if self.stopped if found is None else not is_first:  # else nothing new can be found
+            if (
+                self.stopped if found is None else not is_first
+            ):  # else nothing new can be found
                 found = self.fit(name, self.decided)
             self.decided[name], error = found or (self.float32[name], error)
             self.errors[name] = error
@@ -107,7 +109,9 @@ class PipelineSearch:
             return 0, error / gain
         return 1, error / max(before.weights - choice.weights, 1)
 
-    def fit(self, name: str, decided: Mapping[str, Choice]) -> tuple[Choice, float] | None:
+    def fit(
+        self, name: str, decided: Mapping[str, Choice]
+    ) -> tuple[Choice, float] | None:
         """The fastest choice of a model with which the pipeline holds, with others as decided; and the error."""
         missed: list[tuple[Choice, float]] = []
         held: tuple[Choice, float] | None = None
@@ -126,18 +130,24 @@ class PipelineSearch:
     def _able(self, name: str, decided: Mapping[str, Choice]) -> Sequence[Choice]:
         """The choices to try: with others in low precision, none that is faster than the one that held alone."""
         choices = self.choices.get(name, [])
-        if name not in self.alone or all(choice.is_float32 for choice in decided.values()):
+        if name not in self.alone or all(
+            choice.is_float32 for choice in decided.values()
+        ):
             return choices
         fastest = self.alone[name][0]
         return [choice for choice in choices if rank(choice) >= rank(fastest)]
 
-    def tried(self, name: str, choice: Choice, decided: Mapping[str, Choice]) -> float | None:
+    def tried(
+        self, name: str, choice: Choice, decided: Mapping[str, Choice]
+    ) -> float | None:
         """The error of the pipeline with one more model converted; None if nothing may be run any more."""
         if self._spent() >= 1:
             self.stopped = True
             return None
         done = len(self.trials)
-        self.report(f"trying {name}: {choice.label}", done, max(self.asked.runs, done + 1))
+        self.report(
+            f"trying {name}: {choice.label}", done, max(self.asked.runs, done + 1)
+        )
         found = self.job.measure({**decided, name: choice})
         trial = Trial(
             model=name,
@@ -160,7 +170,10 @@ class PipelineSearch:
     ) -> tuple[Choice, float] | None:
         """The best of what held and what level auto finds between that and what missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
-        own, last = (self.job.own_error(name, nearest) if isfinite(error) else None), inf
+        own, last = (
+            (self.job.own_error(name, nearest) if isfinite(error) else None),
+            inf,
+        )
         for _ in range(_REFINEMENTS):
             is_known = own is not None and isfinite(own) and isfinite(error)
             scaled = (
@@ -187,5 +200,9 @@ class PipelineSearch:
 
     def _spent(self) -> float:
         """The share of time or runs that is over."""
-        time = (monotonic() - self.started) / self.asked.seconds if self.asked.seconds else inf
+        time = (
+            (monotonic() - self.started) / self.asked.seconds
+            if self.asked.seconds
+            else inf
+        )
         return max(time, len(self.trials) / self.asked.runs)

@@ -67,13 +67,19 @@ def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
     Raises:
         ArgumentError: one matches nothing, and the options are strict about names.
     """
-    asked = {member.name: member.asked(Level.O2, "float16") for member in pipeline.members}
-    found = {member.name: misspelt(member.model, asked[member.name]) for member in pipeline.members}
+    asked = {
+        member.name: member.asked(Level.O2, "float16") for member in pipeline.members
+    }
+    found = {
+        member.name: misspelt(member.model, asked[member.name])
+        for member in pipeline.members
+    }
     anywhere = among((asked[name], rows) for name, rows in found.items())
     if any(options.strict_options for options in asked.values()):
         refuse(anywhere)
     return UnmatchedNames(
-        {name: frozenset(one.text for one in rows) for name, rows in found.items()}, anywhere
+        {name: frozenset(one.text for one in rows) for name, rows in found.items()},
+        anywhere,
     )
 
 
@@ -156,8 +162,12 @@ def tune_pipeline(
         "levels": levels,
         "options": options,
     }
-    search = Search(device=device, runs=runs, seconds=seconds, allow_slower=allow_slower)
-    run = RunOptions(provider=provider, state=state, report=progress or silent, budget=budget)
+    search = Search(
+        device=device, runs=runs, seconds=seconds, allow_slower=allow_slower
+    )
+    run = RunOptions(
+        provider=provider, state=state, report=progress or silent, budget=budget
+    )
     folder = None if output is None else as_path(output)
     tuned = run_tuning(make_pipeline(pipeline, said), search, run, folder)
     if output is None:
@@ -188,7 +198,9 @@ def run_tuning(
         )
     with ExitStack() as stack:
         for member in pipeline.members:
-            stack.enter_context(declared_ops(member.asked(Level.O2, "float16").custom_ops))
+            stack.enter_context(
+                declared_ops(member.asked(Level.O2, "float16").custom_ops)
+            )
         unmatched = find_unmatched(pipeline)
         folder = stack.enter_context(temporary_folder())
         kept = stack.enter_context(opened(options.state))
@@ -236,13 +248,21 @@ class _Job:
         """Run the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         engines = {
-            member.name: tuning_engine(options.provider, member.asked(Level.O2, "float16").target)
+            member.name: tuning_engine(
+                options.provider, member.asked(Level.O2, "float16").target
+            )
             for member in pipeline.members
         }
         runs = PipelineRuns(pipeline, engines, metric, folder, options.budget)
         low = _names(engines, "float16")
-        part = None if kept is None else kept.part(PART, facts_of(pipeline, metric.name, low))
-        asked = replace(asked, tolerance=metric.tolerance, device=meant_device(asked.device))
+        part = (
+            None
+            if kept is None
+            else kept.part(PART, facts_of(pipeline, metric.name, low))
+        )
+        asked = replace(
+            asked, tolerance=metric.tolerance, device=meant_device(asked.device)
+        )
         job = cls(runs, asked, options, PipelineState.of(part))
         options.report("running in float32", 0, asked.runs)
         runs.start()
@@ -268,19 +288,28 @@ class _Job:
             run = Run(inputs=samples, provider=provider, budget=self.options.budget)
             proof = UpgradeProof(Comparison.of(member.model, run))
             float32[name], choices[name] = choices_of(
-                member, samples, self.clocks[name], provider, proof, allow_slower=asked.allow_slower
+                member,
+                samples,
+                self.clocks[name],
+                provider,
+                proof,
+                allow_slower=asked.allow_slower,
             )
 
         search = PipelineSearch(
             float32=float32,
             choices=choices,
-            refined=frozenset(m.name for m in runs.pipeline.members if Level.AUTO in m.levels),
+            refined=frozenset(
+                m.name for m in runs.pipeline.members if Level.AUTO in m.levels
+            ),
             asked=asked,
             job=self,
             report=self.options.report,
         )
         search.search()
-        _LOG.info("tuned a pipeline of %d models in %d runs", len(float32), len(search.trials))
+        _LOG.info(
+            "tuned a pipeline of %d models in %d runs", len(float32), len(search.trials)
+        )
         return search
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
@@ -297,7 +326,11 @@ class _Job:
         asked = member.asked(
             Level.AUTO,
             options.dtype,
-            **({"rescale": True, "rescaling": options.rescaling} if options.rescale else {}),
+            **(
+                {"rescale": True, "rescaling": options.rescaling}
+                if options.rescale
+                else {}
+            ),
         )
         self.options.report(
             f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs
@@ -305,7 +338,9 @@ class _Job:
 
         def find() -> tuple[Plan, float]:
             search = Search(
-                tolerance=tolerance, device=self.asked.device, allow_slower=self.asked.allow_slower
+                tolerance=tolerance,
+                device=self.asked.device,
+                allow_slower=self.asked.allow_slower,
             )
             run = Run(
                 inputs=self.runs.samples(name),
@@ -315,12 +350,12 @@ class _Job:
             tuned = tune(member.model, asked, search, run)
             return tuned.plan, tuned.error
 
-        words = (
-            f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
-        )
+        words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
         plan, error = self.state.plan(words, find)
         _, analysis = analyse_safely(member.model, plan.options, plan)
-        choice = self.clocks[name].choice(analysis, tolerance=tolerance, error=error, plan=plan)
+        choice = self.clocks[name].choice(
+            analysis, tolerance=tolerance, error=error, plan=plan
+        )
         return choice if choice.nodes else None
 
     def approved(
@@ -354,7 +389,12 @@ class _Job:
         note: str,
     ) -> TunedPipeline:
         """What is returned."""
-        runs, pipeline, state, chosen = self.runs, self.runs.pipeline, self.state, search.decided
+        runs, pipeline, state, chosen = (
+            self.runs,
+            self.runs.pipeline,
+            self.state,
+            search.decided,
+        )
         last = self.measure(chosen)
         members = tuple(
             _member(
@@ -368,7 +408,9 @@ class _Job:
             for member in pipeline.members
             for name, choice in [(member.name, chosen[member.name])]
         )
-        lowest = next((one.plan.dtype for one in chosen.values() if not one.is_float32), "float32")
+        lowest = next(
+            (one.plan.dtype for one in chosen.values() if not one.is_float32), "float32"
+        )
         metric = "" if runs.value is not None else runs.metric.name
         said = (
             *(one.text for one in self.unmatched.anywhere),

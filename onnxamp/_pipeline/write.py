@@ -89,7 +89,9 @@ def write_pipeline(
             if member.model.path is not None
             else _in_file(member.model, scratch / member.file)
         )
-        request = Request(model=model, asked=choice.plan.options, plan=plan, warn=lambda _: None)
+        request = Request(
+            model=model, asked=choice.plan.options, plan=plan, warn=lambda _: None
+        )
         made[member.name] = convert_to_file(request, how).conversion
 
     written(members, {})
@@ -109,10 +111,14 @@ def _in_file(model: Model, path: Path) -> Model:
     return Model.read(path)
 
 
-def _check_loads(member: Member, choice: Choice, path: Path, provider: Provider) -> None:
+def _check_loads(
+    member: Member, choice: Choice, path: Path, provider: Provider
+) -> None:
     """Let ONNX Runtime load a file, in a process of its own."""
     options = choice.plan.options
-    is_meant = provider == device_of(options.target) and engine_on(provider).is_reference
+    is_meant = (
+        provider == device_of(options.target) and engine_on(provider).is_reference
+    )
     place = provider if is_meant else None
     loaded = load_result(Model.read(path, member.model), member.model, place)
     if loaded.fault:

@@ -4,7 +4,16 @@ from typing import Final
 
 from onnxamp._job.folder import FolderReport
 from onnxamp._job.folder import Row as Outcome
-from onnxamp._report.parts import Item, Level, Report, Row, Status, Verdict, section, table
+from onnxamp._report.parts import (
+    Item,
+    Level,
+    Report,
+    Row,
+    Status,
+    Verdict,
+    section,
+    table,
+)
 from onnxamp._report.text import count, number, size
 
 STATUSES: Final = {
@@ -17,21 +26,35 @@ STATUSES: Final = {
 
 def status_of(row: Outcome) -> Status:
     """What is known of a model; of one that was converted and not validated, nothing."""
-    return Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
+    return (
+        Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
+    )
 
 
 def batch_report(report: FolderReport) -> Report:
     """One row per model, and then failures, and what was not validated."""
     failed = [row for row in report.rows if row.has_failed]
     healed = [row for row in report.rows if row.healed]
-    columns = ("model", "result", "nodes low", "new Casts", "error", "weights", "seconds")
-    models = table(columns, map(_row, report.rows), right=range(2, 7), drop=(6, 5, 3, 2))
+    columns = (
+        "model",
+        "result",
+        "nodes low",
+        "new Casts",
+        "error",
+        "weights",
+        "seconds",
+    )
+    models = table(
+        columns, map(_row, report.rows), right=range(2, 7), drop=(6, 5, 3, 2)
+    )
     return Report(
         "convert folder",
         _verdict(report),
         sections=(
             section("Models", models),
-            section("Failures", (Item(row.message, Level.ERROR, row.name) for row in failed)),
+            section(
+                "Failures", (Item(row.message, Level.ERROR, row.name) for row in failed)
+            ),
             section(
                 "Tracebacks",
                 (
@@ -55,7 +78,11 @@ def batch_report(report: FolderReport) -> Report:
             ),
             section(
                 "Notes",
-                (Item(text, label=row.name) for row in report.rows for text in row.warnings),
+                (
+                    Item(text, label=row.name)
+                    for row in report.rows
+                    for text in row.warnings
+                ),
             ),
         ),
     )
@@ -77,13 +104,16 @@ def _row(row: Outcome) -> Row:
     known = (f"{row.low} of {row.nodes}", f"+{row.casts}", error, size(row.bytes_after))
     is_known = not row.has_failed or row.nodes
     return Row(
-        (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds), status_of(row)
+        (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds),
+        status_of(row),
     )
 
 
 def _verdict(report: FolderReport) -> Verdict:
     outcomes = ", ".join(
-        f"{report.count(outcome)} {outcome}" for outcome in STATUSES if report.count(outcome)
+        f"{report.count(outcome)} {outcome}"
+        for outcome in STATUSES
+        if report.count(outcome)
     )
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
     outcomes += f"; {unseen} not validated" if unseen else ""

@@ -38,12 +38,19 @@ def bench_report(report: BenchReport) -> Report:
         _verdict(report),
         names if is_alone else (),
         (report.ran_on, report.runtime, report.inputs),
-        tuple(_figure(one) for one in report.timings if is_alone or one.speedup is not None),
+        tuple(
+            _figure(one)
+            for one in report.timings
+            if is_alone or one.speedup is not None
+        ),
         sections=(
             section("Models", _models(report.models)),
             section("Latency", _timings(report.timings)),
             section(ops, _ops(report.models)),
-            section("Causes", (_cause(one, one.model in report.slower) for one in report.causes)),
+            section(
+                "Causes",
+                (_cause(one, one.model in report.slower) for one in report.causes),
+            ),
             section("Notes", notes(report.notes)),
         ),
     )
@@ -69,9 +76,15 @@ def _verdict(report: BenchReport) -> Verdict:
         return Verdict(Status.PASSED, "The model was timed.")
     standings: dict[str, list[str]] = {}
     for model in others:  # of several batch sizes the least favourable counts
-        ratios = [one.speedup for one in report.timings if one.model == model and one.speedup]
+        ratios = [
+            one.speedup for one in report.timings if one.model == model and one.speedup
+        ]
         is_faster = bool(ratios) and all(ratio.is_faster for ratio in ratios)
-        how = f"faster than {first}" if is_faster else f"as fast as {first}, within the spread"
+        how = (
+            f"faster than {first}"
+            if is_faster
+            else f"as fast as {first}, within the spread"
+        )
         standings.setdefault(how, []).append(model)
     told = ", and ".join(f"{_are(models)} {how}" for how, models in standings.items())
     return Verdict(Status.PASSED, f"{told}.")
@@ -91,10 +104,14 @@ def _models(models: Sequence[Bench]) -> Table:
     rows = []
     for model in models:
         assigned = sorted(model.assigned.items(), key=lambda item: -item[1])
-        options = [f"{name}={value}" for name, value in model.options.items() if value != "0"]
+        options = [
+            f"{name}={value}" for name, value in model.options.items() if value != "0"
+        ]
         memory = "–" if model.memory is None else size(model.memory)
         nodes = ", ".join(f"{count} {name}" for name, count in assigned)
-        rows.append((model.model, f"{model.load:.2f}", nodes, memory, ", ".join(options) or "–"))
+        rows.append(
+            (model.model, f"{model.load:.2f}", nodes, memory, ", ".join(options) or "–")
+        )
     return table(columns, rows, right=(1, 3), prose=(2, 4), drop=(4,))
 
 
@@ -120,9 +137,20 @@ def _timing(timing: Timing) -> tuple[str, ...]:
         f"{seconds * 1e3:.3f}"
         for seconds in (latency.first, latency.median, latency.p90, latency.p99)
     )
-    speedup = "" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    speedup = (
+        ""
+        if ratio is None
+        else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    )
     batch = "–" if timing.batch is None else str(timing.batch)
-    return timing.model, batch, *times, f"{timing.throughput:.1f}", str(latency.runs), speedup
+    return (
+        timing.model,
+        batch,
+        *times,
+        f"{timing.throughput:.1f}",
+        str(latency.runs),
+        speedup,
+    )
 
 
 def _ops(models: Sequence[Bench]) -> Table:
@@ -132,16 +160,22 @@ def _ops(models: Sequence[Bench]) -> Table:
         for row in model.ops:
             kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
     rows = [Row(("all", "", "", *map(_total, models)), is_strong=True)] if kinds else []
-    for kind, ran in sorted(kinds.items(), key=lambda item: _slowest_first(item[1].values())):
+    for kind, ran in sorted(
+        kinds.items(), key=lambda item: _slowest_first(item[1].values())
+    ):
         rows.append(Row((*kind, *(_ran(ran.get(model.model)) for model in models))))
     columns = ("op", "on", "type", *(model.model for model in models))
-    return table(columns, rows, right=range(3, len(columns)), shown=_OPS + 1, drop=(2, 1))
+    return table(
+        columns, rows, right=range(3, len(columns)), shown=_OPS + 1, drop=(2, 1)
+    )
 
 
 def _total(model: Bench) -> str:
     """Time of all ops together, or their number where the engine tells no times."""
     told = [row.seconds for row in model.ops if row.seconds is not None]
-    return f"{sum(told) * 1e3:.3f}" if told else f"×{sum(row.nodes for row in model.ops)}"
+    return (
+        f"{sum(told) * 1e3:.3f}" if told else f"×{sum(row.nodes for row in model.ops)}"
+    )
 
 
 def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
@@ -153,7 +187,11 @@ def _ran(row: OpTime | None) -> str:
     """Time and number of the nodes of one op type."""
     if row is None:
         return "–"
-    return f"×{row.nodes}" if row.seconds is None else f"{row.seconds * 1e3:.3f} ×{row.nodes}"
+    return (
+        f"×{row.nodes}"
+        if row.seconds is None
+        else f"{row.seconds * 1e3:.3f} ×{row.nodes}"
+    )
 
 
 def bench_json(report: BenchReport) -> str:

@@ -37,7 +37,9 @@ _ROWS: Final = 12
 """Values, and kinds of nodes, that the terminal shows without -v."""
 
 
-def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = "") -> Report:
+def check_report(
+    audit: Audit | None, run: RunCheck | None = None, model: str = ""
+) -> Report:
     """What a check found; ``run`` is None where the model was not run."""
     values = run.values if run else ()
     bad = [row for row in values if row.fault or row.inherited]
@@ -49,10 +51,16 @@ def check_report(audit: Audit | None, run: RunCheck | None = None, model: str = 
         _figures(audit) if audit else (),
         (
             section("Findings", finding_items(audit)),
-            section("Device placement", _placement(audit) if audit else (), on_page=False),
-            section("Beyond float16", _out_of_range(run.fit) if run and run.fit else ()),
+            section(
+                "Device placement", _placement(audit) if audit else (), on_page=False
+            ),
+            section(
+                "Beyond float16", _out_of_range(run.fit) if run and run.fit else ()
+            ),
             section("Values", _values(bad, values), is_detail=not bad, on_page=False),
-            section("Nodes and weights", _sizes(audit) if audit else (), is_detail=True),
+            section(
+                "Nodes and weights", _sizes(audit) if audit else (), is_detail=True
+            ),
         ),
         (*_exponents_step(run), *steps_of(run.cure if run else None, is_options=True)),
     )
@@ -75,9 +83,15 @@ def check_status(audit: Audit | None, run: RunCheck | None) -> Status:
 
 def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
     status = check_status(audit, run)
-    counts = Counter(finding.severity for finding in audit.findings) if audit else Counter[str]()
+    counts = (
+        Counter(finding.severity for finding in audit.findings)
+        if audit
+        else Counter[str]()
+    )
     told = " and ".join(
-        count(counts[severity], severity) for severity in ("error", "warning") if counts[severity]
+        count(counts[severity], severity)
+        for severity in ("error", "warning")
+        if counts[severity]
     )
     found = (f"The check found {told}.",) if told else ()
     if run is not None and run.first_bad is not None:
@@ -87,17 +101,27 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
             (first_bad_sentence(run.first_bad), *found, *_fits(run)),
         )
     if status is Status.FAILED and audit is not None:
-        worst = next(finding for finding in audit.findings if finding.severity == "error")
+        worst = next(
+            finding for finding in audit.findings if finding.severity == "error"
+        )
         where = f"{worst.op} {worst.node!r}: " if worst.node else ""
         found = (*found, f"{where}{finding_text(worst)}")
         return Verdict(status, "The model fails to load or is known to break.", found)
     if run is None or run.skipped:
-        skipped = run.skipped if run is not None and run.skipped else "The model was not run."
-        return Verdict(status, "Nothing is known to break, but nothing was run.", (skipped, *found))
-    seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
+        skipped = (
+            run.skipped if run is not None and run.skipped else "The model was not run."
+        )
+        return Verdict(
+            status, "Nothing is known to break, but nothing was run.", (skipped, *found)
+        )
+    seen = (
+        f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
+    )
     found = (*found, *_fits(run))
     if status is Status.INEXACT:
-        return Verdict(status, "Nothing breaks, but there are warnings.", (*found, seen))
+        return Verdict(
+            status, "Nothing breaks, but there are warnings.", (*found, seen)
+        )
     return Verdict(status, "Nothing breaks.", (seen, *found))
 
 
@@ -118,7 +142,9 @@ def finding_items(audit: Audit | None) -> list[Item]:
         ops = tally(finding.op for finding in members if finding.op)
         names = tuple(finding.node for finding in members if finding.node)
         level = Level[severity.upper()]
-        items.append(Item(f"{ops}: {text}" if ops else text, level, kind, names, action))
+        items.append(
+            Item(f"{ops}: {text}" if ops else text, level, kind, names, action)
+        )
     items.sort(key=lambda item: (-item.level, item.label, item.action))
     for position, (item, behind) in enumerate(pairwise(items)):
         if (item.label, item.action) == (behind.label, behind.action):
@@ -129,7 +155,11 @@ def finding_items(audit: Audit | None) -> list[Item]:
 def _figures(audit: Audit) -> tuple[Figure, ...]:
     counted = _precisions(audit)
     dtype = next((name for name in LOWEST_FIRST if counted[name]), FLOAT16.name)
-    weights = [f"{size(bytes_)} {name}" for name, bytes_ in audit.weight_bytes.items() if bytes_]
+    weights = [
+        f"{size(bytes_)} {name}"
+        for name, bytes_ in audit.weight_bytes.items()
+        if bytes_
+    ]
     domains = sorted(audit.opsets.items(), key=lambda entry: entry[0] != "")
     figures = [
         *node_figure(dtype, counted),
@@ -139,7 +169,9 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
         Figure("opset", opset_text(domains[:1]), opset_text(domains[1:])),
     ]
     if since := audit.loads_from:
-        because = f"not on {since.because}" if since.because else "the oldest that is known"
+        because = (
+            f"not on {since.because}" if since.because else "the oldest that is known"
+        )
         figures.append(Figure("loads from ONNX Runtime", since.version, because))
     if engine := audit.engine:
         built = size(engine.bytes) if engine.built else "not built"
@@ -149,22 +181,33 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
 
 def _precisions(audit: Audit) -> Counter[str]:
     """Nodes by precision."""
-    return Counter(node.precision for node in audit.nodes if node.op not in op_facts().uncounted)
+    return Counter(
+        node.precision for node in audit.nodes if node.op not in op_facts().uncounted
+    )
 
 
 def _providers(audit: Audit) -> Iterator[Figure]:
     """Where the nodes run, Casts and control flow among them."""
     placed = [node for node in audit.nodes if node.provider]
-    providers, home = Counter(node.provider for node in placed), device_of(audit.target).upper()
+    providers, home = (
+        Counter(node.provider for node in placed),
+        device_of(audit.target).upper(),
+    )
     if placed:
         others = [
             f"{times:,} without a kernel" if name == "none" else f"{times:,} on {name}"
             for name, times in providers.most_common()
             if name != home
         ]
-        uncounted = Counter(node.op == "Cast" for node in placed if node.op in op_facts().uncounted)
+        uncounted = Counter(
+            node.op == "Cast" for node in placed if node.op in op_facts().uncounted
+        )
         told = [count(uncounted[True], "Cast")] if uncounted[True] else []
-        told += [f"{count(uncounted[False], 'node')} of control flow"] if uncounted[False] else []
+        told += (
+            [f"{count(uncounted[False], 'node')} of control flow"]
+            if uncounted[False]
+            else []
+        )
         others += [f"counting {' and '.join(told)}"] if told else []
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
@@ -172,12 +215,18 @@ def _providers(audit: Audit) -> Iterator[Figure]:
 def _placement(audit: Audit) -> Table:
     """Where op types run, and in which precision; those that the target does not run come first."""
     rows = Counter(
-        (node.op, node.provider, node.precision) for node in audit.nodes if node.provider
+        (node.op, node.provider, node.precision)
+        for node in audit.nodes
+        if node.provider
     )
     home = device_of(audit.target).upper()
     ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
-    cells = ((op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked)
-    return table(("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=())
+    cells = (
+        (op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked
+    )
+    return table(
+        ("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=()
+    )
 
 
 def _sizes(audit: Audit) -> list[Part]:
@@ -199,7 +248,11 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
         f" {number(largest.largest)}."
     )
     if not fitting:
-        none = "No exponent brings it into range." if one else "No exponents bring them into range."
+        none = (
+            "No exponent brings it into range."
+            if one
+            else "No exponents bring them into range."
+        )
         return text, none
     inputs = " on these made-up inputs" if run.fit.made_up else ""
     which = f"{fitting:,} of them fit"
@@ -231,8 +284,19 @@ def _exponents_step(run: RunCheck | None) -> tuple[Step, ...]:
 
 def _values(bad: Sequence[ValueCheck], values: Iterable[ValueCheck]) -> Table:
     """The values that go wrong, or pass on what did, and then all others."""
-    columns = ["value", "op", "type", "max |x|", "exact max |x|", "NaN", "Inf", "flushed"]
-    rows = map(_value, (*bad, *(row for row in values if not row.fault and not row.inherited)))
+    columns = [
+        "value",
+        "op",
+        "type",
+        "max |x|",
+        "exact max |x|",
+        "NaN",
+        "Inf",
+        "flushed",
+    ]
+    rows = map(
+        _value, (*bad, *(row for row in values if not row.fault and not row.inherited))
+    )
     shown = min(len(bad), _ROWS)
     drop = (2, 7, 4, 6, 5)
     return table([*columns, "problem"], rows, right=range(3, 8), shown=shown, drop=drop)
@@ -240,7 +304,10 @@ def _values(bad: Sequence[ValueCheck], values: Iterable[ValueCheck]) -> Table:
 
 def _value(row: ValueCheck) -> Row:
     m = row.measured
-    peaks = magnitude(m.found_max, m.found_zero), magnitude(m.reference_max, m.reference_zero)
+    peaks = (
+        magnitude(m.found_max, m.found_zero),
+        magnitude(m.reference_max, m.reference_zero),
+    )
     counts = (str(n or "") for n in (m.found_nan, m.found_inf, m.flushed))
     problem = row.fault or ("inherited" if row.inherited else "")
     cells = (row.value, row.op, row.dtype, *peaks, *counts, problem)
@@ -249,4 +316,6 @@ def _value(row: ValueCheck) -> Row:
 
 def check_json(audit: Audit | None, run: RunCheck | None) -> str:
     """What a check found."""
-    return document("check", {"verdict": check_status(audit, run), "static": audit, "run": run})
+    return document(
+        "check", {"verdict": check_status(audit, run), "static": audit, "run": run}
+    )

@@ -48,7 +48,17 @@ _OUTPUT_COLUMNS: Final = (
 _LEAST_FIRST: Final = tuple(
     map(
         _OUTPUT_COLUMNS.index,
-        ("max relative", "type", "top-1", "zero", "cosine", "shape", "Inf", "NaN", "max abs"),
+        (
+            "max relative",
+            "type",
+            "top-1",
+            "zero",
+            "cosine",
+            "shape",
+            "Inf",
+            "NaN",
+            "max abs",
+        ),
     )
 )
 """The columns that a narrow terminal leaves out, in this order."""
@@ -66,7 +76,9 @@ def diff_report(diff: DiffReport | None) -> Report:
         worst_figure(diff),
         (
             *comparison_sections(diff),
-            section("Layers with the largest local errors", _layers(diff), on_page=False),
+            section(
+                "Layers with the largest local errors", _layers(diff), on_page=False
+            ),
             section("Notes", notes(comparison_notes(diff))),
         ),
         steps_of(diff.cure),
@@ -132,7 +144,9 @@ def _is_blank(output: TensorDiff) -> bool:
 
 def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Provider and inputs, where anything ran."""
-    loaded = f"loads in {ran.loaded}" if isinstance(ran, DiffReport) and ran.loaded else ""
+    loaded = (
+        f"loads in {ran.loaded}" if isinstance(ran, DiffReport) and ran.loaded else ""
+    )
     return () if ran is None else tuple(filter(None, (ran.ran_on, ran.inputs, loaded)))
 
 
@@ -149,9 +163,15 @@ def worst_figure(diff: DiffReport | None) -> tuple[Figure, ...]:
         return ()
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
-        label, output, error = "largest error of a detection", found.outputs[0], found.error
+        label, output, error = (
+            "largest error of a detection",
+            found.outputs[0],
+            found.error,
+        )
     else:
-        worst = max(diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2))
+        worst = max(
+            diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2)
+        )
         label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
     return (Figure(label, number(error), f"output {output}", f"error {number(error)}"),)
 
@@ -176,9 +196,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     yield from (_tokens(found) for found in diff.tokens if found.parted)
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]
-        differs = (
-            f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
-        )
+        differs = f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
         yield f"Noise floor: in float32, {differs}."
     low = FORMATS.get(diff.lowest)
     if low is not None and not diff.skipped and "emulated" in diff.ran_on:
@@ -207,7 +225,12 @@ def _outputs(diff: DiffReport) -> Table:
     if len(rows) > _ROWS:  # what is wrong must be among those that are shown
         rows.sort(key=lambda row: row.status is Status.PASSED)
     return table(
-        _OUTPUT_COLUMNS, rows, right=range(3, 12), shown=_ROWS, key="output", drop=_LEAST_FIRST
+        _OUTPUT_COLUMNS,
+        rows,
+        right=range(3, 12),
+        shown=_ROWS,
+        key="output",
+        drop=_LEAST_FIRST,
     )
 
 
@@ -307,9 +330,18 @@ def _layers(diff: DiffReport) -> list[Part]:
 
 def _layer(row: LayerDiff) -> tuple[str, ...]:
     local, accumulated = row.local, row.accumulated
-    alarm = (local and local.alarm) or (accumulated and accumulated.alarm) or row.note or ""
-    peak = magnitude(accumulated.reference_max, accumulated.reference_zero) if accumulated else "–"
-    errors = (number(measured.rel_l2 if measured else None) for measured in (local, accumulated))
+    alarm = (
+        (local and local.alarm) or (accumulated and accumulated.alarm) or row.note or ""
+    )
+    peak = (
+        magnitude(accumulated.reference_max, accumulated.reference_zero)
+        if accumulated
+        else "–"
+    )
+    errors = (
+        number(measured.rel_l2 if measured else None)
+        for measured in (local, accumulated)
+    )
     return row.value, row.op, row.dtype, *errors, peak, alarm
 
 

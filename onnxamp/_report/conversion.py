@@ -93,7 +93,9 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
     text = "This command converts the model, and compares the result with the original."
     return conversion_report(made, audit)._replace(
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
-        verdict=Verdict(Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")),
+        verdict=Verdict(
+            Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")
+        ),
         models=(str(made.source),),
         steps=(Step(text, command),),
     )
@@ -105,7 +107,9 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
     found, target = made.summary, made.plan.target
     if found.fallbacks:
         subject = (
-            "1 node has" if len(found.fallbacks) == 1 else f"{len(found.fallbacks):,} nodes have"
+            "1 node has"
+            if len(found.fallbacks) == 1
+            else f"{len(found.fallbacks):,} nodes have"
         )
         verb = "runs" if len(found.fallbacks) == 1 else "run"
         ops = tally((op for _, op in found.fallbacks), _ROWS)
@@ -138,7 +142,10 @@ def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
 
 def decision_table(plan: Plan) -> Table:
     """Every precision variable, its precision and the reason."""
-    rows = ((row.key, row.op, plan.dtype if row.low else "float32", row.why) for row in plan.rows)
+    rows = (
+        (row.key, row.op, plan.dtype if row.low else "float32", row.why)
+        for row in plan.rows
+    )
     return table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
 
 
@@ -162,7 +169,9 @@ def _speed_up(made: Conversion) -> Iterator[Figure]:
     if (expected := made.speed_up) is None:
         return
     shapes = expected.shapes.items()
-    sizes = ", ".join(f"{name} {'×'.join(map(str, dims)) or 'a scalar'}" for name, dims in shapes)
+    sizes = ", ".join(
+        f"{name} {'×'.join(map(str, dims)) or 'a scalar'}" for name, dims in shapes
+    )
     shown = sizes if len(sizes) <= _SIZES else "the inputs' sizes"
     remark = f"estimate for {expected.device} at {shown}, not measured: onnxamp bench measures it"
     factor = f"{expected.factor:.2f}×"
@@ -190,7 +199,9 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
     yield Item(told, members=cure.nodes)
     if validation.inputs.startswith("made-up"):
         yield Item("The inputs are made up. Real ones (--inputs) may pass without it.")
-    yield hint("--no-cure writes the conversion as it was asked for, under another name.")
+    yield hint(
+        "--no-cure writes the conversion as it was asked for, under another name."
+    )
 
 
 def _price(cure: Cure) -> str:
@@ -205,12 +216,21 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     plan, status = made.plan, status_of(validation)
     head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
     cure = validation.cure if validation is not None else None
-    if validation is not None and cure is not None and cure.applied and not cure.confirmed:
+    if (
+        validation is not None
+        and cure is not None
+        and cure.applied
+        and not cure.confirmed
+    ):
         told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
-        return Verdict(status, "The model stays float32: no conversion passed validation.", told)
+        return Verdict(
+            status, "The model stays float32: no conversion passed validation.", told
+        )
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
-        with_what = f"at level {cure.level}" if cure.level else f"with {kept} in float32"
+        with_what = (
+            f"at level {cure.level}" if cure.level else f"with {kept} in float32"
+        )
         head += f", {with_what} to pass validation"
     if not any(row.low for row in plan.rows):
         more = " more" if made.summary.nodes_before.get("low") else ""
@@ -236,7 +256,9 @@ def _why_nothing(made: Conversion) -> str:
     if kinds:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
-    reasons = Counter(row.reason for row in plan.rows if row.reason not in ("constant", "tie"))
+    reasons = Counter(
+        row.reason for row in plan.rows if row.reason not in ("constant", "tie")
+    )
     if not plan.rows:
         return "The model does not compute in float32."
     if not reasons:
@@ -275,7 +297,9 @@ def _hazards(plan: Plan) -> Iterator[Part]:
 
 def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
     """Return nodes, each with the detail that there is."""
-    return tuple(f"{row.node}: {row.detail}" if row.detail else row.node for row in rows)
+    return tuple(
+        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
+    )
 
 
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
@@ -327,8 +351,12 @@ def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
     nodes = {"before": summary.nodes_before, "after": summary.nodes}
     weights = {"before": {"weights": made.bytes_before}, "after": sizes}
-    yield Bars("nodes", tuple(node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items()))
-    yield Bars("weights", tuple(weight_bar(label, found) for label, found in weights.items()))
+    yield Bars(
+        "nodes", tuple(node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items())
+    )
+    yield Bars(
+        "weights", tuple(weight_bar(label, found) for label, found in weights.items())
+    )
     yield from traffic_figures(audit)
 
 

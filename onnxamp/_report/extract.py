@@ -75,13 +75,17 @@ def value_facts(name: str, array: Array) -> ValueFacts:
     )
 
 
-def region_report(region: Region, files: Sequence[Path], arguments: Sequence[str] = ()) -> Report:
+def region_report(
+    region: Region, files: Sequence[Path], arguments: Sequence[str] = ()
+) -> Report:
     """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next.
 
     ``arguments`` are those that every command about it needs.
     """
     counts = Counter(op_key(node) for node in region.model.graph.node)
-    among = " and ".join(count(counts[op], op) for op in ("Cast", "Constant") if counts[op])
+    among = " and ".join(
+        count(counts[op], op) for op in ("Cast", "Constant") if counts[op]
+    )
     remark = f"of {region.total:,}" + (f"; {among} among them" if among else "")
     nodes = len(region.nodes)
     none, unsaved = "None: it only reads constants.", "None that can be saved."
@@ -107,7 +111,9 @@ def region_report(region: Region, files: Sequence[Path], arguments: Sequence[str
 def _verdict(region: Region) -> Verdict:
     """Whether the region computes the same alone."""
     sentence = f"Cut out {', '.join(region.around[:3])}"
-    sentence += f" and {len(region.around) - 3:,} more" if len(region.around) > 3 else ""
+    sentence += (
+        f" and {len(region.around) - 3:,} more" if len(region.around) > 3 else ""
+    )
     if not region.differing:
         same = "Run alone on its inputs, it computes the same bit for bit."
         return Verdict(Status.PASSED, f"{sentence}.", (same,))
@@ -130,9 +136,18 @@ def _nodes(region: Region) -> Table:
     rows = []
     for name, node in zip(region.nodes, view.nodes, strict=False):
         if node.key != "Constant":
-            kinds = (readable_types(types[value]) for value in node.outputs if value != ABSENT)
+            kinds = (
+                readable_types(types[value])
+                for value in node.outputs
+                if value != ABSENT
+            )
             is_asked = name in asked
-            cells = ("→" if is_asked else "", name, node.key, ", ".join(dict.fromkeys(kinds)))
+            cells = (
+                "→" if is_asked else "",
+                name,
+                node.key,
+                ", ".join(dict.fromkeys(kinds)),
+            )
             rows.append(Row(cells, is_strong=is_asked))
     first = next((place for place, row in enumerate(rows) if row.is_strong), 0)
     first = max(0, min(first - _ROWS // 2, len(rows) - _ROWS))
@@ -162,13 +177,19 @@ def _number(x: float | None) -> str:
 
 
 def _files(files: Sequence[Path]) -> Table:
-    contents = ("the region as a model", "its inputs", "its outputs (read it with numpy.load)")
+    contents = (
+        "the region as a model",
+        "its inputs",
+        "its outputs (read it with numpy.load)",
+    )
     pairs = zip(files, contents, strict=True)
     rows = ((str(file), size(file.stat().st_size), text) for file, text in pairs)
     return table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
 
 
-def _steps(region: Region, files: Sequence[Path], arguments: Sequence[str]) -> tuple[Step, ...]:
+def _steps(
+    region: Region, files: Sequence[Path], arguments: Sequence[str]
+) -> tuple[Step, ...]:
     model, inputs = (shlex.quote(str(file)) for file in files[:2])
     more = "".join(f" {shlex.quote(text)}" for text in arguments)
     given = (f" --inputs {inputs}" if region.inputs else "") + more
@@ -176,7 +197,9 @@ def _steps(region: Region, files: Sequence[Path], arguments: Sequence[str]) -> t
         "float16" in str(array.dtype) for array in region.expected.values()
     )
     look = Step("See what is in it:", f"onnxamp inspect {model}{more}")
-    convert = Step("See what a conversion does to it:", f"onnxamp convert {model}{given}")
+    convert = Step(
+        "See what a conversion does to it:", f"onnxamp convert {model}{given}"
+    )
     check = Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")
     return check, look if is_low else convert
 
@@ -193,7 +216,9 @@ def region_json(region: Region, files: Sequence[Path]) -> str:
         "ran_on": region.ran_on,
         "sample": region.sample,
         "inputs": [value_facts(name, array) for name, array in region.inputs.items()],
-        "expected": [value_facts(name, array) for name, array in region.expected.items()],
+        "expected": [
+            value_facts(name, array) for name, array in region.expected.items()
+        ],
         "differing": region.differing,
         "notes": region.notes,
         "files": dict(zip(("model", "inputs", "expected"), files, strict=True)),

@@ -41,7 +41,10 @@ def inspection_report(
         hints: level -> what comes before, and what folding or another opset would save.
         with_decisions: show each decision without -v, too.
     """
-    weights, opsets = size(weight_bytes(model)), opset_text(opset_imports(model).items())
+    weights, opsets = (
+        size(weight_bytes(model)),
+        opset_text(opset_imports(model).items()),
+    )
     nodes = sum(operators.values())
     none = Item("No level applies: the opset is too old. Upgrade it with --opset.")
     return Report(
@@ -88,9 +91,13 @@ def plan_report(plan: Plan) -> Report:
         sections=(
             section("Warnings", warning_items(plan)),
             section(
-                "Why nodes stay float32", table(("reason", "nodes"), counts, right=(1,), drop=())
+                "Why nodes stay float32",
+                table(("reason", "nodes"), counts, right=(1,), drop=()),
             ),
-            section("Decisions", decision_table(replace(plan, rows=rows))._replace(shown=_ROWS)),
+            section(
+                "Decisions",
+                decision_table(replace(plan, rows=rows))._replace(shown=_ROWS),
+            ),
         ),
     )
 
@@ -108,11 +115,16 @@ def lists_report(presets: Sequence[Preset]) -> Report:
     names = (
         section(
             f"{preset.name}: {len(preset.names)} names of the framework",
-            _sources(("name", "op types"), {k: ", ".join(ops) for k, ops in preset.names.items()}),
+            _sources(
+                ("name", "op types"),
+                {k: ", ".join(ops) for k, ops in preset.names.items()},
+            ),
         )
         for preset in presets
     )
-    return Report("lists", figures=tuple(map(_preset, presets)), sections=(*lists, *names))
+    return Report(
+        "lists", figures=tuple(map(_preset, presets)), sections=(*lists, *names)
+    )
 
 
 def _sources(columns: Sequence[str], rows: Mapping[str, str]) -> Table:
@@ -141,7 +153,9 @@ def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
     for level, (plan, nodes) in plans.items():
         low = nodes.get("low", 0) + nodes.get("mixed", 0)
         kept = len({row.node for row in plan.hazards if not row.low})
-        rows.append((level, *map(str, (low, nodes.get("float32", 0), plan.casts, kept))))
+        rows.append(
+            (level, *map(str, (low, nodes.get("float32", 0), plan.casts, kept)))
+        )
     return table(columns, rows, right=range(1, 5), drop=())
 
 

@@ -19,7 +19,8 @@ _FORMAT: Final = 1
 def diff_json(report: DiffReport) -> str:
     """A comparison, for :func:`load_diff`."""
     return document(
-        "diff", {"passed": report.passed, "verdict": status_of(report), **as_data(report)}
+        "diff",
+        {"passed": report.passed, "verdict": status_of(report), **as_data(report)},
     )
 
 
@@ -54,7 +55,9 @@ def _check(found: DiffReport) -> None:
     Raises:
         ValueError: the numbers cannot come from a comparison.
     """
-    measured = (m for row in found.layers for m in (row.local, row.accumulated) if m is not None)
+    measured = (
+        m for row in found.layers for m in (row.local, row.accumulated) if m is not None
+    )
     if found.lowest not in LOWNESS or any(
         m.error_energy < 0 or m.reference_energy < 0 for m in measured
     ):
@@ -64,5 +67,7 @@ def _check(found: DiffReport) -> None:
 def document(kind: str, facts: Mapping[str, Any]) -> str:
     """One JSON object: ``kind`` is the command that made it, and stands in it before the facts, with the version."""
     return json.dumps(
-        {"onnxamp": kind, "format": _FORMAT, **as_data(facts)}, indent=1, allow_nan=False
+        {"onnxamp": kind, "format": _FORMAT, **as_data(facts)},
+        indent=1,
+        allow_nan=False,
     )

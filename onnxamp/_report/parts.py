@@ -177,10 +177,15 @@ def table(
 
 
 def section(
-    title: str, *parts: Part | Iterable[Part], is_detail: bool = False, on_page: bool = True
+    title: str,
+    *parts: Part | Iterable[Part],
+    is_detail: bool = False,
+    on_page: bool = True,
 ) -> Section:
     """A section of parts that hold anything; without any it is left out wherever the report is shown."""
-    flat = chain.from_iterable((part,) if isinstance(part, Part) else part for part in parts)
+    flat = chain.from_iterable(
+        (part,) if isinstance(part, Part) else part for part in parts
+    )
     return Section(title, tuple(filter(_holds, flat)), is_detail, on_page)
 
 
@@ -208,7 +213,9 @@ def shown_rows(table: Table, *, verbose: bool) -> tuple[Row, ...]:
 def problems(report: Report) -> Iterator[Item]:
     """All items that are warnings or errors, but for those in details."""
     for one in report.sections:
-        items = (part for part in one.parts if isinstance(part, Item) and not one.is_detail)
+        items = (
+            part for part in one.parts if isinstance(part, Item) and not one.is_detail
+        )
         yield from (item for item in items if item.level >= Level.WARNING)
 
 
@@ -220,7 +227,9 @@ def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
     """How many of the nodes that compute with floats are in low precision; nothing where none does."""
     low = counts.get(dtype, 0) + counts.get("mixed", 0)
     floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
-    kinds = ", ".join(f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind))
+    kinds = ", ".join(
+        f"{counts[kind]:,} {kind}" for kind in PRECISIONS if counts.get(kind)
+    )
     share = percent(low, floats)
     figure = Figure(f"nodes in {dtype}", share, kinds, f"{share} of nodes in {dtype}")
     return (figure,) if floats else ()
@@ -229,7 +238,9 @@ def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
 def node_bar(label: str, counts: Mapping[str, int]) -> Bar:
     """Nodes by precision."""
     shares = (
-        Share(kind, counts[kind], f"{counts[kind]:,}") for kind in PRECISIONS if counts.get(kind)
+        Share(kind, counts[kind], f"{counts[kind]:,}")
+        for kind in PRECISIONS
+        if counts.get(kind)
     )
     return Bar(label, f"{sum(counts.values()):,}", tuple(shares))
 
@@ -247,7 +258,11 @@ def traffic_figures(audit: Audit | None) -> tuple[Figure, ...]:
         return ()
     casts = audit.casts
     redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
-    at = f" at {listed(casts.assumed)} (assumed)" if casts.assumed and casts.count else ""
+    at = (
+        f" at {listed(casts.assumed)} (assumed)"
+        if casts.assumed and casts.count
+        else ""
+    )
     left = f"; {casts.unsized:,} of unknown size" if casts.unsized else ""
     return (
         Figure(

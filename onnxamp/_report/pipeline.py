@@ -77,7 +77,10 @@ def _compared(tuned: TunedPipeline) -> str:
 
 
 def _verdict(tuned: TunedPipeline) -> Verdict:
-    low, text = [model for model in tuned.models if not model.is_float32], _compared(tuned)
+    low, text = (
+        [model for model in tuned.models if not model.is_float32],
+        _compared(tuned),
+    )
     status = _status(tuned)
     if not tuned.held:
         return Verdict(status, "The pipeline does not meet the tolerance.", (text,))
@@ -94,7 +97,9 @@ def _why_nothing(tuned: TunedPipeline) -> str:
     """Why no model is low: the choice that missed by the least, alone, if there is one."""
     if not tuned.trials:
         return "No model has a choice in low precision that is no slower than float32: --allow-slower takes slower ones."
-    able = [trial for trial in tuned.trials if not trial.others and isfinite(trial.error)]
+    able = [
+        trial for trial in tuned.trials if not trial.others and isfinite(trial.error)
+    ]
     if not able:
         return "Every choice broke the pipeline; Tried says how."
     nearest = min(able, key=lambda trial: trial.error)
@@ -115,13 +120,23 @@ def _figures(tuned: TunedPipeline) -> tuple[Figure, ...]:
     weights = f"{size(before)} → {size(sum(model.weights for model in tuned.models))}"
     return (
         Figure(label, error, f"tolerance {tuned.tolerance:.3g}", f"{label} {error}"),
-        Figure("speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"),
+        Figure(
+            "speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"
+        ),
         Figure("weights", weights, "", f"weights {weights}"),
     )
 
 
 def _models(tuned: TunedPipeline) -> Table:
-    numbers = ("alone", "together", "time", "speed-up", "calls", "nodes low", "exponents")
+    numbers = (
+        "alone",
+        "together",
+        "time",
+        "speed-up",
+        "calls",
+        "nodes low",
+        "exponents",
+    )
     columns = ("order", "model", "choice", *numbers, "weights")
     rows = (_model(place, tuned[name]) for place, name in enumerate(tuned.order, 1))
     drop = (9, 8, 7, 10, 5, 0)
@@ -148,7 +163,9 @@ def _model(place: int, model: TunedMember) -> Row:
 def _kept(tuned: TunedPipeline) -> Iterator[Item]:
     """Why models stay float32."""
     for model in (model for model in tuned.models if model.is_float32):
-        missed = [one for one in tuned.trials if one.model == model.name and not one.held]
+        missed = [
+            one for one in tuned.trials if one.model == model.name and not one.held
+        ]
         if not missed:
             text = "nothing is faster or smaller"
             text = "nothing was tried: the search was over" if tuned.stopped else text
@@ -169,13 +186,17 @@ def _trials(tuned: TunedPipeline) -> Table:
     for one in tuned.trials:
         beside, time = ", ".join(one.others), time_text(one.time)
         cells = (one.model, one.choice, beside, number(one.error), time)
-        rows.append(Row(cells, Status.PASSED if one.held else Status.FAILED, one.failure))
+        rows.append(
+            Row(cells, Status.PASSED if one.held else Status.FAILED, one.failure)
+        )
     columns = ("model", "choice", "beside", "error", "time")
     return table(columns, rows, right=(3, 4), shown=12, key="trial", drop=(2, 4))
 
 
 def _effort(tuned: TunedPipeline) -> Iterator[str]:
-    recalled = f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    recalled = (
+        f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    )
     yield f"{count(tuned.runs + 1, 'run')} of the pipeline{recalled} ({tuned.ran_on})."
     if tuned.stopped:
         yield "The search ended because its time or its runs were over: --search-time and --runs give it more."

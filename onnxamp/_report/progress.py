@@ -99,7 +99,13 @@ def _folder_text(running: Sequence[str]) -> str:
 @contextmanager
 def _terminal(console: "Console") -> Iterator[_Bar]:
     """What changes before a colon starts anew, with a time left of its own."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         SpinnerColumn(),
@@ -124,7 +130,9 @@ def _terminal(console: "Console") -> Iterator[_Bar]:
 @contextmanager
 def _notebook() -> Iterator[_Bar]:
     """An element of HTML that is updated in place, in every kind of notebook; rich's own bar needs ipywidgets."""
-    ipython: Any = import_module("IPython.display")  # there is one where a notebook runs
+    ipython: Any = import_module(
+        "IPython.display"
+    )  # there is one where a notebook runs
     handle = ipython.display(ipython.HTML(""), display_id=True)
     last = 0.0
 

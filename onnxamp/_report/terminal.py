@@ -92,7 +92,9 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
     console.file.flush()  # errors follow on standard error
 
 
-def as_text(report: Report, *, verbose: bool = False, more: str = " (-v shows all)") -> "_Shown":
+def as_text(
+    report: Report, *, verbose: bool = False, more: str = " (-v shows all)"
+) -> "_Shown":
     """A report without its steps, as what rich prints; ``more`` says how to see what it leaves out."""
     return _Shown(report, verbose, more=more)
 
@@ -130,7 +132,9 @@ class _Shown:
     has_steps: bool = False
     more: str = " (-v shows all)"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
         report, width = self.report, options.max_width
         shown = Group(*(_brief(report, width) if self.brief else self._all(width)))
         lines = list(Segment.split_lines(console.render(shown, options)))
@@ -140,12 +144,17 @@ class _Shown:
         is_fine = report.verdict is None or report.verdict.status is Status.PASSED
         if self.has_steps and not (self.brief and is_fine):
             last += _steps(report.steps)
-        for line in (*lines, *Segment.split_lines(console.render(Group(*last), options))):
+        for line in (
+            *lines,
+            *Segment.split_lines(console.render(Group(*last), options)),
+        ):
             while line and not line[-1].text.strip():
                 line.pop()
             for number, (text, style, control) in enumerate(line, 1):
                 told = text.translate(_SHOWN)
-                yield Segment(told.rstrip() if number == len(line) else told, style, control)
+                yield Segment(
+                    told.rstrip() if number == len(line) else told, style, control
+                )
             yield Segment.line()
 
     def _all(self, width: int) -> Iterator[RenderableType]:
@@ -166,7 +175,9 @@ class _Shown:
             figures.add_column(no_wrap=is_number, overflow="fold")
         for figure in parts:
             if isinstance(figure, Figure):
-                figures.add_row("", *map(_text, (figure.label, figure.value, figure.remark)))
+                figures.add_row(
+                    "", *map(_text, (figure.label, figure.value, figure.remark))
+                )
         if figures.row_count:
             yield figures
         for part in parts:
@@ -182,7 +193,9 @@ class _Shown:
         below = " " if item.level is Level.NONE else "  "
         label = f"{item.label}: " if item.label else ""
         yield _hanging(
-            _SIGNS[item.level], Text.assemble(_text(label, "bold"), _text(item.text)), below[1:]
+            _SIGNS[item.level],
+            Text.assemble(_text(label, "bold"), _text(item.text)),
+            below[1:],
         )
         for member in item.members if self.verbose else item.members[:_MEMBERS]:
             yield _hanging(below, _text(member, "dim"))
@@ -213,7 +226,9 @@ class _Shown:
         grid.add_column(no_wrap=True)
         for at, fixed in widths.items():
             justify: JustifyMethod = "right" if at in part.right else "left"
-            grid.add_column(columns[at].pop(0), justify=justify, overflow="fold", width=fixed)
+            grid.add_column(
+                columns[at].pop(0), justify=justify, overflow="fold", width=fixed
+            )
         for number, row in enumerate(rows):
             mark = Text.assemble(" " * _GAP, _MARKS[row.status]) if row.status else ""
             cells = (columns[at][number] for at in widths)
@@ -222,7 +237,9 @@ class _Shown:
         told = [row.remark for row in rows if self.verbose and row.remark]
         if len(rows) < len(part.rows):
             told.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
-        if left := [title for at, title in enumerate(part.columns) if title and at not in widths]:
+        if left := [
+            title for at, title in enumerate(part.columns) if title and at not in widths
+        ]:
             told.append(f"Left out for want of room: {', '.join(left)}.")
         yield from (_hanging(" ", _text(text, "dim")) for text in told)
 
@@ -232,20 +249,29 @@ class _Shown:
         """The columns that are shown, each with its width if it is not rich that finds one; and the width of all."""
         every = range(len(columns))
         uncut = set(every) - set(part.prose) if self.whole else part.right
-        least = [_least(column, is_whole=at in uncut) + _GAP for at, column in enumerate(columns)]
+        least = [
+            _least(column, is_whole=at in uncut) + _GAP
+            for at, column in enumerate(columns)
+        ]
         natural = [max(text.cell_len for text in column) + _GAP for column in columns]
         shown = list(every)
         for at in () if self.whole else _leaving(part, columns):
             if at in shown and sum(least[position] for position in shown) > room:
                 shown.remove(at)
-        is_tight = sum(natural[at] for at in shown) > room and not (self.whole and not part.prose)
+        is_tight = sum(natural[at] for at in shown) > room and not (
+            self.whole and not part.prose
+        )
         total = sum((least if is_tight else natural)[at] for at in shown)
-        return {at: least[at] - _GAP if is_tight and at in uncut else None for at in shown}, total
+        return {
+            at: least[at] - _GAP if is_tight and at in uncut else None for at in shown
+        }, total
 
 
 def _text(text: str, style: str = "") -> Text:
     """Text as it can be shown, in which numbers keep their units, and names are folded where their parts meet."""
-    return Text(_JOINTS.sub(_JOINT, glued(printable(text)).replace("\xa0", _GLUE)), style)
+    return Text(
+        _JOINTS.sub(_JOINT, glued(printable(text)).replace("\xa0", _GLUE)), style
+    )
 
 
 def _least(column: list[Text], *, is_whole: bool) -> int:
@@ -254,7 +280,9 @@ def _least(column: list[Text], *, is_whole: bool) -> int:
     natural = max((text.cell_len for text in cells), default=0)
     if not is_whole:
         return min(max(natural, title.cell_len), _FOLDED)
-    return max(natural, *(min(cell_len(word), _WORD) for word in title.plain.split(" ")))
+    return max(
+        natural, *(min(cell_len(word), _WORD) for word in title.plain.split(" "))
+    )
 
 
 def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:

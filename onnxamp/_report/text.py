@@ -26,7 +26,11 @@ def named(text: str, longest: int = _LONGEST_NAME) -> str:
     """:func:`printable` text of bounded length."""
     bounded = text if len(text) <= 4 * longest else text[:longest] + text[-longest:]
     safe = printable(bounded)
-    return safe if len(safe) <= longest else f"{safe[: longest // 2]} … {safe[-longest // 2 :]}"
+    return (
+        safe
+        if len(safe) <= longest
+        else f"{safe[: longest // 2]} … {safe[-longest // 2 :]}"
+    )
 
 
 def said(text: str) -> str:
@@ -93,7 +97,9 @@ def size(bytes_: int) -> str:
 def tally(names: Iterable[str], longest: int | None = None) -> str:
     """Names with how often they occur, most frequent first."""
     counts = Counter(names).most_common()
-    shown = ", ".join(f"{name} ×{times}" if times > 1 else name for name, times in counts[:longest])
+    shown = ", ".join(
+        f"{name} ×{times}" if times > 1 else name for name, times in counts[:longest]
+    )
     more = 0 if longest is None else len(counts) - longest
     return f"{shown} and {count(more, 'more op type')}" if more > 0 else shown
 

@@ -71,7 +71,9 @@ def tuning_report(
     """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
     base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
-    told = Step("--pick K with the same --state writes candidate K without running again.")
+    told = Step(
+        "--pick K with the same --state writes candidate K without running again."
+    )
     report = base._replace(
         figures=(*mine.figures, *base.figures),
         sections=(*mine.sections, *base.sections),
@@ -106,7 +108,9 @@ def tuning_status(tuned: Tuned) -> Status:
 
 def effort(tuned: Tuned) -> Iterator[str]:
     """What the search took, in sentences, and what the samples did not show."""
-    recalled = f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    recalled = (
+        f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    )
     yield (
         f"{count(tuned.runs, 'run')} of one session{recalled}; {count(tuned.conversions, 'converted model')} judged on"
         f" all samples ({tuned.ran_on}); {count(tuned.units, 'computing node')} could be in low precision."
@@ -165,7 +169,9 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
     return f"Weights are rounded {taken}; {left}."
 
 
-def _ways(tuned: Tuned, other: Candidate, error: float | None, *, used: bool) -> list[str]:
+def _ways(
+    tuned: Tuned, other: Candidate, error: float | None, *, used: bool
+) -> list[str]:
     """What was chosen with something and without it, in this order; ``used`` tells which is ``other``."""
     chosen = tuned.candidates[tuned.chosen]
     ways = [(chosen, tuned.error), (other, tuned.error if error is None else error)]
@@ -178,24 +184,40 @@ def _ways(tuned: Tuned, other: Candidate, error: float | None, *, used: bool) ->
 def error_text(tuned: Tuned, error: float) -> str:
     """An error as people read it; for the signal-to-noise ratio, in dB."""
     if tuned.metric == "snr":
-        return "∞ dB" if not error else f"{-20 * log10(error):.1f} dB" if error < inf else "−∞ dB"
+        return (
+            "∞ dB"
+            if not error
+            else f"{-20 * log10(error):.1f} dB"
+            if error < inf
+            else "−∞ dB"
+        )
     return number(error)
 
 
 def tolerance_text(tuned: Tuned) -> str:
     """The tolerance, likewise, as it was given."""
-    given = error_text(tuned, tuned.tolerance) if tuned.metric == "snr" else f"{tuned.tolerance:g}"
+    given = (
+        error_text(tuned, tuned.tolerance)
+        if tuned.metric == "snr"
+        else f"{tuned.tolerance:g}"
+    )
     return given + (" or more" if tuned.metric == "snr" else " or less")
 
 
 def time_text(microseconds: float) -> str:
     """A time for people: 3.2 µs, 1.25 ms."""
-    return f"{microseconds / 1000:.2f} ms" if microseconds >= 1000 else f"{microseconds:.3g} µs"
+    return (
+        f"{microseconds / 1000:.2f} ms"
+        if microseconds >= 1000
+        else f"{microseconds:.3g} µs"
+    )
 
 
 def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
     """How many times as fast as float32."""
-    return f"{tuned.candidates[-1].time / candidate.time:.2f}×" if candidate.time else "–"
+    return (
+        f"{tuned.candidates[-1].time / candidate.time:.2f}×" if candidate.time else "–"
+    )
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
@@ -247,7 +269,9 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
     """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
     written, timed = tuned.candidates[tuned.chosen], dict(tuned.timed)
     held = [
-        one for one in tuned.candidates if one.nodes and one.best_known_error <= tuned.tolerance
+        one
+        for one in tuned.candidates
+        if one.nodes and one.best_known_error <= tuned.tolerance
     ]
     if any(one.time <= written.time for one in held) or (held and not tuned.smaller):
         return Verdict(
@@ -256,9 +280,7 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
             (text,),
         )
     if timed.get("result"):
-        lead = (
-            f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
-        )
+        lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         return Verdict(
             status,
             "Nothing was gained: the model stays as it is.",
@@ -278,7 +300,9 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
 def _smaller(tuned: Tuned) -> str:
     """That a candidate is smaller than the one that was written, and slower than float32."""
     number = min(tuned.smaller, key=lambda number: tuned.candidates[number].weights)
-    share = 1 - tuned.candidates[number].weights / tuned.candidates[tuned.chosen].weights
+    share = (
+        1 - tuned.candidates[number].weights / tuned.candidates[tuned.chosen].weights
+    )
     return f"Candidate {number} is slower than float32, and its weights are {percent(share, 1)} smaller: --pick {number}."
 
 
@@ -295,9 +319,13 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
     """What there is to know about the candidates."""
     yield hint(f"Times are {tuned.times}.")
     if tuned.timed:
-        each = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed)
+        each = ", ".join(
+            f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed
+        )
         yield hint(f"Timed whole on {tuned.ran_on}: {each}.")
-    if any(candidate.nodes and not candidate.verified for candidate in tuned.candidates):
+    if any(
+        candidate.nodes and not candidate.verified for candidate in tuned.candidates
+    ):
         yield hint(_EXPECTED)
     if tuned.smaller:
         yield hint(_smaller(tuned))
@@ -310,7 +338,9 @@ def _candidates(tuned: Tuned) -> Table:
     errors, shares = ("measured", "predicted"), ("arithmetic", "traffic", "weights")
     columns = ("#", "time", "speed-up", *errors, "nodes low", "Casts", *shares, "")
     rows = (_candidate(tuned, place, one) for place, one in enumerate(tuned.candidates))
-    return table(columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6))
+    return table(
+        columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6)
+    )
 
 
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
@@ -343,8 +373,12 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
         mine = [row for row in tuned.kept if row.why == why]
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
         yield Item(text, label=count(times, "node"), members=detailed(mine))
-    nodes = {(row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS}
-    for reason, times in Counter(row.reason for row in nodes.values() if not row.low).most_common():
+    nodes = {
+        (row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS
+    }
+    for reason, times in Counter(
+        row.reason for row in nodes.values() if not row.low
+    ).most_common():
         if reason in _UNMEASURED:
             text = as_sentence(f"{title_of(reason)}, as at other levels")
             yield Item(text, label=count(times, "node"))
@@ -357,5 +391,6 @@ def tuning_json(made: Conversion, tuned: Tuned) -> str:
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
     return document(
-        "tune", conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts}
+        "tune",
+        conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts},
     )

@@ -58,7 +58,11 @@ def _view(result: Any) -> _View:
 def as_screen(result: Any) -> str:
     """The report in plain text, as much of it as a screen takes."""
     console = Console(
-        file=io.StringIO(), width=_WIDTH, color_system=None, highlight=False, force_jupyter=False
+        file=io.StringIO(),
+        width=_WIDTH,
+        color_system=None,
+        highlight=False,
+        force_jupyter=False,
     )
     with console.capture() as capture:
         console.print(as_text(_view(result).report(result), more=""))
@@ -71,7 +75,8 @@ def as_html(result: Any) -> str:
     from onnxamp._report.html.render import render_part  # noqa: PLC0415 - only notebooks need jinja2
 
     return render_part(
-        _view(result).report(result), result if type(result).__name__ == "Tuned" else None
+        _view(result).report(result),
+        result if type(result).__name__ == "Tuned" else None,
     )
 
 
@@ -90,17 +95,25 @@ def as_frame(result: Any, table: str) -> "pd.DataFrame":
     names = _view(result).tables
     name = table or names[0]
     if name not in names:
-        raise ArgumentError(f"There is no table {table!r}: choose one of {', '.join(names)}.")
+        raise ArgumentError(
+            f"There is no table {table!r}: choose one of {', '.join(names)}."
+        )
     records = getattr(result, name)
     if isinstance(records, Mapping):
-        return pd.DataFrame([{"name": key} | _flat(record) for key, record in records.items()])
+        return pd.DataFrame(
+            [{"name": key} | _flat(record) for key, record in records.items()]
+        )
     return pd.DataFrame([_flat(record) for record in records])
 
 
 def _flat(record: Any) -> dict[str, Any]:
     """The fields of a record, and what it computes from them."""
     names = [item.name for item in fields(record)]
-    names += [name for name, member in vars(type(record)).items() if isinstance(member, property)]
+    names += [
+        name
+        for name, member in vars(type(record)).items()
+        if isinstance(member, property)
+    ]
     row: dict[str, Any] = {}
     for name in names:
         value = getattr(record, name)

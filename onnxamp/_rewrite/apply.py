@@ -17,7 +17,9 @@ Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
 """Converts float32 tensors to low precision."""
 
 
-def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter) -> None:
+def apply_edits(
+    view: View, edits: Edits, model: ModelProto, convert: Converter
+) -> None:
     """Apply edits to ``model`` in place.
 
     Args:
@@ -34,14 +36,20 @@ def apply_edits(view: View, edits: Edits, model: ModelProto, convert: Converter)
     _change_nodes(editor, edits, convert)
     _insert_nodes(editor, edits)
     editor.finish()
-    if edits.casts and not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
+    if edits.casts and not any(
+        entry.domain in ("", "ai.onnx") for entry in model.opset_import
+    ):
         model.opset_import.add(domain="", version=view.book.opsets[""])
 
 
 def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> None:
     """Lower initializers, in place or as second copies, and rename those of bodies that would shadow an outer value."""
     values = editor.view.values
-    copies = {copy.value: copy for copy in edits.copies if values[copy.value].producer == ABSENT}
+    copies = {
+        copy.value: copy
+        for copy in edits.copies
+        if values[copy.value].producer == ABSENT
+    }
     tensors = {
         value: editor.weight(value)
         for value in sorted(edits.weights | copies.keys() | edits.renamed.keys())
@@ -54,7 +62,9 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
         for value, tensor in tensors.items()
         if value in edits.weights or value in copies
     }
-    weights = [_weight(edits, value, tensor, tensor.name) for value, tensor in lowered.items()]
+    weights = [
+        _weight(edits, value, tensor, tensor.name) for value, tensor in lowered.items()
+    ]
     for (value, tensor), low in zip(lowered.items(), convert(weights), strict=True):
         copy = copies.get(value)
         if copy is not None:
@@ -95,7 +105,9 @@ def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
         lower_type(entry.type, edits.low)
         if scope_index and scope_index not in stored:
             stored[scope_index] = {tensor.name for tensor in graph.initializer}
-        if entry.name in stored.get(scope_index, ()) and not entry.type.WhichOneof("value"):
+        if entry.name in stored.get(scope_index, ()) and not entry.type.WhichOneof(
+            "value"
+        ):
             # onnx infers the type of what nodes make, but not of initializers
             proto = type_proto(kind)
             if proto is not None:
@@ -145,19 +157,29 @@ def _constant_copy(
     return second
 
 
-def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Converter) -> None:
+def _lower_attribute(
+    node: Node, proto: NodeProto, edits: Edits, convert: Converter
+) -> None:
     """Set the low-precision type in the attribute that determines the type of the node's output."""
     if node.key == "Constant":
         _lower_constant(proto, edits, node.outputs[0], convert)
         return
     rule = op_facts().dtype_attribute.get(node.key)
     if rule is None:  # Optional without an input: its `type` is a TypeProto
-        lower_type(next(item for item in proto.attribute if item.name == "type").tp, edits.low)
+        lower_type(
+            next(item for item in proto.attribute if item.name == "type").tp, edits.low
+        )
         return
-    given = next((item for item in proto.attribute if item.name == rule.attribute), None)
-    if rule.attribute == "value":  # ConstantOfShape: float32 zeros without the attribute
+    given = next(
+        (item for item in proto.attribute if item.name == rule.attribute), None
+    )
+    if (
+        rule.attribute == "value"
+    ):  # ConstantOfShape: float32 zeros without the attribute
         tensor = (
-            given.t if given is not None else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+            given.t
+            if given is not None
+            else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
         )
         (low,) = convert([_weight(edits, node.outputs[0], tensor, proto.output[0])])
         set_attribute(proto, "value", low)
@@ -165,9 +187,13 @@ def _lower_attribute(node: Node, proto: NodeProto, edits: Edits, convert: Conver
         set_attribute(proto, rule.attribute, edits.low.elem)
 
 
-def _lower_constant(proto: NodeProto, edits: Edits, value: int, convert: Converter) -> None:
+def _lower_constant(
+    proto: NodeProto, edits: Edits, value: int, convert: Converter
+) -> None:
     """Replace any float attribute of a Constant by a low-precision ``value``."""
-    item = next(a for a in proto.attribute if a.name in ("value", "value_float", "value_floats"))
+    item = next(
+        a for a in proto.attribute if a.name in ("value", "value_float", "value_floats")
+    )
     if item.name == "value":
         tensor = item.t
     else:

@@ -61,7 +61,9 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
         ['Relu']
     """
     if not isinstance(model, ModelProto):
-        raise ArgumentTypeError(f"model must be an onnx.ModelProto, not {type(model).__name__}.")
+        raise ArgumentTypeError(
+            f"model must be an onnx.ModelProto, not {type(model).__name__}."
+        )
     view = remove_pairs(Graph.of(model)).graph
     return _find_removal(view, view.types, lossy=lossy).apply()
 
@@ -96,7 +98,9 @@ def _kept(graph: Graph, options: Options) -> set[int]:
     return kept
 
 
-def _idle_casts(graph: Graph, kept: Callable[[Graph], Container[int]]) -> "_Removal | None":
+def _idle_casts(
+    graph: Graph, kept: Callable[[Graph], Container[int]]
+) -> "_Removal | None":
     """Casts that change no type, that nothing reads, and all but one of those of one value to one type.
 
     A Cast that changes no type and that a graph returns stays, for that graph alone.
@@ -117,12 +121,19 @@ def redundant_casts(graph: Graph) -> frozenset[int]:
     """The Casts that :func:`remove_redundant_casts` removes, by node index."""
     pairs = graph.ask(find_pairs)
     return frozenset(
-        _find_removal(graph, graph.types, lossy=False).removed | pairs.ends | pairs.starts
+        _find_removal(graph, graph.types, lossy=False).removed
+        | pairs.ends
+        | pairs.starts
     )
 
 
 def _find_removal(
-    view: View, types: Types, *, lossy: bool = False, chains: bool = True, kept: Container[int] = ()
+    view: View,
+    types: Types,
+    *,
+    lossy: bool = False,
+    chains: bool = True,
+    kept: Container[int] = (),
 ) -> "_Removal":
     removal = _Removal(view, types, lossy, chains, kept)
     removal.run()
@@ -136,7 +147,13 @@ class _Removal:
     def __init__(
         self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]
     ) -> None:
-        self.view, self.types, self.lossy, self.chains, self.kept = view, types, lossy, chains, kept
+        self.view, self.types, self.lossy, self.chains, self.kept = (
+            view,
+            types,
+            lossy,
+            chains,
+            kept,
+        )
         self.source: dict[int, int] = {}
         """Cast node -> the value that it reads from now on."""
         self.alias: dict[int, int] = {}
@@ -191,13 +208,17 @@ class _Removal:
             for reader, _ in self.view.consumers(cast.outputs[0])
         )
         reads = Counter(
-            self.reads(reader, value) for reader, value in read if reader.index not in self.removed
+            self.reads(reader, value)
+            for reader, value in read
+            if reader.index not in self.removed
         )
         for node in casts:
             index = node.index
             if index in self.removed or self.is_returned(node):
                 continue
-            if (self.view.uses[node.outputs[0]] or not self.chains) and not reads[node.outputs[0]]:
+            if (self.view.uses[node.outputs[0]] or not self.chains) and not reads[
+                node.outputs[0]
+            ]:
                 self.removed.add(index)
                 reads[self.reads(node, node.inputs[0])] -= 1
 

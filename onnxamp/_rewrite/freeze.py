@@ -23,12 +23,16 @@ def applies(draft: Draft, options: Options) -> bool:
     asked, model = options.freeze_defaults, draft.proto
     if asked is False or (not asked and options.level == Level.O0):
         return False
-    if model.ir_version < WEIGHTS_ALONE:  # all are listed there, and none can be overridden
+    if (
+        model.ir_version < WEIGHTS_ALONE
+    ):  # all are listed there, and none can be overridden
         return False
     listed = _listed(model)
     if asked or not listed:
         return bool(listed)
-    floats = [tensor for tensor in model.graph.initializer if tensor.data_type in _FLOATS]
+    floats = [
+        tensor for tensor in model.graph.initializer if tensor.data_type in _FLOATS
+    ]
     is_habit = all(tensor.name in listed for tensor in floats)
     return is_habit and any(prod(tensor.dims) > 1 for tensor in floats)
 
@@ -36,14 +40,18 @@ def applies(draft: Draft, options: Options) -> bool:
 def _listed(model: ModelProto) -> frozenset[str]:
     """Initializers that are graph inputs as well."""
     inputs = {entry.name for entry in model.graph.input}
-    return frozenset(tensor.name for tensor in model.graph.initializer if tensor.name in inputs)
+    return frozenset(
+        tensor.name for tensor in model.graph.initializer if tensor.name in inputs
+    )
 
 
 def apply(draft: Draft, options: Options) -> Passed:
     """Take the weights out of the graph's inputs."""
     model, frozen = draft.proto, _listed(draft.proto)
     result = copy_without(model, "input")
-    result.graph.input.extend(entry for entry in model.graph.input if entry.name not in frozen)
+    result.graph.input.extend(
+        entry for entry in model.graph.input if entry.name not in frozen
+    )
     if len(frozen) == 1:
         note = "1 initializer was a graph input as well, and is only a weight now."
     else:

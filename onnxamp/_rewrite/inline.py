@@ -11,13 +11,19 @@ from onnxamp._rewrite.passes import Draft, Passed
 
 def applies(draft: Draft, options: Options) -> bool:
     """Whether there are functions to inline."""
-    return bool(draft.proto.functions) and not options.keep_functions and options.level != Level.O0
+    return (
+        bool(draft.proto.functions)
+        and not options.keep_functions
+        and options.level != Level.O0
+    )
 
 
 def apply(draft: Draft, _: Options) -> Passed:
     """Inline all functions that can be."""
     result, note = inline(draft.proto)
-    return Passed(draft if result is draft.proto else Draft(result, draft.folder), (note,))
+    return Passed(
+        draft if result is draft.proto else Draft(result, draft.folder), (note,)
+    )
 
 
 def inline(model: ModelProto) -> tuple[ModelProto, str]:
@@ -26,5 +32,8 @@ def inline(model: ModelProto) -> tuple[ModelProto, str]:
     try:
         result = inline_functions(model, partly=True)
     except ModelError:
-        return model, f"The functions ({names}) could not be inlined; their calls stay float32."
+        return (
+            model,
+            f"The functions ({names}) could not be inlined; their calls stay float32.",
+        )
     return result, f"Inlined {len(model.functions)} model-local function(s): {names}."

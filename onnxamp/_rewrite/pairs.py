@@ -22,11 +22,15 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._target.kernels import Typed, runs_on
 
-_FLOATS: Final = frozenset({FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())})
+_FLOATS: Final = frozenset(
+    {FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())}
+)
 
 
 def remove_pairs(
-    graph: Graph, target: str = "any", kept: Callable[[Graph], Container[int]] | None = None
+    graph: Graph,
+    target: str = "any",
+    kept: Callable[[Graph], Container[int]] | None = None,
 ) -> Passed:
     """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
 
@@ -120,7 +124,9 @@ class Pairs:
                 self.narrow[node.outputs[0]] = str(self.graph.types[origin])
             elif self.narrow and (kind := self.moved(node)) is not None:
                 self.moves.add(index)
-                self.narrow.update((value, kind) for value in node.outputs if value != ABSENT)
+                self.narrow.update(
+                    (value, kind) for value in node.outputs if value != ABSENT
+                )
 
     def allows(self, node: Node) -> bool:
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
@@ -135,7 +141,9 @@ class Pairs:
         before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
         is_float = before in _FLOATS and after in _FLOATS and before != after
         return (
-            read if is_float and is_lossless(element_name(before), element_name(after)) else ABSENT
+            read
+            if is_float and is_lossless(element_name(before), element_name(after))
+            else ABSENT
         )
 
     def moved(self, node: Node) -> str | None:
@@ -143,34 +151,51 @@ class Pairs:
         signature, types = node.signature, self.graph.types
         if signature is None or not self.allows(node):
             return None
-        if node.key == "Cast" and node.input(0) != ABSENT and node.index in self.graph.passing:
+        if (
+            node.key == "Cast"
+            and node.input(0) != ABSENT
+            and node.index in self.graph.passing
+        ):
             return self.narrow.get(node.inputs[0])
         if node.key not in op_facts().moves_data:
             return None
         positions = op_facts().moved_inputs[node.key]
-        ports = {port: value for port, value in enumerate(node.inputs) if value != ABSENT}
-        kinds = {self.narrow.get(value) for port, value in ports.items() if port in positions}
+        ports = {
+            port: value for port, value in enumerate(node.inputs) if value != ABSENT
+        }
+        kinds = {
+            self.narrow.get(value) for port, value in ports.items() if port in positions
+        }
         kind = kinds.pop() if len(kinds) == 1 else None
         if kind is None:
             return None
         params = {
-            port: formal.type for port in ports if (formal := signature.input(port)) is not None
+            port: formal.type
+            for port in ports
+            if (formal := signature.input(port)) is not None
         }
         lowered = {param for port, param in params.items() if port in positions}
-        if any(param in lowered and port not in positions for port, param in params.items()):
+        if any(
+            param in lowered and port not in positions for port, param in params.items()
+        ):
             return None
         bound = bind(
-            signature, [None if value == ABSENT else types[value] for value in node.inputs]
+            signature,
+            [None if value == ABSENT else types[value] for value in node.inputs],
         )
         bound |= dict.fromkeys(lowered, kind)
         is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
         return (
-            kind if is_legal and runs_on(self.target, Typed(signature, bound, node.proto)) else None
+            kind
+            if is_legal and runs_on(self.target, Typed(signature, bound, node.proto))
+            else None
         )
 
     def prune(self) -> None:
         """Drop nodes whose values others read or return, and all data movement that is connected with them."""
-        waiting = [index for index in self.moves if self.is_open(self.graph.nodes[index])]
+        waiting = [
+            index for index in self.moves if self.is_open(self.graph.nodes[index])
+        ]
         while waiting:
             index = waiting.pop()
             if index not in self.moves:
@@ -179,10 +204,14 @@ class Pairs:
             node = self.graph.nodes[index]
             makers = (self.graph.producer(value) for value in node.inputs)
             waiting += [
-                maker.index for maker in makers if maker is not None and maker.index in self.moves
+                maker.index
+                for maker in makers
+                if maker is not None and maker.index in self.moves
             ]
             waiting += [
-                reader.index for reader, _ in self.graph.readers(node) if reader.index in self.moves
+                reader.index
+                for reader, _ in self.graph.readers(node)
+                if reader.index in self.moves
             ]
 
     def is_open(self, node: Node) -> bool:
@@ -193,8 +222,12 @@ class Pairs:
         values = [value for value in node.outputs if value != ABSENT]
         if any(self.graph.results[value] or value in hidden for value in values):
             return True
-        readers = [reader for value in values for reader, _ in self.graph.consumers(value)]
-        return not all(reader.index in self.moves or self.ends_pair(reader) for reader in readers)
+        readers = [
+            reader for value in values for reader, _ in self.graph.consumers(value)
+        ]
+        return not all(
+            reader.index in self.moves or self.ends_pair(reader) for reader in readers
+        )
 
     def ends_pair(self, node: Node) -> bool:
         """Whether the node casts a value back to the type that its numbers fit."""
@@ -226,7 +259,9 @@ class Pairs:
     def end(self, node: Node, read: int) -> None:
         """Let readers of a Cast back read what it casts, unless that is not narrow after all, or hidden."""
         maker, result = self.graph.producer(read), node.outputs[0]
-        if maker is None or (maker.index not in self.moves and maker.index not in self.wide):
+        if maker is None or (
+            maker.index not in self.moves and maker.index not in self.wide
+        ):
             return
         if self.origin.get(read) in self.graph.hidden:
             return
@@ -248,7 +283,10 @@ class Pairs:
         gone = (
             index in self.moves
             or index in self.ends
-            or (index in self.starts and self.origin[self.graph.nodes[index].outputs[0]] != value)
+            or (
+                index in self.starts
+                and self.origin[self.graph.nodes[index].outputs[0]] != value
+            )
             for index in readers
         )
         return bool(readers) and all(gone) and not self.graph.results[value]

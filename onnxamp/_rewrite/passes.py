@@ -19,7 +19,10 @@ class Draft:
     """A model on its way through the passes. Its graph is built when it is first asked for."""
 
     def __init__(
-        self, proto: ModelProto, folder: Path | None, build: Callable[[], Graph] | None = None
+        self,
+        proto: ModelProto,
+        folder: Path | None,
+        build: Callable[[], Graph] | None = None,
     ) -> None:
         self.proto = proto
         self.folder = folder
@@ -37,7 +40,9 @@ class Draft:
         Raises:
             ModelError: the model breaks a rule of ONNX.
         """
-        return Graph.of(self.proto, self.folder) if self._build is None else self._build()
+        return (
+            Graph.of(self.proto, self.folder) if self._build is None else self._build()
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class OriginalCasts:
         for node in self.down_casts.get(value, ()):
             result = node.outputs[0]
             returned = any(
-                home == 0 or node.scope != scope for home, _ in self.graph.results[result]
+                home == 0 or node.scope != scope
+                for home, _ in self.graph.results[result]
             )
             if not returned and (node.scope != scope or not nested):
                 self.edits.removed.add(node.index)
@@ -113,14 +114,20 @@ class OriginalCasts:
                 raised = names.high if self.low[self.ports.produced[source]] else None
                 return Source(names.low, self.graph.values[source].scope, raised)
             value = self.ports.lowered[source]
-        return Source(self.graph.values[value].name, self.graph.values[value].scope, None)
+        return Source(
+            self.graph.values[value].name, self.graph.values[value].scope, None
+        )
 
     def remove_dead(self) -> None:
         """Remove Casts from low precision to float32 that lose all their readers."""
         for value in self.ports.lowered:
             producer = self.graph.producer(value)
             assert producer is not None
-            reads = [key for key in self.graph.uses[value] if key[0] not in self.edits.removed]
+            reads = [
+                key
+                for key in self.graph.uses[value]
+                if key[0] not in self.edits.removed
+            ]
             name = self.graph.values[value].name
             returned = self.graph.results[value]
             if any(self.edits.results.get(key, name) == name for key in returned):
@@ -132,9 +139,9 @@ class OriginalCasts:
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
-        for (
-            index
-        ) in self.graph.order:  # producers first: a Cast of a removed Cast reads what that one read
+        for index in (
+            self.graph.order
+        ):  # producers first: a Cast of a removed Cast reads what that one read
             node = self.graph.nodes[index]
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
@@ -226,10 +233,16 @@ class _Maker:
 
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
-        consumed, returned, needed = self.ports.consumed, self.ports.returned, set[bool]()
+        consumed, returned, needed = (
+            self.ports.consumed,
+            self.ports.returned,
+            set[bool](),
+        )
         for node, port in self.graph.uses[value]:
             variable = consumed[node][port]
-            if variable != NONE and (variable != LOW or self.graph.nodes[node].key != "Cast"):
+            if variable != NONE and (
+                variable != LOW or self.graph.nodes[node].key != "Cast"
+            ):
                 needed.add(self.low[variable])
         for key in self.graph.results[value]:
             if key in returned:
@@ -239,7 +252,9 @@ class _Maker:
     def public(self, value: int) -> bool | None:
         """Whether the main graph returns the value in low precision; None if it does not return it."""
         keys = [
-            key for key in self.graph.results[value] if key[0] == 0 and key in self.ports.returned
+            key
+            for key in self.graph.results[value]
+            if key[0] == 0 and key in self.ports.returned
         ]
         return self.low[self.ports.returned[keys[0]]] if keys else None
 
@@ -292,7 +307,11 @@ class _Maker:
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
-        if self.public(value.index) is not None and own != value.name and value.origin in _STORED:
+        if (
+            self.public(value.index) is not None
+            and own != value.name
+            and value.origin in _STORED
+        ):
             self.edits.renamed[value.index] = own
         elif (
             self.public(value.index) is not None and own != value.name
@@ -329,14 +348,20 @@ class _Maker:
     def is_constant(self, value: int) -> bool:
         """Whether the value is an initializer or a Constant, which is stored twice if both precisions are needed."""
         producer = self.graph.producer(value)
-        return value in self.ports.free and (producer is None or producer.key == "Constant")
+        return value in self.ports.free and (
+            producer is None or producer.key == "Constant"
+        )
 
     def copy(self, value: Value, names: Versions, *, base_low: bool) -> None:
         """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
         other, own = self.fresh(value.name, low=not base_low), names.high
         names.high, names.low = (other, own) if base_low else (own, other)
-        node_name = self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
-        self.edits.copies.append(NewConstant(value.index, other, node_name, low=not base_low))
+        node_name = (
+            self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
+        )
+        self.edits.copies.append(
+            NewConstant(value.index, other, node_name, low=not base_low)
+        )
         if base_low:
             self.make_low(value)
             self.edits.types[value.index] = self.edits.low.tensor
@@ -358,7 +383,11 @@ class _Maker:
             rule.default not in ("input", "scale")
             or any(a.name == rule.attribute for a in node.proto.attribute)
         )
-        if node.key == "Constant" or written or (node.key == "Optional" and not node.inputs):
+        if (
+            node.key == "Constant"
+            or written
+            or (node.key == "Optional" and not node.inputs)
+        ):
             self.edits.attributes.add(node.index)
 
     def lowered_values(self) -> None:
@@ -366,7 +395,11 @@ class _Maker:
         hidden = {self.graph.values[value].name for value in self.graph.hidden}
         for value, source in self.ports.lowered.items():
             origin = self.originals.low_source(source)
-            raised = None if self.graph.results[value] or origin.raised in hidden else origin.raised
+            raised = (
+                None
+                if self.graph.results[value] or origin.raised in hidden
+                else origin.raised
+            )
             self.names[value] = Versions(
                 high=raised or self.graph.values[value].name, low=origin.name
             )
@@ -387,7 +420,9 @@ class _Maker:
 
     def leaves_body(self, value: int, home: int) -> bool:
         """Whether a body returns the value in low precision, which is a value of another scope."""
-        returned = (self.ports.returned.get(key, NONE) for key in self.graph.results[value])
+        returned = (
+            self.ports.returned.get(key, NONE) for key in self.graph.results[value]
+        )
         return home != self.graph.values[value].scope and any(
             self.low[variable] for variable in returned
         )
@@ -411,7 +446,10 @@ class _Maker:
                 elif (
                     variable == LOW and node.key == "Cast"
                 ):  # an original Cast reads what the producer delivers
-                    is_low = value not in self.ports.lowered and low[self.ports.produced[value]]
+                    is_low = (
+                        value not in self.ports.lowered
+                        and low[self.ports.produced[value]]
+                    )
                     name = names[value].low if is_low else names[value].high
                 else:
                     name = names[value].low if low[variable] else names[value].high

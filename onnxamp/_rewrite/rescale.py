@@ -59,7 +59,9 @@ def apply(draft: Draft, options: Options) -> Passed:
 class _Rescaling:
     """One rescaling of a copy of the graph's model."""
 
-    def __init__(self, graph: Graph, equations: Equations, exponents: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Graph, equations: Equations, exponents: Sequence[int]
+    ) -> None:
         self.graph, self.equations, self.exponents = graph, equations, exponents
         self.editor = GraphEditor(graph)
         self.names = self.editor.names
@@ -76,11 +78,15 @@ class _Rescaling:
             value = self.graph.nodes[node].inputs[port]
             by_exponent = readers.setdefault(value, {})
             if (node, port) not in self.equations.invariant:
-                by_exponent.setdefault(self.exponents[variable], []).append((node, port))
+                by_exponent.setdefault(self.exponents[variable], []).append(
+                    (node, port)
+                )
         for value, by_exponent in readers.items():
             returned = bool(self.graph.results[value])
             own = self.exponents[self.equations.values[value]] if returned else None
-            first = own if own is not None else next(iter(sorted(by_exponent, key=abs)), 0)
+            first = (
+                own if own is not None else next(iter(sorted(by_exponent, key=abs)), 0)
+            )
             for exponent, uses in by_exponent.items():
                 if exponent != first:
                     self.copy(value, exponent, uses)
@@ -97,7 +103,11 @@ class _Rescaling:
         for name in ("value_float", "value_floats", "value"):
             held = attribute(node, name)
             if held is not None:
-                array = numpy_helper.to_array(held) if isinstance(held, TensorProto) else held
+                array = (
+                    numpy_helper.to_array(held)
+                    if isinstance(held, TensorProto)
+                    else held
+                )
                 return np.asarray(array, np.float32)
         raise AssertionError(node.op_type)
 
@@ -106,7 +116,11 @@ class _Rescaling:
         array, tensor = self.array(value), self.graph.constants.tensors.get(value)
         if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
             self.lost[self.graph.values[value].name] = lost
-        result = None if tensor is None else scaled_tensor(tensor, self.graph.folder, exponent)
+        result = (
+            None
+            if tensor is None
+            else scaled_tensor(tensor, self.graph.folder, exponent)
+        )
         if result is None:
             return numpy_helper.from_array(times_power(array, exponent), name)
         result.name = name
@@ -143,7 +157,9 @@ class _Rescaling:
     def attributes(self) -> None:
         """Move epsilons and the like along."""
         for item in self.equations.attributes:
-            exponent = sum(self.exponents[variable] * number for variable, number in item.terms)
+            exponent = sum(
+                self.exponents[variable] * number for variable, number in item.terms
+            )
             proto = self.editor.node(item.node)
             number = attribute(proto, item.name)
             number = item.default if number is None else number
@@ -191,7 +207,10 @@ class _Rescaling:
                 continue
             proto = self.editor.node(node)
             name = proto.output[0]
-            inner, offset = self.names.fresh(f"{name}_scaled"), self.names.fresh(f"{name}_offset")
+            inner, offset = (
+                self.names.fresh(f"{name}_scaled"),
+                self.names.fresh(f"{name}_offset"),
+            )
             proto.output[0] = inner
             tensor = numpy_helper.from_array(
                 np.array(self.exponents[variable] * log(2), np.float32)
@@ -206,7 +225,9 @@ class _Rescaling:
     def notes(self, rescaling: Rescaling) -> Iterable[str]:
         """What was done, in sentences."""
         largest = max(rescaling.scaled, key=lambda row: row.largest or 0.0)
-        what = f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"
+        what = (
+            f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"
+        )
         if largest.largest:
             now = largest.largest * 2.0**-largest.exponent
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
@@ -223,7 +244,11 @@ class _Rescaling:
             else ""
         )
         least = "; no exponents do with fewer" if rescaling.gap == 0 else least
-        muls = f" {_count(self.muls, 'Mul')} at the model's interface." if self.muls else ""
+        muls = (
+            f" {_count(self.muls, 'Mul')} at the model's interface."
+            if self.muls
+            else ""
+        )
         yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
         if self.adds:
             yield f"{_count(self.adds, 'Add')} behind logarithms: there, results differ by a rounding."
@@ -243,7 +268,9 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
         held, exponent = graph.values[value], exponents[variable]
         if held.producer == ABSENT or value in outputs or is_stored(graph, value):
             continue
-        found[held.name] = exponent if found.get(held.name, exponent) == exponent else None
+        found[held.name] = (
+            exponent if found.get(held.name, exponent) == exponent else None
+        )
     return {name: exponent for name, exponent in found.items() if exponent}
 
 
@@ -263,11 +290,15 @@ def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
     for name in data:
         tensor.ClearField(name)
     copy_fields(
-        new, tensor, but=[field.name for field, _ in new.ListFields() if field.name not in data]
+        new,
+        tensor,
+        but=[field.name for field, _ in new.ListFields() if field.name not in data],
     )
 
 
 def _set_value(proto: NodeProto, tensor: TensorProto) -> None:
     """Set the value of a Constant or ConstantOfShape."""
-    drop_attributes(proto, [item.name for item in proto.attribute if item.name.startswith("value")])
+    drop_attributes(
+        proto, [item.name for item in proto.attribute if item.name.startswith("value")]
+    )
     set_attribute(proto, "value", tensor)

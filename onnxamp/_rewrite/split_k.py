@@ -51,7 +51,9 @@ def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
     profile = profile_of(options.target)
     assert profile is not None
     alone = len(found) == 1
-    what, sums = ("1 product", "a sum") if alone else (f"{len(found):,} products", "sums")
+    what, sums = (
+        ("1 product", "a sum") if alone else (f"{len(found):,} products", "sums")
+    )
     return (
         f"Split {what} of up to {most:,} terms into {sums} of shorter ones, since {profile.name} sums up float16 in"
         f" float16; --no-split-k keeps {'it' if alone else 'them'} in float32 instead."
@@ -76,7 +78,11 @@ class _Splitter:
         """The dimensions with which every reader of a weight wants it; none where it is no weight, or they differ."""
         graph, held = self.graph, self.graph.values[value]
         listed = graph.scopes[held.scope].inputs
-        if held.origin is not Origin.INITIALIZER or value in listed or graph.results[value]:
+        if (
+            held.origin is not Origin.INITIALIZER
+            or value in listed
+            or graph.results[value]
+        ):
             return ()
         wanted = {
             self.dims(graph.nodes[node]) if node in self.found and port == 1 else ()
@@ -104,7 +110,11 @@ class _Splitter:
 
     def nodes(self, node: Node) -> list[NodeProto]:
         """The nodes that stand in the place of a product."""
-        site, made, proto = Site(self.graph, node, self.editor), list[NodeProto](), node.proto
+        site, made, proto = (
+            Site(self.graph, node, self.editor),
+            list[NodeProto](),
+            node.proto,
+        )
         first, second = self.rows(site, made), self.weight(site, made)
         product = copied(proto)
         product.op_type = "MatMul"
@@ -122,7 +132,10 @@ class _Splitter:
     def rows(self, site: Site, made: list[NodeProto]) -> str:
         """The first factor with its terms split: dimensions before them are copied, whatever they are."""
         node, parts = site.node, self.found[site.node.index]
-        shape, terms = site.shape_of(node.proto.input[0]), terms_of(node, self.graph.shapes)
+        shape, terms = (
+            site.shape_of(node.proto.input[0]),
+            terms_of(node, self.graph.shapes),
+        )
         assert shape is not None
         assert terms is not None
         before, size = [0] * (len(shape) - 1), terms // parts
@@ -130,7 +143,9 @@ class _Splitter:
             return _reshaped(
                 site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows"
             )
-        name = _reshaped(site, made, node.proto.input[0], [*before, parts, size], "terms")
+        name = _reshaped(
+            site, made, node.proto.input[0], [*before, parts, size], "terms"
+        )
         last = len(shape)
         perm = [*range(last - 2), last - 1, last - 2, last]
         return _added(site, made, "Transpose", [name], "rows", perm=perm)
@@ -151,8 +166,14 @@ class _Splitter:
         """What adds up the results, and drops the dimensions of one that vectors brought along."""
         shapes = [self.graph.shapes[value] or () for value in site.node.inputs[:2]]
         rank = max(2, *map(len, shapes))
-        axes = [rank - 2, *[rank - 1] * (len(shapes[0]) == 1), *[rank] * (len(shapes[1]) == 1)]
-        node = self.editor.make(SUM, [partial], [name], name=site.fresh("sum"), keepdims=0)
+        axes = [
+            rank - 2,
+            *[rank - 1] * (len(shapes[0]) == 1),
+            *[rank] * (len(shapes[1]) == 1),
+        ]
+        node = self.editor.make(
+            SUM, [partial], [name], name=site.fresh("sum"), keepdims=0
+        )
         if self.graph.book.opsets[""] >= _AXES_ARE_INPUT:
             node.input.append(self.editor.ints(axes, site.named("axes")))
         else:
@@ -164,13 +185,20 @@ def _is_turned(node: Node) -> bool:
     return node.key == "Gemm" and bool(attribute(node.proto, "transB"))
 
 
-def _reshaped(site: Site, made: list[NodeProto], name: str, dims: Iterable[int], what: str) -> str:
+def _reshaped(
+    site: Site, made: list[NodeProto], name: str, dims: Iterable[int], what: str
+) -> str:
     shape = site.editor.ints([*dims], site.named(f"{what}_shape"))
     return _added(site, made, "Reshape", [name, shape], what)
 
 
 def _added(
-    site: Site, made: list[NodeProto], op: str, inputs: list[str], what: str, **attributes: Any
+    site: Site,
+    made: list[NodeProto],
+    op: str,
+    inputs: list[str],
+    what: str,
+    **attributes: Any,
 ) -> str:
     """Add a node, and return the name of what it makes."""
     name = site.fresh(what)

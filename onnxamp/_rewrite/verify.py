@@ -54,7 +54,11 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
     facts, key = op_facts(), node.key
     if node.signature is None or node.signature.attributes is None:
         return None
-    if key in facts.control_flow or key in facts.kernel_free or key in facts.uninferable:
+    if (
+        key in facts.control_flow
+        or key in facts.kernel_free
+        or key in facts.uninferable
+    ):
         return None
     if None in inputs and any(
         node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None
@@ -70,7 +74,9 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
 def inference_fault(typing: Typing) -> str:
     """What onnx infers in place of a node's types, in words; "" if it agrees."""
     given = {
-        f"in{port}": type_proto(kind) for port, kind in enumerate(typing.inputs) if kind is not None
+        f"in{port}": type_proto(kind)
+        for port, kind in enumerate(typing.inputs)
+        if kind is not None
     }
     types = {name: kind for name, kind in given.items() if kind is not None}
     if len(types) < len(given):
@@ -78,24 +84,36 @@ def inference_fault(typing: Typing) -> str:
     inferred = _inferred(typing, types)
     if isinstance(inferred, str):
         return inferred
-    for port, (kind, name) in enumerate(zip(typing.outputs, typing.example.output, strict=True)):
-        found = declared_type(inferred[f"out{port}"]) if name and f"out{port}" in inferred else None
+    for port, (kind, name) in enumerate(
+        zip(typing.outputs, typing.example.output, strict=True)
+    ):
+        found = (
+            declared_type(inferred[f"out{port}"])
+            if name and f"out{port}" in inferred
+            else None
+        )
         if None not in (kind, found) and kind != found:
             return f"gives {kind} by its schema, but {found} by what onnx infers"
     return ""
 
 
-def _inferred(typing: Typing, types: dict[str, TypeProto]) -> dict[str, TypeProto] | str:
+def _inferred(
+    typing: Typing, types: dict[str, TypeProto]
+) -> dict[str, TypeProto] | str:
     """Output -> its type, as far as onnx infers any; what it says where it refuses the types."""
     proto, signature = copied(typing.example), typing.signature
     proto.input[:] = [
         "" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)
     ]
-    proto.output[:] = [name and f"out{port}" for port, name in enumerate(typing.example.output)]
+    proto.output[:] = [
+        name and f"out{port}" for port, name in enumerate(typing.example.output)
+    ]
     schema = onnx.defs.get_schema(signature.op_type, signature.since, signature.domain)
     opsets = [helper.make_opsetid(signature.domain, signature.opset)]
     try:
-        return onnx.shape_inference.infer_node_outputs(schema, proto, types, opset_imports=opsets)
+        return onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, opset_imports=opsets
+        )
     except Exception as error:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
         text = str(error)
         return (
@@ -105,7 +123,9 @@ def _inferred(typing: Typing, types: dict[str, TypeProto]) -> dict[str, TypeProt
         )
 
 
-_WRONG_TYPE: Final = re.compile(r"\[TypeInferenceError\]|has (inconsistent|unsupported) type")
+_WRONG_TYPE: Final = re.compile(
+    r"\[TypeInferenceError\]|has (inconsistent|unsupported) type"
+)
 """What onnx says of types, at a node or in the body of its function; what it says of shapes does not count here."""
 
 
@@ -133,21 +153,30 @@ def nodes_around(
     """
     origins = _origins(original, edits)
     waiting = {index for value in values for index in _beside(result, value)} | nodes
-    waiting |= {index for node in nodes for index in _neighbours(result, result.nodes[node])}
+    waiting |= {
+        index for node in nodes for index in _neighbours(result, result.nodes[node])
+    }
     found, stack, seen = set[int](), sorted(waiting), set(waiting)
     while stack:
         node = result.nodes[stack.pop()]
         known = {
-            origins[key] for name in node.proto.output if (key := (node.scope, name)) in origins
+            origins[key]
+            for name in node.proto.output
+            if (key := (node.scope, name)) in origins
         }
-        new = {index for index in known if suspected.isdisjoint(original.nodes[index].proto.output)}
+        new = {
+            index
+            for index in known
+            if suspected.isdisjoint(original.nodes[index].proto.output)
+        }
         found |= new
         for index in () if new else _neighbours(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
     return tuple(
-        next(filter(None, original.nodes[index].proto.output), "") for index in sorted(found)
+        next(filter(None, original.nodes[index].proto.output), "")
+        for index in sorted(found)
     )
 
 
@@ -163,7 +192,9 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
 
 def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
     """Nodes that make what a node reads or its bodies return, and that read what it makes."""
-    returned = (value for _, body in node.bodies for value in graph.scopes[body].outputs)
+    returned = (
+        value for _, body in node.bodies for value in graph.scopes[body].outputs
+    )
     for value in (*node.inputs, *node.outputs, *returned):
         if value != ABSENT:
             yield from _beside(graph, value)
@@ -196,9 +227,16 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
     )
     weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
     for kind, free in (("input", weights), ("output", set[str]())):
-        before, after = (getattr(model.graph, kind) for model in (original.model, result))
+        before, after = (
+            getattr(model.graph, kind) for model in (original.model, result)
+        )
         new += _changed(
-            graph=graph, kind=kind, before=before, after=after, options=options, free=free
+            graph=graph,
+            kind=kind,
+            before=before,
+            after=after,
+            options=options,
+            free=free,
         )
     if new and (fault := next(_all_conflicts(original), None)):
         raise ModelError(
@@ -206,9 +244,7 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
         )
     if new:
         first = f"{new[0].where} {new[0].text}"
-        text = (
-            f"The converted model would be wrong: {first}. This is a bug: please report the model."
-        )
+        text = f"The converted model would be wrong: {first}. This is a bug: please report the model."
         named = {fault.node for fault in new} | {fault.branches for fault in new}
         values = {fault.output for fault in new} | {fault.value for fault in new}
         suspected = frozenset(options.unsound)
@@ -242,10 +278,14 @@ def _changed(
         return
     for entry, new in zip(before, after, strict=True):
         was, now = declared_type(entry.type), declared_type(new.type)
-        may_be_low = was is not None and (not options.keeps_io(entry.name) or entry.name in free)
+        may_be_low = was is not None and (
+            not options.keeps_io(entry.name) or entry.name in free
+        )
         if was != now and not (may_be_low and now == retyped(str(was), options.low)):
             value = graph.scopes[0].names.get(entry.name, ABSENT)
-            yield Conflict(f"{kind} {entry.name!r}", f"changed from {was} to {now}", value=value)
+            yield Conflict(
+                f"{kind} {entry.name!r}", f"changed from {was} to {now}", value=value
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +323,9 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
         if form not in passed:
             text = _node_fault(node, inputs, outputs)
             if text:
-                yield Conflict(f"node {node.label!r} ({node.key})", text, node=node.index)
+                yield Conflict(
+                    f"node {node.label!r} ({node.key})", text, node=node.index
+                )
             elif node.key not in varying:
                 passed.add(form)
         if node.key in facts.control_flow:
@@ -321,11 +363,14 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
                 yield Conflict(f"input {entry.name!r}{suffix}", text, value=outer)
     if node.key == "If":
         branches = [
-            [graph.types[value] for value in graph.scopes[body].outputs] for _, body in node.bodies
+            [graph.types[value] for value in graph.scopes[body].outputs]
+            for _, body in node.bodies
         ]
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
             yield Conflict(
-                f"the branches of {node.label!r}", "return different types", branches=node.index
+                f"the branches of {node.label!r}",
+                "return different types",
+                branches=node.index,
             )
 
 
@@ -336,7 +381,9 @@ def _declarations(graph: Graph) -> Iterator[Conflict]:
             value = graph.visible(entry.name, scope.index)
             if value != ABSENT and (text := _mismatch(entry, graph.types[value])):
                 owner = graph.nodes[scope.owner].label if scope.index else ""
-                where = f"the value {entry.name!r}" + (f" in a body of {owner!r}" if owner else "")
+                where = f"the value {entry.name!r}" + (
+                    f" in a body of {owner!r}" if owner else ""
+                )
                 yield Conflict(where, text, value=value)
 
 

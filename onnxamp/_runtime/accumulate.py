@@ -65,7 +65,9 @@ _TEETH: Final = 8
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""
 
-_SIGNED: Final = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
+_SIGNED: Final = frozenset(
+    {"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"}
+)
 """Sums of terms of either sign."""
 
 _EXACT_STEPS: Final = frozenset({"Neg", "abs", "sign", "max"})
@@ -106,18 +108,26 @@ class Accumulator(NamedTuple):
         elif total is not None and total.accumulator == "float16":
             self._sum(made, node, written, raw)
         elif (
-            key in self.profile.roundings and len(node.inputs) == 1 and key in self.profile.formulas
+            key in self.profile.roundings
+            and len(node.inputs) == 1
+            and key in self.profile.formulas
         ):
             compute(self.profile.formulas[key], written.input[0], made.step)
         elif key in self.profile.roundings:
             made.off(
-                raw, raw, made.number(sqrt(self.profile.roundings[key] ** 2 - 1)), raw, little=True
+                raw,
+                raw,
+                made.number(sqrt(self.profile.roundings[key] ** 2 - 1)),
+                raw,
+                little=True,
             )
         if made.nodes:
             made.nodes[-1].metadata_props.add(key=EXACT, value=raw)
         return made.nodes
 
-    def _product(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
+    def _product(
+        self, made: "_Writer", node: Node, written: NodeProto, raw: str
+    ) -> None:
         terms = terms_of(node, self.shapes)
         if terms is None:
             return
@@ -130,21 +140,27 @@ class Accumulator(NamedTuple):
         alone = raw if bias is None else made("Sub", raw, bias)
         kept = alone
         if terms <= _SHORT:
-            before = 0 if bias is None else 1  # the sum is rounded before the bias is added
+            before = (
+                0 if bias is None else 1
+            )  # the sum is rounded before the bias is added
             grown = made.number(sqrt(before + inside + (size / 2 if terms > 1 else 0)))
         else:
             ratio = made("Div", _of_squares(made, written), made.square(alone))
             grown = made(
                 "Sqrt",
                 made(
-                    "Add", made("Mul", ratio, made.number(size / 6)), made.number(size / 3 + inside)
+                    "Add",
+                    made("Mul", ratio, made.number(size / 6)),
+                    made.number(size / 3 + inside),
                 ),
             )
         if terms > _LONG:
             left = made("Mul", ratio, made.number(2.0**_DIGITS))
             lost = made("Div", made.number(-1 / 7), made("Mul", left, left))
             share = made(
-                "Min", made("Max", made("Add", lost, made.number(1)), made.number(0.75)), left
+                "Min",
+                made("Max", made("Add", lost, made.number(1)), made.number(0.75)),
+                left,
             )
             kept = made("Mul", alone, share)
         found = made.off(alone, kept, grown, alone, little=terms <= _SHORT)
@@ -153,13 +169,21 @@ class Accumulator(NamedTuple):
 
     def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
         """What the op adds behind the sum, in a shape that broadcasts."""
-        if len(written.input) < 3 or not written.input[2] or node.key not in op_facts().biased:
+        if (
+            len(written.input) < 3
+            or not written.input[2]
+            or node.key not in op_facts().biased
+        ):
             return None
         if node.key == "Gemm":
             beta = attribute(written, "beta")
-            return made("Mul", written.input[2], made.number(1 if beta is None else beta))
+            return made(
+                "Mul", written.input[2], made.number(1 if beta is None else beta)
+            )
         shape = np.array([1, -1] + [1] * (len(self.shapes[node.inputs[1]] or ()) - 2))
-        return made("Reshape", written.input[2], self.editor.ints(shape, f"{made.stem}/shape"))
+        return made(
+            "Reshape", written.input[2], self.editor.ints(shape, f"{made.stem}/shape")
+        )
 
     def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
         fact, terms = self.profile.sums[node.key], summed_terms(node, self.shapes)
@@ -176,7 +200,9 @@ class Accumulator(NamedTuple):
         grown = made.number(1 + each**2 / (3 * terms))
         if node.key in _SIGNED:
             ratio = made("Div", _of_squares(made, written), made.square(raw))
-            factor = (each / 2 + log2(terms / each)) / (1 if node.key == "ReduceSum" else terms)
+            factor = (each / 2 + log2(terms / each)) / (
+                1 if node.key == "ReduceSum" else terms
+            )
             grown = made("Add", made("Mul", ratio, made.number(factor)), grown)
         made.off(raw, kept, made("Sqrt", grown), kept, little=True)
 
@@ -211,7 +237,9 @@ def _of_squares(made: "_Writer", node: NodeProto) -> str:
     same.name = ""
     del same.input[:], same.output[:]
     is_product = node.op_type not in _SIGNED
-    same.input.extend(made("Mul", name, name) for name in node.input[: 2 if is_product else 1])
+    same.input.extend(
+        made("Mul", name, name) for name in node.input[: 2 if is_product else 1]
+    )
     same.input.extend(() if is_product else node.input[1:])
     if node.op_type == "Gemm":
         for item in same.attribute:
@@ -247,23 +275,31 @@ class _Writer(NamedTuple):
             for one in operands
         )
         if kind == "exp":
-            power = self.rounded(self("Mul", first, self.number(float(np.float16(log2(e))))))
+            power = self.rounded(
+                self("Mul", first, self.number(float(np.float16(log2(e)))))
+            )
             return self.rounded(self("Exp", self("Mul", power, self.number(log(2)))))
         if kind == "log":
             digits = self.rounded(self("Mul", self("Log", first), self.number(log2(e))))
-            return self.rounded(self("Mul", digits, self.number(float(np.float16(log(2))))))
+            return self.rounded(
+                self("Mul", digits, self.number(float(np.float16(log(2)))))
+            )
         if kind in _EXACT_STEPS:
             return self(kind.capitalize(), first, *others)
         return self.rounded(self(kind, first, *others))
 
-    def off(self, raw: str, kept: str, grown: str, otherwise: str, *, little: bool = False) -> str:
+    def off(
+        self, raw: str, kept: str, grown: str, otherwise: str, *, little: bool = False
+    ) -> str:
         """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error.
 
         ``little`` is for numbers of a few: the error is one that does not vanish when the result is rounded.
         """
         error = self.residual(raw)
         if little:
-            error = self.residual(self("Add", raw, self("Mul", error, self.number(_TEETH + 1))))
+            error = self.residual(
+                self("Add", raw, self("Mul", error, self.number(_TEETH + 1)))
+            )
         found = self("Add", kept, self("Mul", error, grown))
         # Where the result is zero, infinite or NaN, there is no estimate.
         return self("Where", self("IsNaN", found), otherwise, found)

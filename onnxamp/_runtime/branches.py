@@ -58,18 +58,26 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
     while True:
         graph = Graph.of(result)
         ifs = [
-            graph.nodes[index] for index in graph.scopes[0].nodes if graph.nodes[index].key == "If"
+            graph.nodes[index]
+            for index in graph.scopes[0].nodes
+            if graph.nodes[index].key == "If"
         ]
         if not ifs:
             return result
         known = _known_conditions(graph, ifs)
-        wanted = [graph.values[node.input(0)].name for node in ifs if node.input(0) not in known]
+        wanted = [
+            graph.values[node.input(0)].name
+            for node in ifs
+            if node.input(0) not in known
+        ]
         wanted = list(dict.fromkeys(wanted))
         conditions = run(result, wanted) if wanted else {}
         missing = [name for name in wanted if name not in conditions]
         if missing:
             raise ArgumentError(f"The run did not return the condition {missing[0]!r}.")
-        known |= {graph.scopes[0].names[name]: bool(conditions[name]) for name in wanted}
+        known |= {
+            graph.scopes[0].names[name]: bool(conditions[name]) for name in wanted
+        }
         branches = {node.index: _branch(node, known[node.input(0)]) for node in ifs}
         result = _Move(graph, branches, GraphEditor(graph, result)).result()
 
@@ -118,10 +126,14 @@ class _Move:
         """Replace the Ifs."""
         staying = self.staying()
         self.name_values([scope for scope in staying if scope.index])
-        labels = NewNames({self.view.nodes[i].proto.name for scope in staying for i in scope.nodes})
+        labels = NewNames(
+            {self.view.nodes[i].proto.name for scope in staying for i in scope.nodes}
+        )
         labels.taken.add("")
         graph = self.editor.graphs[0]
-        declared = {entry.name for entry in (*graph.input, *graph.output, *graph.value_info)}
+        declared = {
+            entry.name for entry in (*graph.input, *graph.output, *graph.value_info)
+        }
         for index, branch in self.branches.items():
             self.move_declarations(self.view.scopes[branch], graph, declared)
             moved = self.moved_nodes(self.view.scopes[branch], labels)
@@ -150,7 +162,9 @@ class _Move:
         for branch in self.branches.values():
             for name, value in self.view.scopes[branch].names.items():
                 if value not in self.names:
-                    self.names[value] = self.editor.names.fresh(name) if name in used else name
+                    self.names[value] = (
+                        self.editor.names.fresh(name) if name in used else name
+                    )
                     used.add(self.names[value])
 
     def pass_results(self, node: Node, branch: Scope, hidden: set[str]) -> None:
@@ -168,7 +182,9 @@ class _Move:
             else:
                 self.copies.setdefault(node.index, []).append((result, output))
 
-    def move_declarations(self, branch: Scope, target: GraphProto, declared: set[str]) -> None:
+    def move_declarations(
+        self, branch: Scope, target: GraphProto, declared: set[str]
+    ) -> None:
         """Move initializers of a branch, and types of values that are not among the ``declared`` ones, which grow."""
         source = branch.proto
         for tensor in source.initializer:
@@ -179,7 +195,11 @@ class _Move:
             values = target.sparse_initializer[-1].values
             values.name = self.name(branch.names[values.name])
         for entry in (*source.value_info, *source.output):
-            name = self.name(branch.names[entry.name]) if entry.name in branch.names else None
+            name = (
+                self.name(branch.names[entry.name])
+                if entry.name in branch.names
+                else None
+            )
             if name is not None and name not in declared and entry.HasField("type"):
                 target.value_info.add(name=name).type.CopyFrom(entry.type)
                 declared.add(name)
@@ -205,7 +225,9 @@ class _Move:
             node, copy = waiting.pop()
             for port, value in enumerate(node.inputs):
                 copy.input[port] = self.names.get(value, copy.input[port])
-            for (_, index), (_, body) in zip(node.bodies, node_bodies(copy), strict=True):
+            for (_, index), (_, body) in zip(
+                node.bodies, node_bodies(copy), strict=True
+            ):
                 scope = self.view.scopes[index]
                 for value, entry in zip(scope.outputs, body.output, strict=True):
                     entry.name = self.names.get(value, entry.name)
@@ -257,14 +279,20 @@ def settled_flow(
     if before is not None and before.choices == taken:
         return before
     flow = flow_of(
-        shell, emulated=emulated, shapes=shapes_of(feeds), like=like, arithmetic=arithmetic
+        shell,
+        emulated=emulated,
+        shapes=shapes_of(feeds),
+        like=like,
+        arithmetic=arithmetic,
     )
     return flow._replace(choices=taken)
 
 
 def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
     """The shapes of those that are tensors."""
-    return {name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)}
+    return {
+        name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
+    }
 
 
 def settle(
@@ -299,7 +327,9 @@ def settle(
 def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
     """The model with optional inputs that the sample leaves empty computed inside, as they cannot be fed."""
     empty = [
-        entry for entry in model.graph.input if entry.name in feeds and feeds[entry.name] is None
+        entry
+        for entry in model.graph.input
+        if entry.name in feeds and feeds[entry.name] is None
     ]
     if not empty:
         return model
@@ -307,7 +337,9 @@ def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
     graph, start = editor.graphs[0], editor.view.scopes[0].nodes.start
     for entry in empty:
         held = entry.type.optional_type.elem_type
-        editor.insert(0, start, editor.make("Optional", [], [entry.name], "", type=held))
+        editor.insert(
+            0, start, editor.make("Optional", [], [entry.name], "", type=held)
+        )
     for position in reversed(range(len(graph.input))):
         if graph.input[position] in empty:
             del graph.input[position]
@@ -324,6 +356,8 @@ def _conditions(
 ) -> dict[str, bool]:
     """Values of conditions; only the nodes that they need are run."""
     own = copied(shell.model)  # the caller edits its own
-    flow = flow_of(shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds))
+    flow = flow_of(
+        shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds)
+    )
     side = run_alone(Runner(flow, provider), feeds, names)
     return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}

@@ -84,7 +84,9 @@ class Child:
         with self._turn:
             return self._answer(question, seconds)
 
-    def _answer(self, question: dict[str, Any], seconds: float | None) -> dict[str, Any] | None:
+    def _answer(
+        self, question: dict[str, Any], seconds: float | None
+    ) -> dict[str, Any] | None:
         self.start()
         process = self._process
         assert process is not None
@@ -192,7 +194,9 @@ class EngineBuilder(Child):
                 ) from error
         if answer is None:
             return Built(
-                "TensorRT-RTX", (Refusal("", f"the process that builds it {self.ended}"),), 0
+                "TensorRT-RTX",
+                (Refusal("", f"the process that builds it {self.ended}"),),
+                0,
             )
         faults = tuple(Refusal(name, refusal(text)) for name, text in answer["faults"])
         return Built(answer["by"], faults, answer["bytes"])
@@ -238,13 +242,18 @@ def _every_node(model: ModelProto) -> Iterator[NodeProto]:
         for node in stack.pop().node:
             yield node
             stack += [
-                graph for item in node.attribute for graph in (item.g, *item.graphs) if graph.node
+                graph
+                for item in node.attribute
+                for graph in (item.g, *item.graphs)
+                if graph.node
             ]
 
 
 def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:
     """A refusal with its node's label, and without made-up names in its text."""
-    names = [name for name in (found.node, *_UNIQUE.findall(found.text)) if name in labels]
+    names = [
+        name for name in (found.node, *_UNIQUE.findall(found.text)) if name in labels
+    ]
     text = _UNIQUE.sub(lambda match: labels.get(match[0], match[0]), found.text)
     return Refusal(labels[names[0]] if names else "", text)
 
@@ -254,7 +263,9 @@ _UNIQUE: Final = re.compile(r"node\d+\.")
 
 def refusal(text: str) -> str:
     """What the builder says, without codes and places in its sources."""
-    lines = [line for line in text.splitlines() if line.strip()] or ["it does not say why"]
+    lines = [line for line in text.splitlines() if line.strip()] or [
+        "it does not say why"
+    ]
     for line in lines:
         match = _ERROR.search(line)
         if match is not None and "Cuda Runtime" not in line:
@@ -317,7 +328,9 @@ class Loader(Child):
         return Loaded(found["by"], reason(fault))
 
 
-def load_file(model: Model, provider: Provider | None, *, in_text: bool = False) -> Loaded:
+def load_file(
+    model: Model, provider: Provider | None, *, in_text: bool = False
+) -> Loaded:
     """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
 
     To resolve the graph of a large model, its weights are not read. Nor are those of one behind a URL, of which the
@@ -325,11 +338,17 @@ def load_file(model: Model, provider: Provider | None, *, in_text: bool = False)
     """
     assert model.path is not None
     is_here = not is_remote(model.path)
-    if not in_text and is_here and (provider is not None or model.path.stat().st_size < _LARGE):
+    if (
+        not in_text
+        and is_here
+        and (provider is not None or model.path.stat().st_size < _LARGE)
+    ):
         return the_loader().load(model.path, provider)
     with temporary_folder() as folder:
         path = Path(folder, "model.onnx")
-        path.write_bytes((model.proto if in_text else _without_weights(model)).SerializeToString())
+        path.write_bytes(
+            (model.proto if in_text else _without_weights(model)).SerializeToString()
+        )
         return the_loader().load(path, provider if is_here else None)
 
 

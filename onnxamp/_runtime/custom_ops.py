@@ -48,7 +48,10 @@ def custom_ops(
         >>> with onnxamp.custom_ops(norm):
         ...     plan = onnxamp.plan_model("models/encoder.onnx")
     """
-    with declared_ops(declared), active_within(_LIBRARIES, (*_LIBRARIES.get(), *_checked(library))):
+    with (
+        declared_ops(declared),
+        active_within(_LIBRARIES, (*_LIBRARIES.get(), *_checked(library))),
+    ):
         yield
 
 
@@ -104,7 +107,9 @@ def _load(path: Path) -> None:
     try:
         options.register_custom_ops_library(str(path))
     except Exception as error:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(
+            "."
+        )
         raise ArgumentError(
             f"ONNX Runtime cannot load custom ops from {str(path)!r}: {text}."
         ) from error

@@ -17,7 +17,9 @@ from onnxamp._errors import RuntimeFailure
 def _driver() -> ctypes.CDLL | None:
     """The driver's library, initialised; None where there is none."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = ctypes.CDLL(
+            "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+        )
         return driver if driver.cuInit(0) == 0 else None
     except (OSError, AttributeError):
         return None
@@ -27,7 +29,9 @@ def device_present() -> bool:
     """Whether the driver is installed and sees a device. Touches no device."""
     driver, count = _driver(), ctypes.c_int(0)
     return (
-        driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+        driver is not None
+        and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        and count.value > 0
     )
 
 
@@ -45,7 +49,11 @@ def device_name() -> str:
 
 def compute_capability(ordinal: int = 0) -> tuple[int, int]:
     """Compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
-    driver, device, version = _driver(), ctypes.c_int(0), (ctypes.c_int(0), ctypes.c_int(0))
+    driver, device, version = (
+        _driver(),
+        ctypes.c_int(0),
+        (ctypes.c_int(0), ctypes.c_int(0)),
+    )
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), ordinal):
         return 0, 0
     for part, attribute in zip(version, _CAPABILITY, strict=True):
@@ -77,7 +85,11 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
     Raises:
         RuntimeFailure: the driver refuses.
     """
-    driver, context, buffer = _driver(), _primary_context(), ctypes.create_string_buffer(size)
+    driver, context, buffer = (
+        _driver(),
+        _primary_context(),
+        ctypes.create_string_buffer(size),
+    )
     if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
         raise RuntimeFailure("The CUDA driver gives no access to the device's memory.")
     failed = (
@@ -99,7 +111,11 @@ def _primary_context() -> Any:
     driver, device, context = _driver(), ctypes.c_int(0), ctypes.c_void_p()
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
         return None
-    return None if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context
+    return (
+        None
+        if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        else context
+    )
 
 
 _CPU: Final = 4
@@ -138,7 +154,11 @@ class _InstanceInfo(ctypes.Structure):
 def adapter_name(vendor: int, device: int, *, is_cpu: bool) -> str | None:
     """Name of the first software device, or of the GPU with these PCI numbers; None where Vulkan has none."""
     for found in _devices():
-        if found.kind == _CPU if is_cpu else (found.vendor, found.device) == (vendor, device):
+        if (
+            found.kind == _CPU
+            if is_cpu
+            else (found.vendor, found.device) == (vendor, device)
+        ):
             return str(found.name.decode(errors="replace"))
     return None
 
@@ -157,7 +177,9 @@ def _devices() -> Iterator[_Properties]:
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
         for handle in handles[: count.value]:
             found = _Properties()
-            vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(handle), ctypes.byref(found))
+            vulkan.vkGetPhysicalDeviceProperties(
+                ctypes.c_void_p(handle), ctypes.byref(found)
+            )
             yield found
     finally:
         vulkan.vkDestroyInstance(instance, None)

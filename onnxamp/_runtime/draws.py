@@ -33,7 +33,10 @@ _UNKNOWN: Final = 4 << 30
 """Bytes that are taken to be free where the system does not tell."""
 _GROUPS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
 )
 """Files of Linux with the memory that the processes of a container may use together, and do use."""
 
@@ -96,7 +99,9 @@ def _available() -> int:
         with suppress(OSError, ValueError, StopIteration):
             lines = Path("/proc/meminfo").read_text().splitlines()
             return 1024 * int(
-                next(line for line in lines if line.startswith("MemAvailable:")).split()[1]
+                next(
+                    line for line in lines if line.startswith("MemAvailable:")
+                ).split()[1]
             )
     with suppress(AttributeError, OSError, ValueError):  # half of what there is
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -43,7 +43,13 @@ from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
-from onnxamp._model.protos import BaseDir, copied, copy_fields, copy_without, opset_imports
+from onnxamp._model.protos import (
+    BaseDir,
+    copied,
+    copy_fields,
+    copy_without,
+    opset_imports,
+)
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile
@@ -75,7 +81,9 @@ def upcast_type(proto: TypeProto) -> None:
                 else proto.optional_type.elem_type
             )
         kind = proto.WhichOneof("value")
-    leaf = proto.sparse_tensor_type if kind == "sparse_tensor_type" else proto.tensor_type
+    leaf = (
+        proto.sparse_tensor_type if kind == "sparse_tensor_type" else proto.tensor_type
+    )
     if kind is not None and leaf.elem_type in LOW_ELEMS:
         leaf.elem_type = TensorProto.FLOAT
 
@@ -92,7 +100,9 @@ def upcast_tensor(source: TensorProto, base_dir: BaseDir) -> TensorProto:
         ModelError: a low tensor holds fewer or more numbers than its shape says.
     """
     is_low = source.data_type in LOW_ELEMS
-    if source.data_location == TensorProto.EXTERNAL and (is_low or base_dir is not None):
+    if source.data_location == TensorProto.EXTERNAL and (
+        is_low or base_dir is not None
+    ):
         source = copied(source)
         embed(source, base_dir)
     if not is_low:
@@ -110,7 +120,9 @@ def upcast_tensor(source: TensorProto, base_dir: BaseDir) -> TensorProto:
     return result
 
 
-_PAYLOAD = frozenset({"data_type", "raw_data", "int32_data", "external_data", "data_location"})
+_PAYLOAD = frozenset(
+    {"data_type", "raw_data", "int32_data", "external_data", "data_location"}
+)
 
 
 def upcast_attribute(item: AttributeProto, base_dir: BaseDir) -> None:
@@ -176,7 +188,9 @@ def emulate_graph(
     ``shapes``, by value, tell how long they are. ``hollow`` are initializers of the main graph without data.
     """
     low = {low.tensor: low.elem for low in FORMATS.values()}
-    elems = [None if type_name is None else low.get(type_name) for type_name in view.types]
+    elems = [
+        None if type_name is None else low.get(type_name) for type_name in view.types
+    ]
     _check_opset(view, elems)
     model = copy_without(view.model, "initializer")
     del model.functions[:]
@@ -186,7 +200,9 @@ def emulate_graph(
         elems=elems,
         base_dir=base_dir,
         rounds=rounds,
-        accumulator=None if arithmetic is None else Accumulator(arithmetic, editor, shapes),
+        accumulator=None
+        if arithmetic is None
+        else Accumulator(arithmetic, editor, shapes),
         kept=frozenset() if rounds else _signature(view, elems, keeps),
     )
     emulation.weights(hollow)
@@ -195,7 +211,9 @@ def emulate_graph(
     return editor.finish()
 
 
-def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -> frozenset[int]:
+def _signature(
+    view: View, elems: Sequence[int | None], keeps: Container[str]
+) -> frozenset[int]:
     """Low-precision inputs and outputs of the model with these names; nodes that make bits have none."""
     main = view.scopes[0]
     able = {
@@ -204,11 +222,16 @@ def _signature(view: View, elems: Sequence[int | None], keeps: Container[str]) -
         if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
     }
     for value in main.outputs:
-        node, is_weight = view.producer(value), view.values[value].origin is Origin.INITIALIZER
+        node, is_weight = (
+            view.producer(value),
+            view.values[value].origin is Origin.INITIALIZER,
+        )
         if is_weight or (node is not None and node.key not in op_facts().reads_bits):
             able.add(value)
     return frozenset(
-        value for value in able if elems[value] is not None and view.values[value].name in keeps
+        value
+        for value in able
+        if elems[value] is not None and view.values[value].name in keeps
     )
 
 
@@ -241,14 +264,21 @@ class _Emulation:
 
     def is_kept(self, scope: int, name: str) -> bool:
         """Whether a value of a scope keeps its type."""
-        return scope == 0 and self.editor.view.scopes[0].names.get(name, ABSENT) in self.kept
+        return (
+            scope == 0
+            and self.editor.view.scopes[0].names.get(name, ABSENT) in self.kept
+        )
 
     def weights(self, hollow: Container[str]) -> None:
         """Add the initializers of the main graph, in float32 but for those that keep their types."""
         view, target = self.editor.view, self.editor.graphs[0].initializer
         for tensor in view.model.graph.initializer:
             if tensor.name in hollow:
-                elem = TensorProto.FLOAT if tensor.data_type in LOW_ELEMS else tensor.data_type
+                elem = (
+                    TensorProto.FLOAT
+                    if tensor.data_type in LOW_ELEMS
+                    else tensor.data_type
+                )
                 target.add(name=tensor.name, data_type=elem, dims=tensor.dims)
             elif self.is_kept(0, tensor.name):
                 target.append(tensor)
@@ -279,14 +309,20 @@ class _Emulation:
         Inputs that are model outputs keep their public names and numbers.
         """
         view = self.editor.view
-        for value in sorted(value for value in self.kept if view.producer(value) is None):
+        for value in sorted(
+            value for value in self.kept if view.producer(value) is None
+        ):
             source = view.values[value].name
-            yield cast(self.editor.names, source, self.raised_name(value), TensorProto.FLOAT)
+            yield cast(
+                self.editor.names, source, self.raised_name(value), TensorProto.FLOAT
+            )
         for value in dict.fromkeys(scope.inputs) if self.rounds else ():
             fed, elem = view.values[value], self.low(value)
             if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
                 self.renamed[value] = self.editor.names.fresh(f"{fed.name}/rounded")
-                yield from rounding(self.editor.names, fed.name, self.renamed[value], elem)
+                yield from rounding(
+                    self.editor.names, fed.name, self.renamed[value], elem
+                )
 
     def raised_name(self, value: int) -> str:
         """A name for a kept value in float32, which all read in its place."""
@@ -295,7 +331,11 @@ class _Emulation:
 
     def node(self, node: Node) -> None:
         """Emulate a node."""
-        facts, names, proto = op_facts(), self.editor.names, self.editor.node(node.index)
+        facts, names, proto = (
+            op_facts(),
+            self.editor.names,
+            self.editor.node(node.index),
+        )
         casts, bits = node.key == "Cast" and self.rounds, node.key in facts.reads_bits
         for port, value in enumerate(node.inputs):
             written, elem = proto.input[port], self.low(value)
@@ -316,8 +356,14 @@ class _Emulation:
             name, elem = proto.output[port], self.low(value)
             if elem is not None and value in self.kept:
                 proto.output[port] = self.raised_name(value)
-                self.editor.insert_after(node.index, cast(names, proto.output[port], name, elem))
-            elif elem is not None and (self.rounds or bits) and node.key not in facts.unrounded:
+                self.editor.insert_after(
+                    node.index, cast(names, proto.output[port], name, elem)
+                )
+            elif (
+                elem is not None
+                and (self.rounds or bits)
+                and node.key not in facts.unrounded
+            ):
                 is_low = casts or bits
                 raw = names.fresh(f"{name}/{'low' if is_low else 'exact'}")
                 proto.output[port] = raw
@@ -342,7 +388,10 @@ class _Emulation:
         """Replace low-precision types in attributes by float32, but for what a Cast makes."""
         rule = op_facts().dtype_attribute.get(node.key)
         # low precision inside the kernel becomes float32, too: no CPU kernel supports it
-        dtype_names = {op_facts().computes_in.get(node.key), rule.attribute if rule else None}
+        dtype_names = {
+            op_facts().computes_in.get(node.key),
+            rule.attribute if rule else None,
+        }
         for item in proto.attribute:
             upcast_attribute(item, self.base_dir)
             is_type = item.type == AttributeProto.INT and item.name in dtype_names

@@ -49,7 +49,9 @@ ModelFile: TypeAlias = ModelProto | str | PathLike[str]
 class WholeModel:
     """A model in one session of ONNX Runtime with all fusions, which the first run loads."""
 
-    def __init__(self, model: ModelFile, provider: Provider, *, leaves_nodes: bool) -> None:
+    def __init__(
+        self, model: ModelFile, provider: Provider, *, leaves_nodes: bool
+    ) -> None:
         self._model, self._provider, self._leaves_nodes = model, provider, leaves_nodes
         self._session: Any = None
 
@@ -61,16 +63,25 @@ class WholeModel:
         """
         if self._session is None:
             self._session = make_session(self._model, self._provider)
-        entries = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
+        entries = (
+            *self._session.get_inputs(),
+            *self._session.get_overridable_initializers(),
+        )
         types = {item.name: item.type for item in entries}
-        taken = {name: as_typed(feed, types[name]) for name, feed in feeds.items() if name in types}
+        taken = {
+            name: as_typed(feed, types[name])
+            for name, feed in feeds.items()
+            if name in types
+        }
         return run(self._session, taken)
 
     def left_to_cpu(self) -> Counter[str]:
         """Count by op the nodes that the engine left to the CPU; none before a run."""
         if self._session is None or not self._leaves_nodes:
             return Counter()
-        return Counter(op for provider, op, _ in assigned_nodes(self._session) if provider == "CPU")
+        return Counter(
+            op for provider, op, _ in assigned_nodes(self._session) if provider == "CPU"
+        )
 
 
 class _WebModel(WholeModel):
@@ -267,7 +278,11 @@ def _bytes_of(output: Any) -> int:
     """The memory that an output takes, about."""
     if isinstance(output, list):
         return sum(map(_bytes_of, output))
-    return _ENTRY * len(output) if isinstance(output, Mapping) else int(np.asarray(output).nbytes)
+    return (
+        _ENTRY * len(output)
+        if isinstance(output, Mapping)
+        else int(np.asarray(output).nbytes)
+    )
 
 
 @dataclass(slots=True)
@@ -339,7 +354,9 @@ class Executable:
             else self.run_together([feeds], progress)[0]
         )
 
-    def run_sample(self, number: int, feeds: Feeds, progress: Progress | None = None) -> Outputs:
+    def run_sample(
+        self, number: int, feeds: Feeds, progress: Progress | None = None
+    ) -> Outputs:
         """:meth:`run` of a numbered sample, which does not run again as long as its outputs fit in memory."""
         if number not in self.outputs.kept:
             found = self.run(feeds, progress)
@@ -370,6 +387,8 @@ def part_of(progress: Progress, part: int, parts: int, together: int = 1) -> Pro
     """Return the progress of some of several equal parts, which may differ in their number of steps."""
 
     def scaled(done: int, total: int) -> None:
-        progress(part * _STEPS + done * together * _STEPS // max(total, 1), parts * _STEPS)
+        progress(
+            part * _STEPS + done * together * _STEPS // max(total, 1), parts * _STEPS
+        )
 
     return scaled

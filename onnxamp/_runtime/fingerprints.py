@@ -36,8 +36,12 @@ def model_print(model: Model) -> str:
         if tensor.data_location != TensorProto.EXTERNAL:
             weights.append(fingerprint(tensor.SerializeToString(deterministic=True)))
             continue
-        blocks = (block.tobytes() for block in blocks_of(read_array(tensor, model.folder)))
-        weights.append(fingerprint(f"{tensor.name} {tensor.data_type} {tensor.dims}", *blocks))
+        blocks = (
+            block.tobytes() for block in blocks_of(read_array(tensor, model.folder))
+        )
+        weights.append(
+            fingerprint(f"{tensor.name} {tensor.data_type} {tensor.dims}", *blocks)
+        )
     for tensor in tensors_of(shell):
         tensor.ClearField("external_data")
     return fingerprint(shell.SerializeToString(deterministic=True), *weights)
@@ -65,7 +69,9 @@ def sample_print(samples: Samples, number: int) -> str:
 
 def samples_print(samples: Samples) -> str:
     """The fingerprint of all samples in order."""
-    return fingerprint(*(sample_print(samples, number) for number in range(len(samples))))
+    return fingerprint(
+        *(sample_print(samples, number) for number in range(len(samples)))
+    )
 
 
 def _contents(samples: Samples, number: int) -> Iterator[str | bytes]:
@@ -79,7 +85,9 @@ def _contents(samples: Samples, number: int) -> Iterator[str | bytes]:
             yield repr(array.tolist()) if array.dtype == object else array.tobytes()
 
 
-def print_facts(models: Mapping[str, Model], samples: Samples, *options: object) -> dict[str, str]:
+def print_facts(
+    models: Mapping[str, Model], samples: Samples, *options: object
+) -> dict[str, str]:
     """Return fingerprints of what measurements depend on: models by what they are, samples, options and versions."""
     return {
         **{what: model_print(model) for what, model in models.items()},

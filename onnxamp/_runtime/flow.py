@@ -92,7 +92,9 @@ def take_weights(
     result = copy_without(model, "initializer", "node")
     nodes = [node for node in model.graph.node if op_key(node) == "Constant"]
     constants: dict[str, TensorProto] = {
-        node.output[0]: tensor for node in nodes if (tensor := attribute(node, "value")) is not None
+        node.output[0]: tensor
+        for node in nodes
+        if (tensor := attribute(node, "value")) is not None
     }
     named = {tensor.name: tensor for tensor in model.graph.initializer} | constants
     taken = {
@@ -104,7 +106,9 @@ def take_weights(
         taken = {}
     graph = result.graph
     for tensor in model.graph.initializer:
-        graph.initializer.append(_hollow(tensor.name, tensor) if tensor.name in taken else tensor)
+        graph.initializer.append(
+            _hollow(tensor.name, tensor) if tensor.name in taken else tensor
+        )
     for node in model.graph.node:
         is_constant = op_key(node) == "Constant"
         if is_constant and node.output[0] in taken:
@@ -200,7 +204,9 @@ def make_flow(
     """
     shell = take_weights(model, base_dir, keep=keep)
     return flow_of(
-        shell._replace(model=inline_functions(shell.model)), emulated=emulated, shapes=shapes
+        shell._replace(model=inline_functions(shell.model)),
+        emulated=emulated,
+        shapes=shapes,
     )
 
 
@@ -225,13 +231,15 @@ def flow_of(
     own = frozenset(graph.scopes[0].names)
     if lowest != "float32" and emulated:
         sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
-        written = emulate_graph(graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes)
+        written = emulate_graph(
+            graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
+        )
         graph = Graph.of(written)
     types, main = graph.types, graph.scopes[0]
     defaults = {value.name for value in graph.overridable()}
-    weights = {t.name: t for t in shell.model.graph.initializer if t.name in defaults} | dict(
-        shell.weights
-    )
+    weights = {
+        t.name: t for t in shell.model.graph.initializer if t.name in defaults
+    } | dict(shell.weights)
     constants: dict[str, TensorProto | SparseTensorProto] = {
         **{
             tensor.name: tensor
@@ -253,9 +261,12 @@ def flow_of(
     return Flow(
         nodes=tuple(graph.nodes[index].proto for index in order),
         reads=tuple(
-            tuple(name for name in needs[index] if name not in constants) for index in order
+            tuple(name for name in needs[index] if name not in constants)
+            for index in order
         ),
-        held=tuple(tuple(name for name in needs[index] if name in constants) for index in order),
+        held=tuple(
+            tuple(name for name in needs[index] if name in constants) for index in order
+        ),
         maker={
             name: rank
             for rank, index in enumerate(order)
@@ -271,7 +282,9 @@ def flow_of(
         ranks=ranks_of,
         emulated=emulated,
         large=bool(shell.weights),
-        inputs=tuple(entry.name for entry in written.graph.input if entry.name not in given),
+        inputs=tuple(
+            entry.name for entry in written.graph.input if entry.name not in given
+        ),
         defaults=frozenset(defaults),
         outputs=tuple(entry.name for entry in written.graph.output),
         shell=Shell(rest, weights, shell.base_dir),
@@ -281,7 +294,10 @@ def flow_of(
 
 
 def _extents(
-    graph: Graph, order: Sequence[int], shapes: Mapping[str, Sequence[int]], like: Flow | None
+    graph: Graph,
+    order: Sequence[int],
+    shapes: Mapping[str, Sequence[int]],
+    like: Flow | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes and ranks of values: as another flow has them, or inferred from the shapes of inputs."""
     known = _like(graph, order, like) if like else None
@@ -295,10 +311,17 @@ def _like(
     graph: Graph, order: Sequence[int], like: Flow
 ) -> tuple[dict[str, int], dict[str, int]] | None:
     """Sizes and ranks as another flow has them, through Casts, too; None if a node makes what is unknown there."""
-    sizes = {name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes}
-    ranks = {name: like.ranks[name] for name in graph.scopes[0].names if name in like.ranks}
+    sizes = {
+        name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes
+    }
+    ranks = {
+        name: like.ranks[name] for name in graph.scopes[0].names if name in like.ranks
+    }
     for tensor in graph.model.graph.initializer:
-        sizes[tensor.name], ranks[tensor.name] = _WIDTH * prod(tensor.dims), len(tensor.dims)
+        sizes[tensor.name], ranks[tensor.name] = (
+            _WIDTH * prod(tensor.dims),
+            len(tensor.dims),
+        )
     nodes = [graph.nodes[index].proto for index in order]
     same = [
         (node.input[0], node.output[0])
@@ -309,7 +332,13 @@ def _like(
         for known in (sizes, ranks):
             if source in known:
                 known.setdefault(target, known[source])
-    made = (name for node in nodes if node.op_type != "Constant" for name in node.output if name)
+    made = (
+        name
+        for node in nodes
+        if node.op_type != "Constant"
+        for name in node.output
+        if name
+    )
     return (sizes, ranks) if all(name in sizes for name in made) else None
 
 
@@ -320,7 +349,9 @@ def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
     ``sizes`` that it does not know for empty ones.
     """
     sized = op_facts().size_inputs
-    beside = {value for node in view.nodes if node.key in sized for value in node.inputs}
+    beside = {
+        value for node in view.nodes if node.key in sized for value in node.inputs
+    }
     names = view.scopes[0].names.items()
     named = (
         (name, shapes[value])
@@ -330,7 +361,9 @@ def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
     return {name: len(shape) for name, shape in named if shape is not None}
 
 
-def _sizes(view: View, order: Sequence[int], known: Sequence[Shape | None]) -> dict[str, int]:
+def _sizes(
+    view: View, order: Sequence[int], known: Sequence[Shape | None]
+) -> dict[str, int]:
     """Bytes by main-graph value; of unknown shape they are assumed to be as large as their node's inputs."""
     sizes: dict[str, int] = {}
     for name, value in view.scopes[0].names.items():
@@ -348,7 +381,9 @@ def _sizes(view: View, order: Sequence[int], known: Sequence[Shape | None]) -> d
 def _low_values(graph: Graph) -> dict[str, int]:
     """Low-precision values of the main graph with their element types."""
     elems = {low.tensor: low.elem for low in FORMATS.values()}
-    named = ((name, graph.types[value]) for name, value in graph.scopes[0].names.items())
+    named = (
+        (name, graph.types[value]) for name, value in graph.scopes[0].names.items()
+    )
     return {name: elems[type_name] for name, type_name in named if type_name in elems}
 
 
@@ -372,7 +407,11 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
 
 def dtype_of(flow: Flow, name: str) -> str:
     """A value's element type in the model as written: "float32", "float16", "int64", ..."""
-    return ELEM_NAMES[flow.low[name]] if name in flow.low else readable_types(flow.types.get(name))
+    return (
+        ELEM_NAMES[flow.low[name]]
+        if name in flow.low
+        else readable_types(flow.types.get(name))
+    )
 
 
 def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
@@ -388,7 +427,9 @@ def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
         )
     taken = {*flow.inputs, *flow.defaults}
     return {
-        name: as_typed(feed, flow.types.get(name)) for name, feed in feeds.items() if name in taken
+        name: as_typed(feed, flow.types.get(name))
+        for name, feed in feeds.items()
+        if name in taken
     }
 
 
@@ -419,5 +460,7 @@ def expose(
         for name in node.output
         if name in names and name not in given
     ]
-    optimized.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in shown)
+    optimized.graph.output.extend(
+        onnx.helper.make_empty_tensor_value_info(name) for name in shown
+    )
     return make_session(optimized, provider, optimize=False), tuple(shown)

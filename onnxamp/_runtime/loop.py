@@ -45,7 +45,9 @@ def input_failure(
     if not error.loaded:
         return sentence
     if samples.draw is None:
-        raise ArgumentError(f"{sentence} Check the inputs ({samples.description}).") from error
+        raise ArgumentError(
+            f"{sentence} Check the inputs ({samples.description})."
+        ) from error
     return f"{sentence} {_advice(samples.draw, model)}"
 
 
@@ -63,7 +65,9 @@ def _advice(draw: Draw, model: Model) -> str:
     if options and found.sizes != draw.sizes:
         return f"The inputs are made up, and their sizes do not suit the model; these do: {options}"
     tried = (
-        f" (tried without success: {'; '.join(map(listed, found.tried))})" if found.tried else ""
+        f" (tried without success: {'; '.join(map(listed, found.tried))})"
+        if found.tried
+        else ""
     )
     return f"Real inputs (--inputs data.npz) or sizes (--dim name=N) may help{tried}."
 
@@ -89,7 +93,9 @@ class Item(NamedTuple):
 Told: TypeAlias = Callable[[int, int], Progress]
 """Gives the progress callback of a few samples, by the number of the first and how many they are."""
 
-Measure: TypeAlias = Callable[[Iterator[SentSample], Told], Iterator[T | RuntimeFailure]]
+Measure: TypeAlias = Callable[
+    [Iterator[SentSample], Told], Iterator[T | RuntimeFailure]
+]
 """Yields what each of some samples shows, or why the model does not run on it; it may take several together."""
 
 
@@ -109,7 +115,9 @@ class Opened(NamedTuple, Generic[T]):
 def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
     """Return what measures samples one after the other; ``measure`` raises RuntimeFailure if the model does not run."""
 
-    def measured(items: Iterator[SentSample], told: Told) -> Iterator[T | RuntimeFailure]:
+    def measured(
+        items: Iterator[SentSample], told: Told
+    ) -> Iterator[T | RuntimeFailure]:
         for item in items:
             try:
                 result = measure(Item(item.number, item.read(), told(item.number, 1)))
@@ -189,7 +197,9 @@ class KeptSamples(Generic[T]):
 
     def _key(self, number: int) -> str:
         if number not in self._keys:
-            self._keys[number] = f"{self.what} {number} {sample_print(self.samples, number)}"
+            self._keys[number] = (
+                f"{self.what} {number} {sample_print(self.samples, number)}"
+            )
         return self._keys[number]
 
 
@@ -315,10 +325,14 @@ class _Round(Generic[T]):
         if first.number:
             with suppress(OnnxAmpError):
                 opened.prepare(self.run.samples[0])
-        for position, result in enumerate(opened.measure(chain([first], missing), self._told)):
+        for position, result in enumerate(
+            opened.measure(chain([first], missing), self._told)
+        ):
             self._done(position, result)
             if self.activity and not self.probe.has_steps:
-                self.run.report(self.activity, self.given[position] + 1, self.run.samples.expected)
+                self.run.report(
+                    self.activity, self.given[position] + 1, self.run.samples.expected
+                )
             yield result
 
     def handed_to(self, workers: Workers) -> Generator[T | RuntimeFailure | Crash]:
@@ -329,7 +343,9 @@ class _Round(Generic[T]):
             self._done(position, result)
             if self.activity:
                 self.run.report(
-                    self.activity, self.finished + sum(self.known), self.run.samples.expected
+                    self.activity,
+                    self.finished + sum(self.known),
+                    self.run.samples.expected,
                 )
 
         yield from run_in_order(workers, work, self._missing(workers), done=done)
@@ -348,7 +364,9 @@ class _Round(Generic[T]):
         if not self.activity:
             return _unheard
         expected = self.run.samples.expected
-        progress = self.run.progress(self.probe.activity(self.activity, first, count, expected))
+        progress = self.run.progress(
+            self.probe.activity(self.activity, first, count, expected)
+        )
         return part_of(progress, first, expected, count)
 
     def _done(self, position: int, result: T | RuntimeFailure | Crash) -> None:
@@ -390,14 +408,18 @@ class _Work(Generic[T]):
 
 
 def sent_samples(
-    samples: Samples, numbers: Iterable[int] | None = None, workers: Workers | None = None
+    samples: Samples,
+    numbers: Iterable[int] | None = None,
+    workers: Workers | None = None,
 ) -> Iterator[SentSample]:
     """Yield samples by number, all by default; those in files are read where they are sent to.
 
     So are those of a Ray Dataset, if the workers are of its cluster, and those of an iterator that are in temporary
     files, if they are of this machine.
     """
-    travels = IN_FILES | {read_row if workers is not None and workers.is_cluster else read_spooled}
+    travels = IN_FILES | {
+        read_row if workers is not None and workers.is_cluster else read_spooled
+    }
     for number in samples.numbers() if numbers is None else numbers:
         reader = samples.readers[number]
         is_sent = getattr(reader, "func", None) in travels

@@ -120,12 +120,18 @@ def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
 
 
 def _rank(
-    names: Iterable[str], entries: Iterable[ValueInfoProto], values: "Mapping[str, ort.OrtValue]"
+    names: Iterable[str],
+    entries: Iterable[ValueInfoProto],
+    values: "Mapping[str, ort.OrtValue]",
 ) -> None:
     """Declare the ranks that inputs have in this run, where none are known."""
     for name, entry in zip(names, entries, strict=True):
         declared = entry.type.tensor_type
-        if name in values and entry.type.HasField("tensor_type") and not declared.HasField("shape"):
+        if (
+            name in values
+            and entry.type.HasField("tensor_type")
+            and not declared.HasField("shape")
+        ):
             _declare_dims(entry, [None] * len(values[name].shape()))
 
 
@@ -144,13 +150,18 @@ class Runner:
     spin: bool = True
     kept: int | None = None
     given: Mapping[str, Bits] = field(default_factory=dict)
-    _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = field(
+    _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
+        field(default_factory=dict)
+    )
+    _weights: "dict[tuple[str, Format | None], ort.OrtValue]" = field(
         default_factory=dict
     )
-    _weights: "dict[tuple[str, Format | None], ort.OrtValue]" = field(default_factory=dict)
 
     def run(
-        self, piece: Piece, values: "Mapping[str, ort.OrtValue]", low: Mapping[str, Format] = _NONE
+        self,
+        piece: Piece,
+        values: "Mapping[str, ort.OrtValue]",
+        low: Mapping[str, Format] = _NONE,
     ) -> "dict[str, ort.OrtValue]":
         """Run a piece.
 
@@ -198,9 +209,13 @@ class Runner:
             threads=self.threads,
             spin=self.spin,
         )
-        return session, list(zip(names, (entry.name for entry in model.graph.input), strict=True))
+        return session, list(
+            zip(names, (entry.name for entry in model.graph.input), strict=True)
+        )
 
-    def _kind(self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]") -> str:
+    def _kind(
+        self, piece: Piece, name: str, values: "Mapping[str, ort.OrtValue]"
+    ) -> str:
         declared = self.flow.types.get(name)
         if declared is not None and (name not in piece.rounded or name not in values):
             return declared
@@ -240,7 +255,9 @@ class Side:
         """The model that is run."""
         return self.runner.flow
 
-    def parts(self, nodes: Iterable[int], budget: int = BUDGET) -> Iterator[tuple[int, ...]]:
+    def parts(
+        self, nodes: Iterable[int], budget: int = BUDGET
+    ) -> Iterator[tuple[int, ...]]:
         """Run nodes part by part, lazily, and yield those of each part behind it.
 
         Raises:
@@ -258,7 +275,9 @@ class Side:
         made = [name for node in nodes for name in self.flow.nodes[node].output if name]
         wanted = tuple(name for name in made if self.uses[name] > 0)
         if wanted:
-            self.values |= self.runner.run(Piece(tuple(nodes), wanted), self.values, self.low)
+            self.values |= self.runner.run(
+                Piece(tuple(nodes), wanted), self.values, self.low
+            )
         self._drop(reads)
 
     def used(self, names: Iterable[str]) -> None:
@@ -290,7 +309,9 @@ class Side:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]
         if not isinstance(constant, TensorProto):
-            raise RuntimeFailure(f"The sparse constant {name!r} cannot leave the model.")
+            raise RuntimeFailure(
+                f"The sparse constant {name!r} cannot leave the model."
+            )
         return numpy_helper.to_array(constant)
 
 
@@ -333,11 +354,15 @@ def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
         if node not in done:
             done.add(node)
             nodes.append(node)
-            waiting += [flow.maker[name] for name in flow.reads[node] if name in flow.maker]
+            waiting += [
+                flow.maker[name] for name in flow.reads[node] if name in flow.maker
+            ]
     return sorted(nodes)
 
 
-def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[int, ...]]:
+def parts_of(
+    flow: Flow, nodes: Iterable[int], budget: int
+) -> Iterator[tuple[int, ...]]:
     """Groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
 
     A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
@@ -349,7 +374,9 @@ def parts_of(flow: Flow, nodes: Iterable[int], budget: int) -> Iterator[tuple[in
     weights: set[str] = set()
     held = 0
     for node in nodes:
-        new = {name for name in flow.reads[node] if name in flow.shell.weights} - weights
+        new = {
+            name for name in flow.reads[node] if name in flow.shell.weights
+        } - weights
         cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
         cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
         if len(part) == _NODES or (part and held + cost > budget):
@@ -418,7 +445,9 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def fitting(flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], budget: int) -> int:
+def fitting(
+    flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], budget: int
+) -> int:
     """How many samples can be run together, part by part, so that what they hold between parts fits the budget.
 
     It is 1 for a model without large weights, which would gain nothing. Complexity: linear in what nodes read.
@@ -426,7 +455,10 @@ def fitting(flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], b
     if not flow.large or len(parts) < 2:
         return 1
     uses = Counter(
-        [*wanted, *(name for part in parts for node in part for name in flow.reads[node])]
+        [
+            *wanted,
+            *(name for part in parts for node in part for name in flow.reads[node]),
+        ]
     )
     held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
     size = most = sum(flow.sizes.get(name, 0) for name in held)

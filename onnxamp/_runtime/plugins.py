@@ -93,9 +93,13 @@ def plugin_called(name: str) -> Plugin | None:
     """The plugin of a short name, or of the name of a package, without a hint; None if it can be neither."""
     if name in plugins():
         return plugins()[name]
-    known = next((plugin for plugin in plugins().values() if plugin.package == name), None)
+    known = next(
+        (plugin for plugin in plugins().values() if plugin.package == name), None
+    )
     return known or (
-        Plugin(name, install=f"pip install {name}") if _PACKAGE.fullmatch(name) else None
+        Plugin(name, install=f"pip install {name}")
+        if _PACKAGE.fullmatch(name)
+        else None
     )
 
 
@@ -125,7 +129,9 @@ def engine_called(name: str) -> PluginDevice:
     """
     name, hint = split_hint(name)
     plugin = plugin_called(name)
-    found = f"no package is called {name!r}" if plugin is None else _engine(plugin.package)
+    found = (
+        f"no package is called {name!r}" if plugin is None else _engine(plugin.package)
+    )
     if isinstance(found, str):
         raise RuntimeFailure(f"The provider {name!r} cannot be used here: {found}.")
     return found._replace(hint=hint)
@@ -155,7 +161,11 @@ def _engine(package: str) -> PluginDevice | str:
         return f"onnxruntime {ort.__version__} takes no plugin providers; upgrade it"
     try:
         module = import_module(package.replace("-", "_"))
-        names = module.get_ep_names() if hasattr(module, "get_ep_names") else [module.get_ep_name()]
+        names = (
+            module.get_ep_names()
+            if hasattr(module, "get_ep_names")
+            else [module.get_ep_name()]
+        )
         library = module.get_library_path()
     except ImportError:
         return f"the package {package} is not installed; {plugin.install} installs it"
@@ -172,13 +182,17 @@ def _engine(package: str) -> PluginDevice | str:
     return engine
 
 
-def _devices(package: str, names: Sequence[str], library: str, plugin: Plugin) -> list[Any]:
+def _devices(
+    package: str, names: Sequence[str], library: str, plugin: Plugin
+) -> list[Any]:
     """The provider's devices, best first. Registers its library, unless somebody has registered one before."""
     import onnxruntime as ort  # noqa: PLC0415
 
     if not any(device.ep_name in names for device in ort.get_ep_devices()):
         missing = {
-            name: value for name, value in plugin.environment.items() if name not in os.environ
+            name: value
+            for name, value in plugin.environment.items()
+            if name not in os.environ
         }
         os.environ |= missing
         try:

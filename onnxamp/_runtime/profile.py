@@ -79,9 +79,18 @@ def profiled_run(
             "profile_to": str(Path(folder, "profile")),
         }
         arrays = {name: _array(name, feed) for name, feed in feeds.items()}
-        task = str(Path(path).absolute()), arrays, provider, runs, active_libraries(), how
+        task = (
+            str(Path(path).absolute()),
+            arrays,
+            provider,
+            runs,
+            active_libraries(),
+            how,
+        )
         spec.write_bytes(pickle.dumps(task))
-        paths = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+        paths = os.pathsep.join(
+            filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH")))
+        )
         child = subprocess.run(
             [sys.executable, "-m", __name__, str(spec), str(result)],
             env=os.environ | {_BLOCKING: "1", "PYTHONPATH": paths},
@@ -92,7 +101,9 @@ def profiled_run(
         )
         if child.returncode or not result.exists():
             last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise RuntimeFailure(f"Profiling {path} failed (exit code {child.returncode}): {last}")
+            raise RuntimeFailure(
+                f"Profiling {path} failed (exit code {child.returncode}): {last}"
+            )
         facts = json.loads(result.read_text(encoding="utf-8"))
         if "fault" in facts:
             raise RuntimeFailure(facts["fault"])
@@ -107,7 +118,9 @@ def read_events(path: Path) -> Sequence[Mapping[str, Any]]:
         RuntimeFailure: the file is not whole, as on a full disk, which ONNX Runtime does not notice.
     """
     try:
-        events: Sequence[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        events: Sequence[Mapping[str, Any]] = json.loads(
+            path.read_text(encoding="utf-8")
+        )
     except (OSError, ValueError) as error:
         raise RuntimeFailure(
             f"ONNX Runtime did not write its whole profile to {str(path.parent)!r}: is the disk full? TMPDIR names"
@@ -180,11 +193,17 @@ def node_times(
         raise ArgumentError(f"runs must be at least 1, not {runs}.")
     with temporary_folder() as folder:
         if provider == "cuda" and os.environ.get(_BLOCKING) != "1":
-            path = Path(folder, "model.onnx") if isinstance(model, ModelProto) else Path(model)
+            path = (
+                Path(folder, "model.onnx")
+                if isinstance(model, ModelProto)
+                else Path(model)
+            )
             if isinstance(model, ModelProto):
                 onnx.save(model, path)
             return times_of(
-                profiled_run(path, feeds, provider, runs=runs + 1, optimize=optimize).events
+                profiled_run(
+                    path, feeds, provider, runs=runs + 1, optimize=optimize
+                ).events
             )
         session = make_session(
             model, provider, optimize=optimize, profile_to=str(Path(folder, "profile"))
@@ -204,7 +223,8 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         return {}
     starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
     shown = any(
-        event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {}) for event in events
+        event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {})
+        for event in events
     )
     compiled = {event["args"][_OF_ENGINE] for event in engine_kernels(events)}
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -218,7 +238,10 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if name in compiled or _OF_ENGINE in event.get("args", {}):
             continue
         if event.get("cat") == "Node" and name.endswith(_OF_NODE):
-            node, number = name.removesuffix(_OF_NODE), bisect_right(starts, event["ts"])
+            node, number = (
+                name.removesuffix(_OF_NODE),
+                bisect_right(starts, event["ts"]),
+            )
             on_device = shown and event.get("args", {}).get("provider") == _CUDA
             spent[node][number] += 0.0 if on_device else event["dur"] * 1e-6
         elif event.get("cat") == "Kernel" and node:

@@ -83,7 +83,11 @@ _NAMES: Final = (
     (Role.MASK, "", re.compile("mask")),
     (Role.POSITION, "", re.compile("position")),
     (Role.LENGTH, "int", re.compile(r"(?<![a-z])(lengths?|lens?)(?![a-z])")),
-    (Role.FACTOR, "float", re.compile(r"(?<![a-z])(scales?|speeds?|temperature)(?![a-z])")),
+    (
+        Role.FACTOR,
+        "float",
+        re.compile(r"(?<![a-z])(scales?|speeds?|temperature)(?![a-z])"),
+    ),
 )
 """Roles that a part of an input's name tells, for numbers of a type that is called so."""
 
@@ -110,27 +114,43 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     facts = op_facts()
     for node, port in _readers(view, value):
         lookup = next(
-            (lookup for lookup in facts.lookups.get(node.key, ()) if lookup.indices == port), None
+            (
+                lookup
+                for lookup in facts.lookups.get(node.key, ())
+                if lookup.indices == port
+            ),
+            None,
         )
         if lookup is not None:
             bounds.append(_rows(node, lookup, shapes))
-        elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(view, node, port):
+        elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(
+            view, node, port
+        ):
             roles.add(Role.MASK)
         elif port in facts.size_inputs.get(node.key, ()):
             roles.add(Role.SIZE)
     if bounds:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
-        return Use(role, min((bound for bound in bounds if bound is not None), default=None))
+        return Use(
+            role, min((bound for bound in bounds if bound is not None), default=None)
+        )
     if by_name is not None:
         return Use(by_name)
-    return Use(next((role for role in (Role.MASK, Role.SIZE) if role in roles), Role.PLAIN))
+    return Use(
+        next((role for role in (Role.MASK, Role.SIZE) if role in roles), Role.PLAIN)
+    )
 
 
 def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
     """The role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
     name, kind = graph.values[value].name.lower(), graph.types[value] or ""
-    roles = (role for role, numbers, part in _NAMES if numbers in kind and part.search(name))
-    return next((role for role in roles if role is not Role.LENGTH or len(shape or ()) < 2), None)
+    roles = (
+        role for role, numbers, part in _NAMES if numbers in kind and part.search(name)
+    )
+    return next(
+        (role for role in roles if role is not Role.LENGTH or len(shape or ()) < 2),
+        None,
+    )
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
@@ -148,7 +168,9 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
                 inputs = view.scopes[body].inputs
                 sources = body_sources(node, len(inputs))
                 reached += [
-                    inner for inner, source in zip(inputs, sources, strict=True) if source == port
+                    inner
+                    for inner, source in zip(inputs, sources, strict=True)
+                    if source == port
                 ]
         for scope, position in view.results[value]:
             owner = view.scopes[scope].owner
@@ -191,7 +213,9 @@ def _is_one(graph: Graph, value: int) -> bool:
         producer = graph.producer(value)
     tensor = graph.ask(constant_tensors).get(value)
     if tensor is not None:
-        if tensor.data_location == TensorProto.EXTERNAL or any(dim != 1 for dim in tensor.dims):
+        if tensor.data_location == TensorProto.EXTERNAL or any(
+            dim != 1 for dim in tensor.dims
+        ):
             return False
         array = numpy_helper.to_array(tensor)
         return array.dtype.kind in "biufV" and bool(array.reshape(()) == 1)
@@ -256,14 +280,19 @@ class InputMaker(NamedTuple):
                     generator, entry.name, entry.type, self.uses[value], self.sizes
                 )
             except MemoryError:
-                raise _too_large(entry.name, _shape(entry.name, entry.type, self.sizes)) from None
+                raise _too_large(
+                    entry.name, _shape(entry.name, entry.type, self.sizes)
+                ) from None
         return feeds
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
         """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
         determined = self.solved(sizes)
         maker = _maker(
-            self.graph, self.entries, self.named, {**determined.sizes, **sizes, **self.dims}
+            self.graph,
+            self.entries,
+            self.named,
+            {**determined.sizes, **sizes, **self.dims},
         )
         return maker._replace(dims=self.dims, determined=determined)
 
@@ -275,16 +304,23 @@ class InputMaker(NamedTuple):
         if usual.keys() <= given.keys():
             return Determined({}, frozenset())
         kinds = [
-            (entry.name, entry.type) for entry in self.entries.values() if _has_shape(entry.type)
+            (entry.name, entry.type)
+            for entry in self.entries.values()
+            if _has_shape(entry.type)
         ]
-        inputs = tuple((name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds)
-        return determine(self.graph.ask(input_relations, inputs), usual, given, self.named.batches)
+        inputs = tuple(
+            (name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds
+        )
+        return determine(
+            self.graph.ask(input_relations, inputs), usual, given, self.named.batches
+        )
 
     @property
     def has_open(self) -> bool:
         """Whether there are dimensions besides batches whose size nobody gives."""
         return any(
-            name not in self.dims and name not in self.named.batches for name in self.named.plain
+            name not in self.dims and name not in self.named.batches
+            for name in self.named.plain
         )
 
     def shapes(self) -> Sequence[Shape | None]:
@@ -294,7 +330,9 @@ class InputMaker(NamedTuple):
             for entry in self.entries.values()
             if entry.type.HasField("tensor_type")
         )
-        return self.graph.shapes_of({name: _shape(name, kind, self.sizes) for name, kind in kinds})
+        return self.graph.shapes_of(
+            {name: _shape(name, kind, self.sizes) for name, kind in kinds}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,21 +377,29 @@ def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMak
     Raises:
         ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
     """
-    named = {graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input}
+    named = {
+        graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input
+    }
     entries = {
-        value: entry for value, entry in named.items() if graph.values[value].origin is Origin.INPUT
+        value: entry
+        for value, entry in named.items()
+        if graph.values[value].origin is Origin.INPUT
     }
     return _maker(graph, entries, Sizes.of(entries.values()), dims or {})
 
 
 def _maker(
-    graph: Graph, entries: Mapping[int, ValueInfoProto], named: Sizes, dims: Mapping[str, int]
+    graph: Graph,
+    entries: Mapping[int, ValueInfoProto],
+    named: Sizes,
+    dims: Mapping[str, int],
 ) -> InputMaker:
     sizes = named.resolve(dims)
     shapes = graph.shapes_at(sizes)
     uses = {value: input_use(graph, value, shapes) for value in entries}
     dims_of = (
-        (entry.name, enumerate(entry.type.tensor_type.shape.dim)) for entry in entries.values()
+        (entry.name, enumerate(entry.type.tensor_type.shape.dim))
+        for entry in entries.values()
     )
     inner = (
         dim_name(name, axis, dim)
@@ -390,12 +436,19 @@ def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
 
 
 def _feed(
-    generator: np.random.Generator, name: str, kind: TypeProto, use: Use, sizes: Mapping[str, int]
+    generator: np.random.Generator,
+    name: str,
+    kind: TypeProto,
+    use: Use,
+    sizes: Mapping[str, int],
 ) -> Feed:
     if kind.HasField("optional_type"):
         kind = kind.optional_type.elem_type
     if kind.HasField("sequence_type"):
-        return [_feed(generator, name, kind.sequence_type.elem_type, use, sizes) for _ in range(2)]
+        return [
+            _feed(generator, name, kind.sequence_type.elem_type, use, sizes)
+            for _ in range(2)
+        ]
     elem = kind.tensor_type.elem_type
     if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
         raise ArgumentError(
@@ -403,7 +456,9 @@ def _feed(
             " converts others without running them (--no-validate)."
         )
     shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
-    if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:  # numbers are drawn as eight bytes each
+    if (
+        prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES
+    ):  # numbers are drawn as eight bytes each
         raise _too_large(name, shape)
     return _tensor(generator, dtype, shape, use)
 
@@ -423,7 +478,10 @@ def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:
 
 
 def _tensor(
-    generator: np.random.Generator, dtype: "np.dtype[Any]", shape: tuple[int, ...], use: Use
+    generator: np.random.Generator,
+    dtype: "np.dtype[Any]",
+    shape: tuple[int, ...],
+    use: Use,
 ) -> npt.NDArray[Any]:
     numbers: npt.NDArray[Any] | int | float
     if dtype.kind == "O":
@@ -435,7 +493,9 @@ def _tensor(
             _last_axis(shape) % (use.bound or _last_axis(shape).size + 1), shape
         )
     elif use.role is Role.MASK:
-        ones = generator.integers(1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1))
+        ones = generator.integers(
+            1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1)
+        )
         numbers = (_last_axis(shape) < ones).reshape(shape)
     elif use.role is Role.LENGTH:
         numbers = np.full(shape, use.bound or 1)

@@ -115,7 +115,10 @@ class RunOptions:
     budget: int = BUDGET
 
     def draw(
-        self, model: "Model", target: str | None = None, reference: "Executable | None" = None
+        self,
+        model: "Model",
+        target: str | None = None,
+        reference: "Executable | None" = None,
     ) -> "Samples":
         """Return the samples that are asked for.
 

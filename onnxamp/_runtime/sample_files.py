@@ -98,7 +98,9 @@ def read_npz(path: Path) -> dict[str, Array]:
             arrays: dict[str, Array] = {}
             for member in members:
                 name = member.filename.removesuffix(".npy")
-                arrays[name] = _member(path, archive, member, name, is_new=name not in arrays)
+                arrays[name] = _member(
+                    path, archive, member, name, is_new=name not in arrays
+                )
             return FileSample(arrays, quoted(path))
     except ArgumentError:  # a ValueError too
         raise
@@ -115,10 +117,17 @@ def _check_growth(path: Path, claimed: int) -> None:
 
 
 def _member(
-    path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, *, is_new: bool
+    path: Path,
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+    name: str,
+    *,
+    is_new: bool,
 ) -> Array:
     if not is_new:
-        raise ArgumentError(f"{quoted(path)} holds two arrays named {name!r}: save it again.")
+        raise ArgumentError(
+            f"{quoted(path)} holds two arrays named {name!r}: save it again."
+        )
     try:
         with archive.open(member) as stream:
             return _read_npy(stream, member.file_size)  # type: ignore[arg-type] # reads like a file
@@ -147,7 +156,9 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
         raise ValueError("it holds Python objects or records, which are not read")
     claimed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if min(shape, default=0) < 0 or claimed > held:
-        raise ValueError(f"its shape {list(shape)} needs {claimed} bytes, but it holds {held}")
+        raise ValueError(
+            f"its shape {list(shape)} needs {claimed} bytes, but it holds {held}"
+        )
     stream.seek(0)
     return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
@@ -214,7 +225,9 @@ def _brackets(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         base += len(chunk)
 
 
-def _check_gaps(stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: bool) -> None:
+def _check_gaps(
+    stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: bool
+) -> None:
     """Check that nothing but commas separates samples, and nothing but the list's brackets surrounds them."""
     starts = [0, *(end for _, end in spans)]
     ends = [*(start for start, _ in spans), size]
@@ -248,7 +261,9 @@ def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
     arrays = {}
     for name, content in sample.items():
         try:
-            arrays[name] = _encoded(content) if isinstance(content, dict) else _listed(content)
+            arrays[name] = (
+                _encoded(content) if isinstance(content, dict) else _listed(content)
+            )
         except _READ_FAILURES as error:
             raise _broken_array(path, name, error) from error
     return FileSample(arrays, f"{quoted(path)}{f', sample {number}' if number else ''}")
@@ -270,7 +285,8 @@ _OLD_CLASS: Final = "__polygraphy_encoded_"
 
 def _class(content: Mapping[str, Any]) -> str | None:
     old = next(
-        (key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)), None
+        (key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)),
+        None,
     )
     marked = content.get(_CLASS, old)
     return marked if isinstance(marked, str) else None
@@ -284,7 +300,9 @@ def _encoded(content: Mapping[str, Any]) -> Array:
             "it is a pickled tensor of PyTorch, which is not read: give Polygraphy NumPy arrays"
         )
     if kind != "ndarray" or not isinstance(text, str):
-        raise ValueError("it is neither nested lists of numbers nor an array of Polygraphy")
+        raise ValueError(
+            "it is neither nested lists of numbers nor an array of Polygraphy"
+        )
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
@@ -295,7 +313,9 @@ def _encoded(content: Mapping[str, Any]) -> Array:
         return _read_npy(BytesIO(data), len(data))
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = archive.infolist()
-        if len(members) != 1 or members[0].file_size > max(_MAX_RATIO_FROM, _MAX_RATIO * len(data)):
+        if len(members) != 1 or members[0].file_size > max(
+            _MAX_RATIO_FROM, _MAX_RATIO * len(data)
+        ):
             raise ValueError("it is an archive, but not of one plain array")
         with archive.open(members[0]) as stream:
             return _read_npy(stream, members[0].file_size)  # type: ignore[arg-type] # reads like a file
@@ -305,7 +325,9 @@ def _listed(content: Any) -> Array:
     """The array that nested lists hold."""
     array = np.asarray(content)
     if array.dtype.kind not in "biufU":
-        raise ValueError("it is not nested lists of numbers, equally long on each level")
+        raise ValueError(
+            "it is not nested lists of numbers, equally long on each level"
+        )
     if array.dtype.kind != "f":
         return array
     with np.errstate(over="ignore"):
@@ -315,7 +337,11 @@ def _listed(content: Any) -> Array:
 
 def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
     """What reads each sample of a folder, in natural order of the names of their files."""
-    files = [file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file()]
+    files = [
+        file
+        for file in path.iterdir()
+        if file.suffix.lower() in _SUFFIXES and file.is_file()
+    ]
     if not files:
         raise ArgumentError(
             f"The folder {quoted(path)} holds no .npz or .json file: save one per sample there."
@@ -326,7 +352,9 @@ def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
 def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
     """Sorts numbers in names by size, and equal ones by how they are written."""
     parts = re.split("([0-9]+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], path.name
+    return [
+        (int(part), "") if part.isdecimal() else (0, part) for part in parts
+    ], path.name
 
 
 def read_one(path: Path) -> Mapping[str, Any]:
@@ -342,7 +370,9 @@ def read_one(path: Path) -> Mapping[str, Any]:
 def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
     """What reads each sample of a file."""
     if not path.exists():
-        raise MissingFileError(f"Cannot read inputs from {quoted(path)}: there is no such file.")
+        raise MissingFileError(
+            f"Cannot read inputs from {quoted(path)}: there is no such file."
+        )
     if not path.is_file():
         raise ArgumentError(
             f"Cannot read inputs from {quoted(path)}: it is neither a file nor a folder."

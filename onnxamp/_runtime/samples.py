@@ -170,7 +170,9 @@ def _forgotten() -> "Feeds":
 
 def _size(sample: "Feeds") -> int:
     parts = (
-        part for feed in sample.values() for part in (feed if isinstance(feed, list) else [feed])
+        part
+        for feed in sample.values()
+        for part in (feed if isinstance(feed, list) else [feed])
     )
     return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
@@ -183,7 +185,9 @@ def _copied(feed: "Feed") -> "Feed":
 
 def is_dataset(given: Any) -> bool:
     """Whether this is a Dataset of Ray, which need not be installed."""
-    return type(given).__module__.partition(".")[0] == "ray" and hasattr(given, "to_numpy_refs")
+    return type(given).__module__.partition(".")[0] == "ray" and hasattr(
+        given, "to_numpy_refs"
+    )
 
 
 def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
@@ -191,9 +195,13 @@ def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
     import ray  # noqa: PLC0415 - there is one, as there is a dataset
 
     blocks = dataset.to_numpy_refs()
-    counts = ray.get([ray.remote(num_cpus=0)(_length).remote(block) for block in blocks])
+    counts = ray.get(
+        [ray.remote(num_cpus=0)(_length).remote(block) for block in blocks]
+    )
     pairs = zip(blocks, counts, strict=True)
-    return [partial(read_row, block, row) for block, count in pairs for row in range(count)]
+    return [
+        partial(read_row, block, row) for block, count in pairs for row in range(count)
+    ]
 
 
 def read_row(block: Any, row: int) -> dict[str, Feed]:
@@ -244,7 +252,9 @@ class Samples:
     def counted(self) -> int | None:
         """Their number; None as long as more may come out of an iterator."""
         readers = self.readers
-        return len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
+        return (
+            len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
+        )
 
     @property
     def expected(self) -> int:
@@ -256,14 +266,18 @@ class Samples:
     @property
     def taken(self) -> int:
         """Their number so far."""
-        return self.readers.taken if isinstance(self.readers, Spool) else len(self.readers)
+        return (
+            self.readers.taken if isinstance(self.readers, Spool) else len(self.readers)
+        )
 
     @property
     def summary(self) -> str:
         """The description, with the number of those that came out of an iterator so far."""
         if not isinstance(self.readers, Spool):
             return self.description
-        return f"{_count(self.taken, 'sample')}{self.description.removeprefix('samples')}"
+        return (
+            f"{_count(self.taken, 'sample')}{self.description.removeprefix('samples')}"
+        )
 
     def has(self, number: int) -> bool:
         """Whether there is one of that number; those before it are taken out of an iterator."""
@@ -303,15 +317,20 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
         rows = row_readers(given)
         return Samples(f"{_count(len(rows), 'row')} of a Ray Dataset", rows)
     if isinstance(given, Mapping) or is_array(given):
-        return Samples("the given inputs", [partial(dict, _sample(given, given, model))])
+        return Samples(
+            "the given inputs", [partial(dict, _sample(given, given, model))]
+        )
     if not isinstance(given, Iterable):
         raise _wrong_type(f"not {type(given).__name__}")
     if not isinstance(given, (list, tuple)):
         return _streamed(given, model)
     samples = [_sample(item, given, model) for item in given]
-    without = _without(max((_left(*pair) for pair in zip(given, samples, strict=True)), default=0))
+    without = _without(
+        max((_left(*pair) for pair in zip(given, samples, strict=True)), default=0)
+    )
     return Samples(
-        f"{_count(len(given), 'given sample')}{without}", [partial(dict, item) for item in samples]
+        f"{_count(len(given), 'given sample')}{without}",
+        [partial(dict, item) for item in samples],
     )
 
 
@@ -322,7 +341,9 @@ def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
     if first is None:
         return Samples("no samples", [])
     left, source = _left(first, _sample(first, given, model)), chain([first], items)
-    spool = Spool((_sample(item, given, model) for item in source), kind, length_hint(given))
+    spool = Spool(
+        (_sample(item, given, model) for item in source), kind, length_hint(given)
+    )
     spool.has(1)  # so that what is one sample is known to be one
     return Samples(f"samples of a {kind}{_without(left)}", spool)
 
@@ -351,7 +372,9 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
     if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (
         is_array(item) and len(names) != 1
     ):
-        raise _wrong_type(f"not a {type(given).__name__} that holds a {type(item).__name__}")
+        raise _wrong_type(
+            f"not a {type(given).__name__} that holds a {type(item).__name__}"
+        )
     if len(feeds) < len(names):
         raise ArgumentError(
             f"A sample holds {_count(len(feeds), 'array')}, but the inputs are {', '.join(names)}."
@@ -393,7 +416,9 @@ def load_samples(path: str | PathLike[str]) -> Samples:
         (1, 3)
     """
     if not isinstance(path, (str, PathLike)):
-        raise ArgumentTypeError(f"path must be a string or a path, not {type(path).__name__}.")
+        raise ArgumentTypeError(
+            f"path must be a string or a path, not {type(path).__name__}."
+        )
     path = as_path(path)
     try:
         readers = folder_readers(path) if path.is_dir() else file_readers(path)
@@ -408,7 +433,11 @@ def load_samples(path: str | PathLike[str]) -> Samples:
 
 
 def random_samples(
-    model: ModelSource, count: int = 1, *, seed: int = 0, dims: Mapping[str, int] | None = None
+    model: ModelSource,
+    count: int = 1,
+    *,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
 ) -> Samples:
     """Random samples that a model accepts: token ids stay inside their tables, masks are ones and then zeros, ...
 
@@ -439,7 +468,9 @@ def random_samples(
     return drawn(draw_of(model, seed, dims).determined(), count)
 
 
-def draw_of(model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None) -> Draw:
+def draw_of(
+    model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None
+) -> Draw:
     """What makes up the samples of :func:`random_samples`; raises the same."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
@@ -449,7 +480,9 @@ def draw_of(model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = 
 
     @cache
     def maker() -> InputMaker:  # the graph is analysed when the first sample is read
-        graph = Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
+        graph = (
+            Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
+        )
         return input_maker(graph, dims)
 
     return Draw(maker, seed)
@@ -462,7 +495,9 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
         ArgumentError: ``count`` is too small.
     """
     if count < 1:
-        raise ArgumentError(f"The number of samples must be at least 1, but is {count}.")
+        raise ArgumentError(
+            f"The number of samples must be at least 1, but is {count}."
+        )
     several = "" if count == 1 else f"{count} samples"
     told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
     return Samples(
@@ -506,7 +541,9 @@ def as_samples(
         model = Model.of(model)
         reference = reference or on_cpu(model)
         draw = suited(draw_of(model, seed, dims), reference)
-        return drawn(draw, usual_count(reference, draw, *engines) if count is None else count)
+        return drawn(
+            draw, usual_count(reference, draw, *engines) if count is None else count
+        )
     if isinstance(samples, (str, PathLike)):
         return load_samples(samples)
     if not isinstance(samples, Samples):

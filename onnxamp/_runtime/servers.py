@@ -38,7 +38,9 @@ def _building() -> Callable[..., dict[str, Any]]:
     log = Log()  # TensorRT keeps the first one for as long as the process lives
 
     def build(
-        path: str, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Sequence[int]]
+        path: str,
+        shapes: Mapping[str, Sequence[int]],
+        values: Mapping[str, Sequence[int]],
     ) -> Any:
         log.errors.clear()
         answer = {"by": f"TensorRT-RTX {trt.__version__}"}
@@ -64,12 +66,20 @@ def _build(
         values: input -> its numbers, where these are shapes.
     """
     builder = trt.Builder(log)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    network = builder.create_network(
+        1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    )
     parser = trt.OnnxParser(network, log)
     if not parser.parse(Path(path).read_bytes(), path):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        return {"faults": [(error.node_name(), error.desc()) for error in errors], "bytes": 0}
-    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+        return {
+            "faults": [(error.node_name(), error.desc()) for error in errors],
+            "bytes": 0,
+        }
+    config, profile = (
+        builder.create_builder_config(),
+        builder.create_optimization_profile(),
+    )
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     for tensor in inputs:
         if tensor.is_shape_tensor and tensor.name in values:
@@ -102,7 +112,9 @@ def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) ->
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        session = state.InferenceSession(options, path, True, False)  # resolves the graph
+        session = state.InferenceSession(
+            options, path, True, False
+        )  # resolves the graph
         if providers is not None:
             names, settings = zip(*providers, strict=True)
             session.initialize_session(list(names), list(settings), set())
@@ -117,7 +129,9 @@ def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
     Args:
         answering: imports the engine, and returns the function that answers a question, given as keywords.
     """
-    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
+    for number in {signal.SIGINT, HANGUP} - {
+        signal.SIGTERM
+    }:  # the main process decides what ends
         signal.signal(number, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # what libraries print is no answer

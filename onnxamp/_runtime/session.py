@@ -30,7 +30,14 @@ from onnxamp._runtime.starting import (
     start_session,
     trial,
 )
-from onnxamp._runtime.values import FOREIGN, Feeds, as_typed, from_value, is_foreign, to_value
+from onnxamp._runtime.values import (
+    FOREIGN,
+    Feeds,
+    as_typed,
+    from_value,
+    is_foreign,
+    to_value,
+)
 from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
@@ -52,7 +59,10 @@ ProviderOptions: TypeAlias = list[tuple[str, dict[str, str]]]
 
 _CUDA: Final = "CUDAExecutionProvider"
 _CPU: Final = "CPUExecutionProvider"
-EXACT: Final[Mapping[str, str]] = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+EXACT: Final[Mapping[str, str]] = {
+    "use_tf32": "0",
+    "cudnn_conv_algo_search": "HEURISTIC",
+}
 """CUDA options for reproducible numbers. TF32 would round the float32 reference to 11 bits, as float16 does; an
 exhaustive search would time convolution algorithms, and might choose another one in the next run."""
 
@@ -139,14 +149,14 @@ def cuda_trouble() -> str | None:
     if not device_present():
         return "there is no NVIDIA device, or its driver is not installed"
     if _CUDA not in ort.get_available_providers():
-        return (
-            "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
-        )
+        return "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
     missing = _preload(ort.preload_dlls) if hasattr(ort, "preload_dlls") else ""
     hint = f" ({missing})" if missing else ""
     try:
         session = start_session(
-            trial().SerializeToString(), session_options(), provider_options("cuda", EXACT)
+            trial().SerializeToString(),
+            session_options(),
+            provider_options("cuda", EXACT),
         )
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 - whatever went wrong, CUDA cannot be used
@@ -167,7 +177,9 @@ def _preload(preload: Callable[..., None]) -> str:
     """
     said = io.StringIO()
     folders = (
-        path for entry in sys.path for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
+        path
+        for entry in sys.path
+        for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
     )
     for folder in (None, *folders):
         said.seek(0)
@@ -219,8 +231,14 @@ def make_session(
         RuntimeFailure: the provider cannot be used, or ONNX Runtime refuses the model.
     """
     choose_provider(provider)
-    options = session_options(optimize=optimize, lean=lean, threads=threads, profile_to=profile_to)
-    if not optimize and isinstance(model, ModelProto) and len(model.graph.node) > _MOST_PLANNED:
+    options = session_options(
+        optimize=optimize, lean=lean, threads=threads, profile_to=profile_to
+    )
+    if (
+        not optimize
+        and isinstance(model, ModelProto)
+        and len(model.graph.node) > _MOST_PLANNED
+    ):
         options.enable_mem_pattern = False
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
     if optimized_to is not None:
@@ -229,7 +247,11 @@ def make_session(
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if record or is_plugin(provider):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    name = f"model {model.graph.name!r}" if isinstance(model, ModelProto) else fspath(model)
+    name = (
+        f"model {model.graph.name!r}"
+        if isinstance(model, ModelProto)
+        else fspath(model)
+    )
     wanted = _CUDA
     providers: ProviderOptions | None = provider_options(
         provider, EXACT if cuda_options is None else cuda_options
@@ -240,7 +262,10 @@ def make_session(
             list(engine.devices), engine.settings(options.intra_op_num_threads)
         )
         providers, wanted = None, engine.provider
-    with source_of(model) as source, session_failures(f"load {name} on {provider}", loaded=False):
+    with (
+        source_of(model) as source,
+        session_failures(f"load {name} on {provider}", loaded=False),
+    ):
         session = start_session(source, options, providers)
     if provider != "cpu" and session.get_providers()[0] != wanted:
         raise RuntimeFailure(
@@ -253,7 +278,11 @@ def provider_options(
     provider: Provider, cuda_options: Mapping[str, str] = EXACT
 ) -> ProviderOptions:
     """The providers of a session on CUDA or the CPU, each with its options."""
-    return [(_CUDA, dict(cuda_options)), (_CPU, {})] if provider == "cuda" else [(_CPU, {})]
+    return (
+        [(_CUDA, dict(cuda_options)), (_CPU, {})]
+        if provider == "cuda"
+        else [(_CPU, {})]
+    )
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
@@ -265,7 +294,9 @@ def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]
     return [
         (
             short_provider(part.ep_name),
-            node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}",
+            node.op_type
+            if node.domain in ("", "ai.onnx")
+            else f"{node.domain}::{node.op_type}",
             node.name,
         )
         for part in session.get_provider_graph_assignment_info()
@@ -311,18 +342,24 @@ def run(
         }
         if not any(FOREIGN.search(types.get(name, "")) for name in wanted):
             ready = {
-                name: to_value(feed) if is_foreign(feed) else feed for name, feed in arrays.items()
+                name: to_value(feed) if is_foreign(feed) else feed
+                for name, feed in arrays.items()
             }
             return dict(zip(wanted, session.run(wanted, ready), strict=True))
         kinds = {item.name: item.type for item in session.get_inputs()}
-        values = {name: to_value(feed, kinds.get(name)) for name, feed in arrays.items()}
+        values = {
+            name: to_value(feed, kinds.get(name)) for name, feed in arrays.items()
+        }
         return {
-            name: from_value(value) for name, value in run_values(session, values, wanted).items()
+            name: from_value(value)
+            for name, value in run_values(session, values, wanted).items()
         }
 
 
 def run_values(
-    session: "ort.InferenceSession", values: "Mapping[str, ort.OrtValue]", outputs: Sequence[str]
+    session: "ort.InferenceSession",
+    values: "Mapping[str, ort.OrtValue]",
+    outputs: Sequence[str],
 ) -> "dict[str, ort.OrtValue]":
     """Run a session on ONNX Runtime's own values; on CUDA the results stay on the device.
 
@@ -340,7 +377,9 @@ def run_values(
             for name, value in values.items():
                 binding.bind_ortvalue_input(name, value)
             for name in outputs:
-                binding.bind_output(name, "cuda" if stays_on_device(kinds.get(name, "")) else "cpu")
+                binding.bind_output(
+                    name, "cuda" if stays_on_device(kinds.get(name, "")) else "cpu"
+                )
             session.run_with_iobinding(binding)
             results = binding.get_outputs()
         return dict(zip(outputs, results, strict=True))
@@ -378,7 +417,9 @@ def bind(
             binding.bind_ortvalue_input(name, value)
         for name, kind in made.items():
             binding.bind_output(name, device if stays_on_device(kind) else "cpu")
-        session.run_with_iobinding(binding, None if graph is None else _options(ort, -1))
+        session.run_with_iobinding(
+            binding, None if graph is None else _options(ort, -1)
+        )
         buffers = {}
         if not any(
             kind.startswith("optional(") for kind in made.values()
@@ -440,7 +481,9 @@ def empty_value(like: NDArray[Any], provider: Provider) -> "ort.OrtValue":
     """A buffer for arrays of the same shape and dtype where the provider's sessions leave their results."""
     import onnxruntime as ort  # noqa: PLC0415
 
-    return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype, memory_of(provider), 0)
+    return ort.OrtValue.ortvalue_from_shape_and_type(
+        like.shape, like.dtype, memory_of(provider), 0
+    )
 
 
 def _options(ort: Any, graph: int) -> Any:

@@ -51,16 +51,25 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
         """Those of the given inputs."""
-        leading, elsewhere, alone, unnamed = set[str](), set[str](), set[str](), set[str]()
+        leading, elsewhere, alone, unnamed = (
+            set[str](),
+            set[str](),
+            set[str](),
+            set[str](),
+        )
         for owner, shape in (
             (entry.name, shape) for entry in entries for shape in _shapes(entry.type)
         ):
             for axis, dim in enumerate(shape.dim):
                 if is_open(dim):
                     name = dim_name(owner, axis, dim)
-                    (elsewhere if axis else leading if len(shape.dim) > 1 else alone).add(name)
+                    (
+                        elsewhere if axis else leading if len(shape.dim) > 1 else alone
+                    ).add(name)
                     unnamed |= {name} - {dim.dim_param}
-        formulas = {name: _formula(name) for name in sorted(leading | elsewhere | alone)}
+        formulas = {
+            name: _formula(name) for name in sorted(leading | elsewhere | alone)
+        }
         within = {
             part.id
             for formula in filter(None, formulas.values())
@@ -68,9 +77,15 @@ class Sizes(NamedTuple):
             if isinstance(part, ast.Name)
         } - formulas.keys()
         batches = (
-            leading | (alone - elsewhere) | {name for name in within if "batch" in name.lower()}
+            leading
+            | (alone - elsewhere)
+            | {name for name in within if "batch" in name.lower()}
         )
-        return cls(formulas | dict.fromkeys(sorted(within)), frozenset(batches), frozenset(unnamed))
+        return cls(
+            formulas | dict.fromkeys(sorted(within)),
+            frozenset(batches),
+            frozenset(unnamed),
+        )
 
     @property
     def plain(self) -> list[str]:
@@ -85,12 +100,18 @@ class Sizes(NamedTuple):
         """
         for name, size in dims.items():
             if name not in self.formulas:
-                listed = ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
+                listed = (
+                    ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
+                )
                 text = f"The model's inputs have no dimension {name!r}; they have {listed}."
                 raise ArgumentError(text + suggestion(self.formulas, name))
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise ArgumentError(f"Dimension {name!r} cannot have the size {size!r}.")
-        sizes = {name: BATCH if name in self.batches else OTHER for name in self.plain} | dict(dims)
+                raise ArgumentError(
+                    f"Dimension {name!r} cannot have the size {size!r}."
+                )
+        sizes = {
+            name: BATCH if name in self.batches else OTHER for name in self.plain
+        } | dict(dims)
         for name, (past, new) in self._totals().items():
             if name not in dims:
                 sizes[name] = sizes[past] + (sizes[new] if new else 1)
@@ -119,7 +140,9 @@ class Sizes(NamedTuple):
             yield dict.fromkeys(free, size)
             yield from ({name: size} for name in free if len(free) > 1)
             ones = dict.fromkeys((name for name in free if name in self.unnamed), 1)
-            yield from (ones | {name: size} for name in ones if len(ones) > 1 and size > 1)
+            yield from (
+                ones | {name: size} for name in ones if len(ones) > 1 and size > 1
+            )
 
 
 def is_open(dim: TensorShapeProto.Dimension) -> bool:
@@ -141,7 +164,9 @@ def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
     """The shape of a tensor, or of the innermost elements of optionals and sequences."""
     while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
         optional = kind.HasField("optional_type")
-        kind = kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
+        kind = (
+            kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
+        )
     if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
         yield kind.tensor_type.shape
 
@@ -151,7 +176,9 @@ def _formula(name: str) -> _Formula | None:
     if re.search(r"[^\W\d][-/][^\W\d]", name):
         return None
     try:
-        formula = ast.parse(re.sub(r"(?<=\w) x (?=\w)", " * ", name.strip()), mode="eval").body
+        formula = ast.parse(
+            re.sub(r"(?<=\w) x (?=\w)", " * ", name.strip()), mode="eval"
+        ).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if isinstance(formula, ast.Name | ast.Constant):
@@ -164,14 +191,23 @@ def _is_known(part: ast.AST) -> bool:
         return type(part.value) is int
     return isinstance(
         part,
-        ast.BinOp | ast.Name | ast.Load | ast.Add | ast.Sub | ast.Mult | ast.FloorDiv | ast.Div,
+        ast.BinOp
+        | ast.Name
+        | ast.Load
+        | ast.Add
+        | ast.Sub
+        | ast.Mult
+        | ast.FloorDiv
+        | ast.Div,
     )
 
 
 def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
     """The value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
     values: dict[_Formula, int] = {}
-    for part in reversed([part for part in ast.walk(formula) if isinstance(part, ast.expr)]):
+    for part in reversed(
+        [part for part in ast.walk(formula) if isinstance(part, ast.expr)]
+    ):
         if isinstance(part, ast.Name):
             values[part] = sizes[part.id]
         elif isinstance(part, ast.Constant):

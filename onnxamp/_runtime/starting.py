@@ -16,7 +16,13 @@ from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._model.external_data import external_tensor
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
-from onnxamp._model.protos import copied, copy_without, has_external_data, stored_bytes, tensors_of
+from onnxamp._model.protos import (
+    copied,
+    copy_without,
+    has_external_data,
+    stored_bytes,
+    tensors_of,
+)
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._model.weights import embed
@@ -116,10 +122,14 @@ def session_options(
     import onnxruntime as ort  # noqa: PLC0415
 
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # failures are raised; the runtime would print them as well
+    options.log_severity_level = (
+        4  # failures are raised; the runtime would print them as well
+    )
     options.intra_op_num_threads = threads or thread_limit()
     level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.graph_optimization_level = (
+        level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    )
     # Planning which values share memory takes ONNX Runtime 1.31 time quadratic in values of unknown shape.
     options.enable_mem_reuse = optimize
     if lean:
@@ -135,9 +145,13 @@ def session_options(
 def trial() -> ModelProto:
     """A model of one node, to find out whether a provider works."""
     node = helper.make_node("Neg", ["x"], ["y"])
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"
+    ]
     graph = helper.make_graph([node], "trial", ports[:1], ports[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7
+    )
 
 
 def start_session(
@@ -165,9 +179,13 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
         if is_remote(path):
             model = unfolded(path)  # it reads files that are here
         else:
-            data_files(load_model(path), folder_of(path))  # ONNX Runtime reads them by itself
+            data_files(
+                load_model(path), folder_of(path)
+            )  # ONNX Runtime reads them by itself
             if is_text(path):
-                model = Model.read(path).embedded()  # ONNX Runtime reads the binary form alone
+                model = Model.read(
+                    path
+                ).embedded()  # ONNX Runtime reads the binary form alone
     if not isinstance(model, ModelProto):
         confirm_sources()
         yield fspath(model)
@@ -195,7 +213,9 @@ def failed(action: str, error: Exception, *, loaded: bool = True) -> RuntimeFail
     """What ONNX Runtime raised, in one sentence."""
     text = str(error) or type(error).__name__
     hint = _UNKNOWN_OP[1] if _UNKNOWN_OP[0] in text else ""
-    return RuntimeFailure(f"ONNX Runtime could not {action}: {reason(text)}.{hint}", loaded=loaded)
+    return RuntimeFailure(
+        f"ONNX Runtime could not {action}: {reason(text)}.{hint}", loaded=loaded
+    )
 
 
 _UNKNOWN_OP: Final = (

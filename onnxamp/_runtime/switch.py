@@ -78,7 +78,9 @@ class Switched(NamedTuple):
 
     def masked(self, low: AbstractSet[str]) -> npt.NDArray[np.bool_]:
         """The new input's value if these nodes are low precision."""
-        return np.array([not low.isdisjoint(nodes) for nodes in self.switches], np.bool_)
+        return np.array(
+            [not low.isdisjoint(nodes) for nodes in self.switches], np.bool_
+        )
 
     def rounded(self, low: AbstractSet[str]) -> list[str]:
         """The new initializers that must be fed rounded if these nodes are low precision."""
@@ -119,7 +121,11 @@ def switched(
             f" opset={WHERE_OPSET} (--opset {WHERE_OPSET}) or newer."
         )
     view = Graph.of(model)
-    nodes = {key: index for index in view.order if (key := node_key(view.nodes[index])) in ports}
+    nodes = {
+        key: index
+        for index in view.order
+        if (key := node_key(view.nodes[index])) in ports
+    }
     values, editor = view.scopes[0].names.items(), GraphEditor(view)
     job = _Switching(
         view=view,
@@ -140,7 +146,8 @@ def switched(
         helper.make_tensor_value_info(job.mask, TensorProto.BOOL, [len(job.switches)])
     )
     by_element = tuple(
-        tuple(node_key(view.nodes[index]) for index in sorted(group)) for group in job.switches
+        tuple(node_key(view.nodes[index]) for index in sorted(group))
+        for group in job.switches
     )
     return Switched(editor.finish(), job.mask, tuple(nodes), by_element, job.fed)
 
@@ -184,16 +191,25 @@ class _Switching:
         for index, own in self.ports.items():
             node = self.view.nodes[index]
             made = [node.outputs[port] for port in own.outputs]
-            self.exact |= {value: names.fresh(f"{values[value].name}/exact") for value in made}
+            self.exact |= {
+                value: names.fresh(f"{values[value].name}/exact") for value in made
+            }
             for value in (*made, *(node.input(port) for port in own.inputs)):
-                if value != ABSENT and value not in self.rounded and value not in self.hollow:
+                if (
+                    value != ABSENT
+                    and value not in self.rounded
+                    and value not in self.hollow
+                ):
                     self.rounded[value] = names.fresh(f"{values[value].name}/rounded")
 
     def fill(self, scope: Scope) -> None:
         """Add the nodes of a scope between their producers and their readers, since bodies must be in order."""
         self.scope, values = scope.index, self.view.values
         for value in dict.fromkeys(scope.names.values()):
-            if values[value].scope == scope.index and values[value].origin is not Origin.NODE:
+            if (
+                values[value].scope == scope.index
+                and values[value].origin is not Origin.NODE
+            ):
                 self.round(value)
         self.place(scope.nodes.start)
         for index in scope.nodes:
@@ -222,7 +238,9 @@ class _Switching:
         self.editor.insert(self.scope, before, *self.made)
         self.made = []
 
-    def add(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> None:
+    def add(
+        self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any
+    ) -> None:
         """Add a node without a name."""
         self.made.append(helper.make_node(op, inputs, outputs, **attributes))
 
@@ -262,7 +280,9 @@ class _Switching:
             nodes.add(self.view.values[value].producer)
         return self.where(value, frozenset(nodes), (self.rounded[value], exact), target)
 
-    def where(self, value: int, nodes: frozenset[int], forms: tuple[str, str], target: str) -> str:
+    def where(
+        self, value: int, nodes: frozenset[int], forms: tuple[str, str], target: str
+    ) -> str:
         """Add the choice between two forms of a value: the first if any of the nodes is low. Returns ``target``."""
         switch = self.switch(nodes)
         if not self.view.shapes[
@@ -317,7 +337,9 @@ class _Switching:
             self.made += summed
             target = self.editor.names.fresh(f"{self.view.values[value].name}/summed")
             forms = summed[-1].output[0], raw
-            self.exact[value] = self.where(value, frozenset({node.index}), forms, target)
+            self.exact[value] = self.where(
+                value, frozenset({node.index}), forms, target
+            )
 
     def feed(self, value: int, reader: int, target: str) -> str:
         """Add an initializer for what the reader gets of a weight without data; returns its name."""
@@ -347,5 +369,7 @@ class _Switching:
 
 def _saturated(array: Floats, low: Format) -> Floats:
     beyond = np.isfinite(array) & (np.abs(array) >= low.overflow)
-    clipped = np.where(beyond, np.copysign(np.float32(low.max_finite / 2), array), array)
+    clipped = np.where(
+        beyond, np.copysign(np.float32(low.max_finite / 2), array), array
+    )
     return clipped.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)

@@ -100,12 +100,18 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         feed is None
     ):  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
-    if not all(isinstance(item, np.ndarray) for item in feed) or (kind or "seq").startswith("map"):
-        raise RuntimeFailure(f"A value of type {kind or type(feed).__name__} cannot be fed.")
+    if not all(isinstance(item, np.ndarray) for item in feed) or (
+        kind or "seq"
+    ).startswith("map"):
+        raise RuntimeFailure(
+            f"A value of type {kind or type(feed).__name__} cannot be fed."
+        )
     items = {f"x{number}": to_value(item) for number, item in enumerate(feed)}
     if not items:
         held = kind or "seq(tensor(float))"
-        return _made("SequenceEmpty", {}, held, dtype=typed(_inner(held)).tensor_type.elem_type)
+        return _made(
+            "SequenceEmpty", {}, held, dtype=typed(_inner(held)).tensor_type.elem_type
+        )
     return _made("SequenceConstruct", items, f"seq({items['x0'].data_type()})")
 
 
@@ -154,7 +160,9 @@ def from_value(value: "ort.OrtValue") -> Any:
         else bytes_on_device(value.data_ptr(), size)
     )  # copies
     if _PACKED.search(value.data_type()):
-        return numpy_helper.to_array(TensorProto(data_type=elem, dims=value.shape(), raw_data=raw))
+        return numpy_helper.to_array(
+            TensorProto(data_type=elem, dims=value.shape(), raw_data=raw)
+        )
     return np.frombuffer(bytearray(raw), helper.tensor_dtype_to_np_dtype(elem)).reshape(
         value.shape()
     )
@@ -180,13 +188,21 @@ def _map_proto(kind: str) -> TypeProto | None:
     if match is None or match["key"] not in _KEY_TYPES:
         return None
     item = type_proto(match["item"])
-    result = None if item is None else helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
+    result = (
+        None
+        if item is None
+        else helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
+    )
     return (
-        helper.make_sequence_type_proto(result) if match["seq"] and result is not None else result
+        helper.make_sequence_type_proto(result)
+        if match["seq"] and result is not None
+        else result
     )
 
 
-_MAP: Final = re.compile(r"(?P<seq>seq\()?map\((?P<key>\w+), ?(?P<item>tensor\(\w+\))\)(?(seq)\))")
+_MAP: Final = re.compile(
+    r"(?P<seq>seq\()?map\((?P<key>\w+), ?(?P<item>tensor\(\w+\))\)(?(seq)\))"
+)
 _KEY_TYPES: Final = {"int64": TensorProto.INT64, "string": TensorProto.STRING}
 """What keys of maps are in ONNX Runtime (``data_types.cc``)."""
 
@@ -196,7 +212,9 @@ def _passed(value: "ort.OrtValue") -> Any:
     kind = str(value.data_type())
     entry = ValueInfoProto(name="y", type=typed(kind))
     graph = helper.make_graph([], "pass", [entry], [entry])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
     with _failures(kind):
         return _loaded(model).run(["y"], {"y": value})[0]
 
@@ -212,7 +230,10 @@ def _made(
     """The output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
     with _failures(kind):
         session = _session(
-            op, tuple((name, value.data_type()) for name, value in inputs.items()), kind, attributes
+            op,
+            tuple((name, value.data_type()) for name, value in inputs.items()),
+            kind,
+            attributes,
         )
         return session.run_with_ort_values(["y"], dict(inputs))[0]
 
@@ -224,7 +245,9 @@ def _failures(kind: str) -> Iterator[None]:
         yield
     except Exception as error:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RuntimeFailure(f"ONNX Runtime cannot hold a value of type {kind}: {text}") from error
+        raise RuntimeFailure(
+            f"ONNX Runtime cannot hold a value of type {kind}: {text}"
+        ) from error
 
 
 def _session(
@@ -232,8 +255,12 @@ def _session(
 ) -> "ort.InferenceSession":
     node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
     entries = [ValueInfoProto(name=name, type=typed(held)) for name, held in inputs]
-    graph = helper.make_graph([node], op, entries, [ValueInfoProto(name="y", type=typed(kind))])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    graph = helper.make_graph(
+        [node], op, entries, [ValueInfoProto(name="y", type=typed(kind))]
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
     return _loaded(model)
 
 
@@ -241,7 +268,9 @@ def _loaded(model: ModelProto) -> "ort.InferenceSession":
     require_runtime()
     import onnxruntime as ort  # noqa: PLC0415
 
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
 
 
 _KINDS: Final = ("biu", "fV", "USO")
@@ -268,7 +297,9 @@ def check_inputs(model: ModelProto, feeds: Feeds) -> dict[str, Feed]:
         return _as_declared(model, feeds)
     except ArgumentError as error:
         if origin := getattr(feeds, "origin", ""):
-            raise ArgumentError(f"{str(error).removesuffix('.')} (in {origin}).") from error
+            raise ArgumentError(
+                f"{str(error).removesuffix('.')} (in {origin})."
+            ) from error
         raise
 
 
@@ -276,8 +307,14 @@ def _as_declared(model: ModelProto, feeds: Feeds) -> dict[str, Feed]:
     defaults = {tensor.name for tensor in model.graph.initializer}
     defaults |= {tensor.values.name for tensor in model.graph.sparse_initializer}
     types = {entry.name: entry.type for entry in model.graph.input}
-    optional = {name for name, kind in types.items() if kind.WhichOneof("value") == "optional_type"}
-    missing = [name for name in types if name not in feeds and name not in defaults | optional]
+    optional = {
+        name
+        for name, kind in types.items()
+        if kind.WhichOneof("value") == "optional_type"
+    }
+    missing = [
+        name for name in types if name not in feeds and name not in defaults | optional
+    ]
     if missing:
         noun, verb = ("input", "is") if len(missing) == 1 else ("inputs", "are")
         raise ArgumentError(
@@ -292,7 +329,9 @@ def _as_declared(model: ModelProto, feeds: Feeds) -> dict[str, Feed]:
     empty: dict[str, Feed] = dict.fromkeys(
         name for name in types if name in optional - feeds.keys()
     )
-    return {name: _checked(name, feed, types[name]) for name, feed in feeds.items()} | empty
+    return {
+        name: _checked(name, feed, types[name]) for name, feed in feeds.items()
+    } | empty
 
 
 def _names(names: Mapping[str, Any] | Sequence[str]) -> str:
@@ -318,7 +357,9 @@ def _checked(name: str, feed: Feed, kind: TypeProto) -> Feed:
     array = np.asarray(feed)
     if kind.tensor_type.HasField("shape"):
         check_shape(name, array.shape, kind.tensor_type.shape)
-    return _cast(name, array, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+    return _cast(
+        name, array, helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
+    )
 
 
 def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -> None:
@@ -353,14 +394,17 @@ def _declared_size(dim: TensorShapeProto.Dimension) -> int | str:
 
 def _fits(given: Sequence[int], wanted: Sequence[int | str]) -> bool:
     return len(given) == len(wanted) and all(
-        isinstance(size, str) or size == found for found, size in zip(given, wanted, strict=True)
+        isinstance(size, str) or size == found
+        for found, size in zip(given, wanted, strict=True)
     )
 
 
 def _displaced(order: tuple[int, ...]) -> tuple[int, int]:
     """Few moved axes are likelier than many, and one axis moved past others likelier than a shuffle."""
     moved = sum(place != axis for place, axis in enumerate(order))
-    return order[0] != 0, sum(later != axis + 1 for axis, later in pairwise(order)) * 10 + moved
+    return order[0] != 0, sum(
+        later != axis + 1 for axis, later in pairwise(order)
+    ) * 10 + moved
 
 
 def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
@@ -368,7 +412,9 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
         return feed
     if feed.dtype.names is None and feed.dtype == np.dtype(f"V{wanted.itemsize}"):
         return feed.view(wanted)  # numpy.savez drops dtypes of other packages
-    same_kind = any(feed.dtype.kind in kinds and wanted.kind in kinds for kinds in _KINDS)
+    same_kind = any(
+        feed.dtype.kind in kinds and wanted.kind in kinds for kinds in _KINDS
+    )
     if not same_kind:
         raise ArgumentError(f"Input {name!r} must be {wanted}, not {feed.dtype}.")
     with np.errstate(over="ignore", invalid="ignore"):

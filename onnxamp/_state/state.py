@@ -22,7 +22,16 @@ from os import PathLike
 from pathlib import Path
 from time import monotonic
 from types import UnionType
-from typing import Any, BinaryIO, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    BinaryIO,
+    Final,
+    Literal,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from zlib import crc32
 
 from onnxamp._errors import ArgumentError, OutputError
@@ -186,7 +195,9 @@ class State:
         if "part" in line:
             self._parts.pop(line["part"], None)
             if line["facts"] is not None:
-                self._parts[line["part"]] = Part(line["part"], dict(line["facts"]), self)
+                self._parts[line["part"]] = Part(
+                    line["part"], dict(line["facts"]), self
+                )
         else:
             self._parts[line["of"]]._places[line["key"]] = place
 
@@ -206,7 +217,9 @@ StateLike: TypeAlias = State | str | PathLike[str] | None
 
 
 @contextmanager
-def opened(given: StateLike, *, renew: bool = False, waits: bool = True) -> Iterator[State | None]:
+def opened(
+    given: StateLike, *, renew: bool = False, waits: bool = True
+) -> Iterator[State | None]:
     """The state in a file, which is made where it is missing; no other process can open it meanwhile.
 
     Args:
@@ -293,12 +306,15 @@ def as_data(item: Any, *, named: bool = True) -> Any:
     """
     if is_dataclass(item) and not isinstance(item, type):
         values = {
-            field.name: as_data(getattr(item, field.name), named=named) for field in fields(item)
+            field.name: as_data(getattr(item, field.name), named=named)
+            for field in fields(item)
         }
         return values if named else list(values.values())
     if isinstance(item, Mapping):
         return {
-            " ".join(key) if isinstance(key, tuple) else str(key): as_data(value, named=named)
+            " ".join(key) if isinstance(key, tuple) else str(key): as_data(
+                value, named=named
+            )
             for key, value in item.items()
         }
     if isinstance(item, (list, tuple, set, frozenset)):
@@ -326,7 +342,9 @@ def from_data(kind: Any, data: Any) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
         values = dict(zip(hints, data, strict=True)) if isinstance(data, list) else data
-        return kind(**{name: from_data(hint, values[name]) for name, hint in hints.items()})
+        return kind(
+            **{name: from_data(hint, values[name]) for name, hint in hints.items()}
+        )
     if get_origin(kind) is not None:
         return _collection(kind, data)
     if kind is float and isinstance(data, (str, int, float)):
@@ -346,7 +364,9 @@ def _collection(kind: Any, data: Any) -> Any:
         return frozenset(from_data(inside[0], item) for item in data)
     if get_origin(kind) is tuple:
         kinds = inside[:1] * len(data) if inside[-1] is Ellipsis else inside
-        return tuple(from_data(one, item) for one, item in zip(kinds, data, strict=True))
+        return tuple(
+            from_data(one, item) for one, item in zip(kinds, data, strict=True)
+        )
     return {name: from_data(inside[1], item) for name, item in data.items()}
 
 

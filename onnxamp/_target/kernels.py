@@ -62,7 +62,11 @@ class Kernel(NamedTuple):
         """Whether the kernel runs the op with these types. Rows keyed by the name of an input do not restrict it."""
         if not self.covers(signature.since):
             return False
-        return all(bound[name] in allowed for name, allowed in self.types.items() if name in bound)
+        return all(
+            bound[name] in allowed
+            for name, allowed in self.types.items()
+            if name in bound
+        )
 
 
 def check_target(target: object) -> str:
@@ -113,13 +117,17 @@ def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 
 def _kernels(
-    rows: Sequence[tuple[int, int | None, Mapping[str, list[int]]]], names: Sequence[str]
+    rows: Sequence[tuple[int, int | None, Mapping[str, list[int]]]],
+    names: Sequence[str],
 ) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
             since,
             until,
-            {param: frozenset(names[i] for i in numbers) for param, numbers in types.items()},
+            {
+                param: frozenset(names[i] for i in numbers)
+                for param, numbers in types.items()
+            },
         )
         for since, until, types in rows
     )
@@ -129,7 +137,11 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
     """Float types that kernels of this version of the op take anywhere."""
     rows = (row for row in kernel_table(provider).get(key, ()) if row.covers(since))
     return {
-        name for row in rows for names in row.types.values() for name in names if name in _FLOATS
+        name
+        for row in rows
+        for names in row.types.values()
+        for name in names
+        if name in _FLOATS
     }
 
 
@@ -160,7 +172,11 @@ class Typed(NamedTuple):
         if port is None or not self.proto.input[position]:
             return None
         is_bound = port.type in self.signature.params
-        return self.bound.get(self.signature.param(port, position)) if is_bound else port.type
+        return (
+            self.bound.get(self.signature.param(port, position))
+            if is_bound
+            else port.type
+        )
 
 
 def has_kernel(provider: str, op: Typed) -> bool:
@@ -172,7 +188,11 @@ def has_kernel(provider: str, op: Typed) -> bool:
 def runs_on(provider: str, op: Typed) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     signature, key = op.signature, op.signature.key
-    if signature.declared or key in op_facts().kernel_free or key in op_facts().control_flow:
+    if (
+        signature.declared
+        or key in op_facts().kernel_free
+        or key in op_facts().control_flow
+    ):
         return True
     if fails(provider, op) is not None:
         return False
@@ -183,7 +203,9 @@ def runs_on(provider: str, op: Typed) -> bool:
             return agrees(op)
     elif has_kernel(provider, op):
         return kernel_limit(device_of(provider), op.proto, op.bound) is None
-    if not signature.has_function or target_of(provider).builds:  # these do not expand functions
+    if (
+        not signature.has_function or target_of(provider).builds
+    ):  # these do not expand functions
         return False
     return _body_fits(provider, signature, op.inputs(), op.proto.SerializeToString())
 
@@ -193,7 +215,10 @@ def agrees(op: Typed) -> bool:
 
     A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
     """
-    if len(_FLOATS.intersection(op.bound.values())) < 2 or not op.signature.has_function:
+    if (
+        len(_FLOATS.intersection(op.bound.values())) < 2
+        or not op.signature.has_function
+    ):
         return True
     if any(has_kernel(name, op) for name in with_kernels()):
         return True
@@ -225,7 +250,10 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
 
 @cache
 def _body_fits(
-    provider: str, signature: Signature, types: tuple[str | None, ...], serialized: bytes
+    provider: str,
+    signature: Signature,
+    types: tuple[str | None, ...],
+    serialized: bytes,
 ) -> bool:
     """Whether every node of the op's function body has consistent types, and runs on the provider if one is named.
 
@@ -239,7 +267,9 @@ def _body_fits(
     ):
         return not provider
     view = _expanded(node, signature, types)
-    if view is None or (provider and any(inner.key == signature.key for inner in view.nodes)):
+    if view is None or (
+        provider and any(inner.key == signature.key for inner in view.nodes)
+    ):
         return not provider
     inferred = infer_types(view)
     for inner in view.nodes:
@@ -247,11 +277,15 @@ def _body_fits(
             if provider:
                 return False
             continue
-        inputs = [None if value == ABSENT else inferred[value] for value in inner.inputs]
+        inputs = [
+            None if value == ABSENT else inferred[value] for value in inner.inputs
+        ]
         typed = Typed(inner.signature, bind_node(inner, inferred), inner.proto)
         if not is_consistent(inner.signature, typed.bound, inputs):
             return False
-        if provider and (_changed_since(signature, inner) or not runs_on(provider, typed)):
+        if provider and (
+            _changed_since(signature, inner) or not runs_on(provider, typed)
+        ):
             return False
     return True
 
@@ -259,12 +293,18 @@ def _body_fits(
 def _changed_since(signature: Signature, inner: Node) -> bool:
     """Whether an op of a fixed function body has another version at the model's opset than at the body's."""
     now = lookup("", inner.proto.op_type, signature.opset)
-    if signature.body not in signature.fixed_bodies or now is None or inner.signature is None:
+    if (
+        signature.body not in signature.fixed_bodies
+        or now is None
+        or inner.signature is None
+    ):
         return False
     return now.since != inner.signature.since
 
 
-def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | None]) -> bool:
+def is_consistent(
+    signature: Signature, bound: Binding, inputs: Sequence[str | None]
+) -> bool:
     """Whether the input types agree with the schema: one type per parameter, from those it allows."""
     for position, kind in enumerate(inputs):
         port = signature.input(position)
@@ -283,7 +323,9 @@ def is_consistent(signature: Signature, bound: Binding, inputs: Sequence[str | N
     return True
 
 
-def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]) -> View | None:
+def _expanded(
+    node: NodeProto, signature: Signature, types: Sequence[str | None]
+) -> View | None:
     """The op's function body as a model; None if the body does not fit these types."""
     inputs = [
         helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(kind)], None)
@@ -296,13 +338,18 @@ def _expanded(node: NodeProto, signature: Signature, types: Sequence[str | None]
         "" if kind is None else f"in{position}" for position, kind in enumerate(types)
     )
     graph = helper.make_graph(
-        [proto], "body", inputs, [helper.make_empty_tensor_value_info(n) for n in node.output if n]
+        [proto],
+        "body",
+        inputs,
+        [helper.make_empty_tensor_value_info(n) for n in node.output if n],
     )
     imports = [helper.make_opsetid(signature.domain, signature.body or signature.since)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     ops: list[Any] = [(signature.domain, signature.op_type)]
     try:
-        body = onnx.inliner.inline_selected_functions(model, ops, inline_schema_functions=True)
+        body = onnx.inliner.inline_selected_functions(
+            model, ops, inline_schema_functions=True
+        )
         return Graph.of(body)
     except (RuntimeError, ModelError, onnx.checker.ValidationError):
         return None
@@ -371,7 +418,9 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
     }
 
     def legal(asked: Callable[[str, Typed], bool]) -> frozenset[tuple[bool, ...]]:
-        return frozenset(choice for choice, typed in choices.items() if asked(target, typed))
+        return frozenset(
+            choice for choice, typed in choices.items() if asked(target, typed)
+        )
 
     found, all_high = legal(runs_on), (False,) * len(params)
     falls_back = all_high not in found and not target_of(target).builds
@@ -381,15 +430,21 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
     ):
         # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
         if low.is_wrapped and not is_given:
-            return _described(params, legal(_may_be_wrapped) | {all_high}, falls_back=True)
+            return _described(
+                params, legal(_may_be_wrapped) | {all_high}, falls_back=True
+            )
         found = legal(_is_left)
     only_low = falls_back and any(any(choice) for choice in found)
-    return _described(params, found | {all_high}, falls_back=falls_back, only_low=only_low)
+    return _described(
+        params, found | {all_high}, falls_back=falls_back, only_low=only_low
+    )
 
 
 def _may_be_wrapped(target: str, op: Typed) -> bool:
     """Whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
-    return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(op)
+    return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(
+        op
+    )
 
 
 def _is_left(target: str, op: Typed) -> bool:
@@ -405,7 +460,9 @@ def _described(
     only_low: bool = False,
 ) -> Freedom:
     """The pins and implications that leave the legal choices."""
-    high = frozenset(p for i, p in enumerate(params) if not any(choice[i] for choice in legal))
+    high = frozenset(
+        p for i, p in enumerate(params) if not any(choice[i] for choice in legal)
+    )
     implies = tuple(
         (params[i], params[j])
         for i, j in itertools.permutations(range(len(params)), 2)
@@ -414,7 +471,9 @@ def _described(
     return Freedom(high, implies, falls_back, only_low)
 
 
-def _types(op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format) -> Binding:
+def _types(
+    op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format
+) -> Binding:
     """The types of a choice. Output 0 may have that of an input, if an attribute is missing that would give it."""
     types = dict(op.bound)
     for param, is_low in zip(params, choice, strict=True):
@@ -422,7 +481,10 @@ def _types(op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format
             types[param] = retyped(types[param], low)
     is_given = op.signature.key in op_facts().dtype_attribute
     giver = type_giver(op.proto) if is_given else None
-    made, read = op.signature.output(0), None if giver is None else op.signature.input(giver)
+    made, read = (
+        op.signature.output(0),
+        None if giver is None else op.signature.input(giver),
+    )
     if giver is not None and made is not None and read is not None:
         given = types.get(op.signature.param(read, giver))
         if given is not None:

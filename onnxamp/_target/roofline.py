@@ -52,7 +52,9 @@ def device_called(name: str) -> Device:
     """
     device = devices().get(name)
     if device is None:
-        raise ArgumentError(f"Unknown device {name!r}: choose one of {', '.join(devices())}.")
+        raise ArgumentError(
+            f"Unknown device {name!r}: choose one of {', '.join(devices())}."
+        )
     return device
 
 
@@ -74,8 +76,12 @@ class Work(NamedTuple):
 
     def time(self, device: Device, *, low: Format | None) -> float:
         """Microseconds on a device in a format, None for float32, without the launch of the kernel."""
-        traffic = (low.bytes if low else FLOAT32_BYTES) * self.elements / device.bandwidth
-        rate = device.low if low else device.products if self.products else device.float32
+        traffic = (
+            (low.bytes if low else FLOAT32_BYTES) * self.elements / device.bandwidth
+        )
+        rate = (
+            device.low if low else device.products if self.products else device.float32
+        )
         return max(traffic, self.flops / rate)
 
 
@@ -85,9 +91,13 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
         return Work(0, 0)
     tables = {lookup.table for lookup in op_facts().lookups.get(node.key, ())}
     read = [
-        value for port, value in enumerate(node.inputs) if value != ABSENT and port not in tables
+        value
+        for port, value in enumerate(node.inputs)
+        if value != ABSENT and port not in tables
     ]
-    touched = sum(elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT)
+    touched = sum(
+        elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT
+    )
     written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
     terms = expected_terms(node, shapes)
     flops = written * (1 if terms is None else 2 * terms) * trips
@@ -123,7 +133,11 @@ class Costs(NamedTuple):
         """The costs in a table ``[costs]``."""
         unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
         return cls(
-            unit, row["memory"], row["launch"], row["bandwidth"] * 1e3, row.get("host", 0) * 1e3
+            unit,
+            row["memory"],
+            row["launch"],
+            row["bandwidth"] * 1e3,
+            row.get("host", 0) * 1e3,
         )
 
     def host_time(self, size: int) -> float:
@@ -133,7 +147,10 @@ class Costs(NamedTuple):
     def cast(self, count: int, trips: int, low: Format) -> int:
         """Cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
         return (
-            LAUNCH + (FLOAT32_BYTES + low.bytes) * min(count, MAX_ELEMENTS) // self.bytes_per_unit
+            LAUNCH
+            + (FLOAT32_BYTES + low.bytes)
+            * min(count, MAX_ELEMENTS)
+            // self.bytes_per_unit
         ) * trips
 
     def traffic(self, size: int) -> int:

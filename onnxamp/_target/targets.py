@@ -101,7 +101,9 @@ def known_versions(device: str) -> tuple[str, ...]:
         return tuple(reversed(target_json(device, "history")["versions"]))
     others = [known_versions(name) for name in with_versions()]
     return tuple(
-        version for version in known_versions(CPU) if all(version in known for known in others)
+        version
+        for version in known_versions(CPU)
+        if all(version in known for known in others)
     )
 
 
@@ -188,7 +190,9 @@ def installed_target() -> str:
         message = f"The target 'auto' is that of the installed onnxruntime, which cannot be imported: {error}."
         raise ArgumentError(message) from error
     available = ort.get_available_providers()
-    device = next((name for name in with_versions() if targets()[name].registry in available), CPU)
+    device = next(
+        (name for name in with_versions() if targets()[name].registry in available), CPU
+    )
     return versioned(device, ort.__version__)
 
 
@@ -200,7 +204,11 @@ def older_installed(target: str) -> str:
 
     device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])
     known = target_of(device).versioned and installed in known_versions(device)
-    return f"{device}@{installed}" if known and is_older(installed, version_meant(target)) else ""
+    return (
+        f"{device}@{installed}"
+        if known and is_older(installed, version_meant(target))
+        else ""
+    )
 
 
 def _ordinal(version: str) -> tuple[int, ...]:

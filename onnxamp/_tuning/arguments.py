@@ -58,10 +58,18 @@ class Search:
     def __post_init__(self) -> None:
         if self.device != AUTO:  # whose meaning the target tells
             device_called(self.device)
-        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
-            raise ArgumentError(f"runs must be a whole number of at least 1, not {self.runs!r}.")
+        if (
+            isinstance(self.runs, bool)
+            or not isinstance(self.runs, int)
+            or self.runs < 1
+        ):
+            raise ArgumentError(
+                f"runs must be a whole number of at least 1, not {self.runs!r}."
+            )
         if self.times not in TIMES:
-            raise ArgumentError(f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}.")
+            raise ArgumentError(
+                f"Unknown times {self.times!r}: choose one of {', '.join(TIMES)}."
+            )
 
     def check_state(self, state: "StateLike") -> None:
         """Check that what a state file keeps can be recognized in another process.

@@ -39,16 +39,24 @@ class CandidateSolver:
     """
 
     def __init__(
-        self, space: SearchSpace, base: Analysis, pinned: Mapping[str, str] = MappingProxyType({})
+        self,
+        space: SearchSpace,
+        base: Analysis,
+        pinned: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.space, self.base, self.pinned = space, base, pinned
         self.units = space.units
-        broken = {unit.node: pinned[unit.key] for unit in space.tunable if unit.key in pinned}
+        broken = {
+            unit.node: pinned[unit.key] for unit in space.tunable if unit.key in pinned
+        }
         self.pins = {**space.pins, **broken}
         ports, nodes = base.ports, base.graph.nodes
         self._variables = {  # of the low-precision ports of each node
             unit.key: [
-                *(ports.produced[nodes[unit.node].outputs[port]] for port in unit.ports.outputs),
+                *(
+                    ports.produced[nodes[unit.node].outputs[port]]
+                    for port in unit.ports.outputs
+                ),
                 *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
             ]
             for unit in self.units
@@ -66,14 +74,20 @@ class CandidateSolver:
     def choose(self, prices: Sequence[float], rate: float) -> Choice:
         """The nodes to lower when errors are charged at a rate (cost units per squared error)."""
         units = self.space.tunable
-        broken = (unit for unit, price in zip(units, prices, strict=True) if price == inf)
+        broken = (
+            unit for unit, price in zip(units, prices, strict=True) if price == inf
+        )
         pins = self.pins | {unit.node: _BREAKS for unit in broken}
         charged = [0.0 if price == inf else rate * price for price in prices]
         kept, parting = set[int](), self.space.parting()
-        decision = self.problem.decide(prices_for(units, charged, pins, parting=parting))
+        decision = self.problem.decide(
+            prices_for(units, charged, pins, parting=parting)
+        )
         while rounding := self._rounding(decision) - kept:
             kept |= rounding
-            decision = self.problem.decide(prices_for(units, charged, pins, kept, parting))
+            decision = self.problem.decide(
+                prices_for(units, charged, pins, kept, parting)
+            )
         return self._lowered(decision, pins)
 
     def _lowered(self, decision: Decision, pins: Mapping[int, str]) -> Choice:
@@ -106,12 +120,17 @@ class CandidateSolver:
                 low, above = middle, choice
         return self._filled(best, above, prices, target)
 
-    def _filled(self, low: Choice, above: Choice, prices: Sequence[float], target: float) -> Choice:
+    def _filled(
+        self, low: Choice, above: Choice, prices: Sequence[float], target: float
+    ) -> Choice:
         """A choice, and of another one what fits the target beside it: what saves most time per error comes first.
 
         Complexity: linear in nodes and uses of values, and sorting.
         """
-        left, parts = target - self.predicted(low, prices), self.parts(above - low, prices)
+        left, parts = (
+            target - self.predicted(low, prices),
+            self.parts(above - low, prices),
+        )
         for cost, _, part in sorted(parts, key=per_gain):
             if cost <= left:
                 low, left = low | part, left - cost
@@ -138,7 +157,9 @@ class CandidateSolver:
             if len(piece) > 1 and cost > most:
                 rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
             else:
-                found.append((cost, sum(gains.get(key, 0.0) for key in piece), frozenset(piece)))
+                found.append(
+                    (cost, sum(gains.get(key, 0.0) for key in piece), frozenset(piece))
+                )
         return found
 
     def connected(self, keys: Choice) -> list[list[str]]:
@@ -167,7 +188,9 @@ class CandidateSolver:
     def predicted(self, low: Choice, prices: Sequence[float]) -> float:
         """The squared error of a choice: the sum of its prices."""
         return sum(
-            price for unit, price in zip(self.space.tunable, prices, strict=True) if unit.key in low
+            price
+            for unit, price in zip(self.space.tunable, prices, strict=True)
+            if unit.key in low
         )
 
     def work(self, unit: TunableNode) -> float:
@@ -187,7 +210,9 @@ class CandidateSolver:
         return Candidate(
             low=low,
             nodes=len(chosen),
-            predicted=self.predicted(low, prices) ** 0.5 if predicted is None else predicted,
+            predicted=self.predicted(low, prices) ** 0.5
+            if predicted is None
+            else predicted,
             error=error,
             time=self.space.time(low, casts),
             flops=sum(u.work.flops for u in chosen) / self._flops,
@@ -234,10 +259,16 @@ class CandidateSolver:
                 exact.add(unit.node)
         read: set[int] = set()
         for unit in reversed(low):
-            for value in (graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs):
+            for value in (
+                graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs
+            ):
                 uses = graph.uses[value]
-                readers = [ports.consumed[node][at] for node, at in uses if node not in members]
-                readers += [ports.returned.get(key, NONE) for key in graph.results[value]]
+                readers = [
+                    ports.consumed[node][at] for node, at in uses if node not in members
+                ]
+                readers += [
+                    ports.returned.get(key, NONE) for key in graph.results[value]
+                ]
                 is_high = any(v != NONE and not decision.is_low(v) for v in readers)
                 if is_high or any(node in read for node, _ in uses):
                     read.add(unit.node)

@@ -30,15 +30,21 @@ _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""
 
 
-def apportioned(graph: Graph, seconds: Mapping[str, float], estimate: Estimate) -> dict[str, float]:
+def apportioned(
+    graph: Graph, seconds: Mapping[str, float], estimate: Estimate
+) -> dict[str, float]:
     """Seconds of every node by its key, from those of kernels in the order in which they ran.
 
     Complexity: linear in nodes and kernels, but for kernels without a node, which look at the nodes between their
     neighbours.
     """
-    at = {node_key(graph.nodes[index]): place for place, index in enumerate(graph.order)}
+    at = {
+        node_key(graph.nodes[index]): place for place, index in enumerate(graph.order)
+    }
     seconds = _of_nodes(seconds, at)
-    found = dict.fromkeys(at, 0.0) | {key: time for key, time in seconds.items() if key in at}
+    found = dict.fromkeys(at, 0.0) | {
+        key: time for key, time in seconds.items() if key in at
+    }
     kernels = list(seconds)
     after = [len(at)] * (len(kernels) + 1)
     for number in reversed(range(len(kernels))):
@@ -48,9 +54,18 @@ def apportioned(graph: Graph, seconds: Mapping[str, float], estimate: Estimate) 
         if kernel in at:
             before = at[kernel]
             continue
-        nodes = [graph.nodes[graph.order[place]] for place in range(before + 1, after[number])]
-        free = [node for node in nodes if node_key(node) not in seconds and estimate.launches(node)]
-        shares = [estimate.work(node).time(estimate.device, low=None) or 1e-9 for node in free]
+        nodes = [
+            graph.nodes[graph.order[place]]
+            for place in range(before + 1, after[number])
+        ]
+        free = [
+            node
+            for node in nodes
+            if node_key(node) not in seconds and estimate.launches(node)
+        ]
+        shares = [
+            estimate.work(node).time(estimate.device, low=None) or 1e-9 for node in free
+        ]
         for node, share in zip(free, shares, strict=True):
             found[node_key(node)] += seconds[kernel] * share / sum(shares)
     return found
@@ -76,7 +91,11 @@ def measure_times(job: Job, device: str) -> str:
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    provider, space, where = job.engine.provider, job.space, job.engine.name(job.low.name)
+    provider, space, where = (
+        job.engine.provider,
+        job.space,
+        job.engine.name(job.low.name),
+    )
     sample = check_inputs(job.prepared.proto, job.samples[0])
     high = job.state.node_times(
         f"{where} float32", lambda: profile_nodes(job.prepared, sample, provider)
@@ -87,7 +106,9 @@ def measure_times(job: Job, device: str) -> str:
     if not high:
         return f"estimates for {device}, as {where} does not tell what its kernels take"
     lowered = job.made(space.all_low)
-    low = job.state.node_times(f"{where} low", lambda: profile_nodes(lowered, sample, provider))
+    low = job.state.node_times(
+        f"{where} low", lambda: profile_nodes(lowered, sample, provider)
+    )
     if not job.engine.is_reference:
         high = apportioned(space.all_low.graph, high, space.estimate)
     graph = Graph.of(lowered.proto)
@@ -148,7 +169,9 @@ class WholeTimes:
         if new:
             float32, *others = self.run(new, again)
             drift = self.seconds.setdefault(NOTHING, float32) / float32
-            self.seconds |= {low: one * drift for low, one in zip(new, others, strict=True)}
+            self.seconds |= {
+                low: one * drift for low, one in zip(new, others, strict=True)
+            }
 
     def corrected(self) -> SearchSpace:
         """The space with the factors that explain the times of whole models best.
@@ -158,15 +181,21 @@ class WholeTimes:
         """
         float32 = self.seconds[NOTHING] * 1e6
         ratio, noise = float32 / self.space.float32, _NOISE * float32
-        rows = {low: self.space.parts(low, self.solver.casts(low)) for low in self.seconds if low}
+        rows = {
+            low: self.space.parts(low, self.solver.casts(low))
+            for low in self.seconds
+            if low
+        }
         names = sorted({name for row in rows.values() for name in row})
         groups = [name if name in (CASTS, PARTED) else "" for name in names]
         kinds = sorted(set(groups))
-        parts = np.array([[row.get(name, 0.0) for name in names] for row in rows.values()]) * (
-            ratio / noise
-        )
+        parts = np.array(
+            [[row.get(name, 0.0) for name in names] for row in rows.values()]
+        ) * (ratio / noise)
         lost = np.array([self.seconds[low] * 1e6 - float32 for low in rows]) / noise
-        member = np.array([[group == kind for kind in kinds] for group in groups], float)
+        member = np.array(
+            [[group == kind for kind in kinds] for group in groups], float
+        )
         common = member @ _ridge(
             parts @ member, lost, np.ones(len(kinds)), np.full(len(kinds), _UNKNOWN)
         )
@@ -198,7 +227,9 @@ def whole_times(job: Job) -> WholeTimes | None:
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
         made = converted_model(
-            job.planned(job.plan(low)), job.prepared.stock.size, job.folder / f"timed{number}.onnx"
+            job.planned(job.plan(low)),
+            job.prepared.stock.size,
+            job.folder / f"timed{number}.onnx",
         )
         return made.path or made.embedded()
 
@@ -208,7 +239,9 @@ def whole_times(job: Job) -> WholeTimes | None:
             *(model(low, n) for n, low in enumerate(choices)),
         ]
         how = BenchOptions(seconds=_SECONDS, profile=False)
-        report = bench_models(*models, provider=job.engine.provider, feeds=feeds, options=how)
+        report = bench_models(
+            *models, provider=job.engine.provider, feeds=feeds, options=how
+        )
         return [timing.latency.median for timing in report.timings]
 
     return WholeTimes(

@@ -79,11 +79,16 @@ class Frontier:
     """Makes the list of choices. ``is_late`` says that there is no time to look for more of them."""
 
     def __init__(
-        self, solver: CandidateSolver, aim: Aim, is_late: Callable[[], bool] = lambda: False
+        self,
+        solver: CandidateSolver,
+        aim: Aim,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self.solver, self.aim, self.is_late = solver, aim, is_late
         self._solvers = [solver]
-        self._free: list[Choice] | None = None  # the choices that errors have no part in
+        self._free: list[Choice] | None = (
+            None  # the choices that errors have no part in
+        )
         for factor in () if aim.allow_slower else _FACTORS:
             space = solver.space.corrected({CASTS: factor}, 1.0)
             self._solvers.append(CandidateSolver(space, solver.base, solver.pinned))
@@ -92,8 +97,12 @@ class Frontier:
         """The choices that errors have no part in, best first; ``error`` is that with everything lowered."""
         flat = [0.0] * len(self.solver.space.tunable)
         if self._free is None:
-            self._free = list(dict.fromkeys(solver.choose(flat, 0.0) for solver in self._solvers))
-        return self._admitted(self.solver.candidate(low, flat, None, error) for low in self._free)
+            self._free = list(
+                dict.fromkeys(solver.choose(flat, 0.0) for solver in self._solvers)
+            )
+        return self._admitted(
+            self.solver.candidate(low, flat, None, error) for low in self._free
+        )
 
     def choices(self, prices: Sequence[float]) -> list[Candidate]:
         """The choices in the order of their merit; each is predicted to have a smaller error than all before it.
@@ -107,7 +116,9 @@ class Frontier:
             return []
         lows = {item.low: None for item in free}
         for number, solver in enumerate(self._solvers):
-            lows |= dict.fromkeys(_rated(solver, prices, 0 if number else _FEWEST, self.is_late))
+            lows |= dict.fromkeys(
+                _rated(solver, prices, 0 if number else _FEWEST, self.is_late)
+            )
         found = [self._priced(low, prices) for low in lows]
         found += self._between(self._front(found, free), prices)
         return self._front(found, free)
@@ -126,7 +137,9 @@ class Frontier:
             return []
         gap = before.predicted**2 - after.predicted**2
         parts = self._parts((before.low | best[0].low) - after.low, prices, _FINE * gap)
-        fitting = nsmallest(_PARTS, (row for row in parts if row[0] <= gap), key=per_gain)
+        fitting = nsmallest(
+            _PARTS, (row for row in parts if row[0] <= gap), key=per_gain
+        )
         alone = [
             (error, self._saved(after, after.low | part, prices), part)
             for error, _, part in fitting
@@ -137,7 +150,9 @@ class Frontier:
                 low |= part
                 found.append(self._priced(low, prices))
         inside = (one for one in found if merit(before) < merit(one) < merit(after))
-        return self._front([one for one in inside if one.predicted < before.predicted], best)
+        return self._front(
+            [one for one in inside if one.predicted < before.predicted], best
+        )
 
     def _saved(self, after: Candidate, low: Choice, prices: Sequence[float]) -> float:
         """What a choice is better by than another one."""
@@ -157,16 +172,23 @@ class Frontier:
     def _admitted(self, items: Iterable[Candidate]) -> list[Candidate]:
         return sorted(filter(self.aim.admits, items), key=self.aim.merit)
 
-    def _front(self, items: Iterable[Candidate], free: Sequence[Candidate]) -> list[Candidate]:
+    def _front(
+        self, items: Iterable[Candidate], free: Sequence[Candidate]
+    ) -> list[Candidate]:
         """Those that no better one beats in the predicted error, without any that are hardly different."""
         least, known = self.aim.merit(free[0]), {item.low for item in free}
         front, limit = list[Candidate](), inf
         for item in sorted(
-            self._admitted(items), key=lambda item: (self.aim.merit(item), item.predicted)
+            self._admitted(items),
+            key=lambda item: (self.aim.merit(item), item.predicted),
         ):
             if self.aim.merit(item) < least and item.low not in known:
                 continue
-            if not front or item.predicted * _CLOSE < limit or item.predicted == 0 < limit:
+            if (
+                not front
+                or item.predicted * _CLOSE < limit
+                or item.predicted == 0 < limit
+            ):
                 front.append(item)
                 limit = item.predicted
         return self._apart(front)
@@ -179,7 +201,9 @@ class Frontier:
                 kept.append(item)
         return kept[::-1]
 
-    def _between(self, front: Sequence[Candidate], prices: Sequence[float]) -> list[Candidate]:
+    def _between(
+        self, front: Sequence[Candidate], prices: Sequence[float]
+    ) -> list[Candidate]:
         """Choices that fill the gaps of a front, the widest first."""
         ends = [*front, self.aim.nothing]
         gaps = [
@@ -188,9 +212,15 @@ class Frontier:
         ]
         found = list[Candidate]()
         for width, _, before, after in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
-            if width <= log(_CLOSE) or len(found) >= _FILLED or (found and self.is_late()):
+            if (
+                width <= log(_CLOSE)
+                or len(found) >= _FILLED
+                or (found and self.is_late())
+            ):
                 break
-            found += (self._priced(low, prices) for low in self._chain(before, after, prices))
+            found += (
+                self._priced(low, prices) for low in self._chain(before, after, prices)
+            )
         return found
 
     def _chain(
@@ -222,7 +252,9 @@ def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
     for one in faster:
         theirs = one.best_known_error**2
         if one.time < chosen.time and mine <= limit**2 < theirs < inf:
-            bound = max(bound, (chosen.time - one.time) * (limit**2 - mine) / (theirs - mine))
+            bound = max(
+                bound, (chosen.time - one.time) * (limit**2 - mine) / (theirs - mine)
+            )
     return bound / chosen.time if chosen.time else 0.0
 
 
@@ -234,14 +266,21 @@ def _width(low: float, high: float) -> float:
 
 
 def _rated(
-    solver: CandidateSolver, prices: Sequence[float], fewest: int, is_late: Callable[[], bool]
+    solver: CandidateSolver,
+    prices: Sequence[float],
+    fewest: int,
+    is_late: Callable[[], bool],
 ) -> Iterator[Choice]:
     """The cuts at all rates, where their errors differ: the widest gap is halved until none is left.
 
     So many of them are solved even where it is late.
     """
     finite = [price for price in prices if 0 < price < inf]
-    ends = [0.0] if not finite else [1 / sum(finite), 1e3 * (1 + solver.space.gains) / min(finite)]
+    ends = (
+        [0.0]
+        if not finite
+        else [1 / sum(finite), 1e3 * (1 + solver.space.gains) / min(finite)]
+    )
     rated = [(rate, solver.choose(prices, rate)) for rate in ends]
     yield from (low for _, low in rated)
     gaps = list[tuple[float, float, float, Choice, Choice]]()

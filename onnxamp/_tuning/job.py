@@ -82,7 +82,9 @@ class Job:
     @cached_property
     def locals(self) -> list[LocalError]:
         """The local errors of the tunable nodes, once they are measured."""
-        return [local_of(unit, self.state.local, self.low) for unit in self.space.tunable]
+        return [
+            local_of(unit, self.state.local, self.low) for unit in self.space.tunable
+        ]
 
     @cached_property
     def broken(self) -> dict[str, str]:
@@ -95,7 +97,11 @@ class Job:
         """Nodes that must stay float32: those, and those that cannot be measured."""
         return {
             **self.space.pins,
-            **{u.node: self.broken[u.key] for u in self.space.tunable if u.key in self.broken},
+            **{
+                u.node: self.broken[u.key]
+                for u in self.space.tunable
+                if u.key in self.broken
+            },
         }
 
     @cached_property
@@ -144,7 +150,9 @@ class Job:
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
         return converted_model(
-            self.rounded(analysis), self.prepared.stock.size, self.folder / "converted.onnx"
+            self.rounded(analysis),
+            self.prepared.stock.size,
+            self.folder / "converted.onnx",
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
@@ -192,7 +200,10 @@ class Job:
         space = self.space
         analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
         plan, rows = make_plan(analysis), list[PlanRow]()
-        reasons = {row.node: f"{row.why}: {row.detail}" if row.detail else row.why for row in kept}
+        reasons = {
+            row.node: f"{row.why}: {row.detail}" if row.detail else row.why
+            for row in kept
+        }
         why = {unit.node: reasons.get(unit.label) for unit in space.tunable}
         for row, variable in zip(plan.rows, analysis.ports.variables, strict=True):
             text = None if row.low else why.get(variable.node)
@@ -238,8 +249,14 @@ class Job:
         limit = self.metric.amplitude(self.metric.tolerance) ** 2
         weights, _ = product_weights(self.space.all_low)
         readers = {reader.node.index for weight in weights for reader in weight.readers}
-        costs = zip((unit.node in readers for unit in self.space.tunable), prices, strict=True)
-        rows = [(reads, cost) for reads, cost in costs if cost <= limit or (reads and cost < inf)]
+        costs = zip(
+            (unit.node in readers for unit in self.space.tunable), prices, strict=True
+        )
+        rows = [
+            (reads, cost)
+            for reads, cost in costs
+            if cost <= limit or (reads and cost < inf)
+        ]
         total = sum(cost for _, cost in rows)
         share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
         return Compensation(share, rounding_seconds(weights))

@@ -61,7 +61,9 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
     "rel-l2": lambda diff: diff.rel_l2,
     "cosine": lambda diff: 1 - diff.cosine,
     "snr": lambda diff: diff.rel_l2,
-    "top1": lambda diff: 0.0 if diff.argmax_agreement is None else 1 - diff.argmax_agreement,
+    "top1": lambda diff: (
+        0.0 if diff.argmax_agreement is None else 1 - diff.argmax_agreement
+    ),
 }
 """Metric -> the error of one float output."""
 
@@ -95,7 +97,9 @@ def make_metric(
         ArgumentError: there is no such metric, or the tolerance is not a positive number.
     """
     if not np.isfinite(tolerance) or tolerance <= 0:
-        raise ArgumentError(f"The tolerance must be a positive number, not {tolerance}.")
+        raise ArgumentError(
+            f"The tolerance must be a positive number, not {tolerance}."
+        )
     made_from = (name, tolerance, selected, accept)
     if not isinstance(name, str):
         if not callable(name):
@@ -114,7 +118,9 @@ def make_metric(
             name = "detections" if selected else "rel-l2"
         measure = _of_outputs(name, selected)
     largest = 10 ** (-tolerance / 20) if name == "snr" else tolerance
-    return Metric(name, largest, _accepted(measure, accept), name == "cosine", made_from)
+    return Metric(
+        name, largest, _accepted(measure, accept), name == "cosine", made_from
+    )
 
 
 def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
@@ -122,15 +128,22 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
     of_output = _OF_OUTPUT.get(name, _OF_OUTPUT["rel-l2"])
 
     def measure(reference: Outputs, result: Outputs) -> float:
-        listed = (selected or frozenset(reference)) if name == "detections" else frozenset[str]()
+        listed = (
+            (selected or frozenset(reference))
+            if name == "detections"
+            else frozenset[str]()
+        )
         _, diffs = compare_matched(reference, result, listed)
         if any(diff.alarm and diff.bad and diff.bad.kind != "zero" for diff in diffs):
             return inf
         floats = [diff for diff in diffs if diff.is_float]
         if not floats:  # labels, pixels or texts are all there is
-            return max((min(diff.differing, diff.rel_l2) for diff in diffs), default=0.0)
+            return max(
+                (min(diff.differing, diff.rel_l2) for diff in diffs), default=0.0
+            )
         return max(
-            of_output(diff) if diff.detections is None else diff.detections for diff in floats
+            of_output(diff) if diff.detections is None else diff.detections
+            for diff in floats
         )
 
     return measure

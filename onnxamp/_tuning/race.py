@@ -76,7 +76,10 @@ class Race:
                 times.add(everything, products)
                 self._look_further(monotonic() + _SHARE * self.search.asked.seconds)
                 times.add(
-                    *nsmallest(_FINALISTS, self._held(), key=self._rank), own, usual, again=True
+                    *nsmallest(_FINALISTS, self._held(), key=self._rank),
+                    own,
+                    usual,
+                    again=True,
                 )
         except RuntimeFailure as failure:
             _LOG.info("a candidate cannot be timed: %s", failure)
@@ -115,11 +118,15 @@ class Race:
 
     def _held(self) -> list[frozenset[str]]:
         """Choices that are known to hold the tolerance."""
-        return [low for low, error in self.errors.items() if self.job.metric.holds(error)]
+        return [
+            low for low, error in self.errors.items() if self.job.metric.holds(error)
+        ]
 
     def _enter(self, low: frozenset[str]) -> None:
         """Measure the error of a choice, if it would be better than those that hold the tolerance."""
-        if low not in self.errors and self._rank(low) < min(map(self._rank, self._held())):
+        if low not in self.errors and self._rank(low) < min(
+            map(self._rank, self._held())
+        ):
             self.errors[low] = self.job.error(low, self.job.plan(low))
 
     def _candidate(self, low: frozenset[str]) -> Candidate:
@@ -140,11 +147,15 @@ class Race:
             for row in self.search.candidates
             if row.low and row.best_known_error**2 <= self._limit
         )
-        for row in nsmallest(_OLD, good, key=lambda row: self.times.timed(row, corrected).time):
+        for row in nsmallest(
+            _OLD, good, key=lambda row: self.times.timed(row, corrected).time
+        ):
             if monotonic() < until:
                 self.times.add(row.low)
                 self._enter(row.low)
-        target = min((self._aim(low) for low in self.errors if low), default=self._limit)
+        target = min(
+            (self._aim(low) for low in self.errors if low), default=self._limit
+        )
         for factor in _FACTORS:
             for _ in range(_ROUNDS):
                 space = self.times.corrected().corrected({CASTS: factor}, 1.0)
@@ -188,7 +199,11 @@ class Race:
         else:
             able = [low for low in able if not is_slower(self._candidate(low), float32)]
         best, seconds = min(able, key=self._rank), self.times.seconds
-        return own if own and own in able and seconds[own] < _CLOSE * seconds[best] else best
+        return (
+            own
+            if own and own in able and seconds[own] < _CLOSE * seconds[best]
+            else best
+        )
 
     def _written(self, tuned: Tuned, best: frozenset[str]) -> Tuned:
         """The outcome with the best choice, and with the times that are known now."""
@@ -197,7 +212,9 @@ class Race:
             self._told(self.times.timed(row, corrected)) for row in tuned.candidates
         )
         if best not in (NOTHING, *(row.low for row in lowered)):
-            lowered.append(self._told(replace(self._candidate(best), predicted=self.errors[best])))
+            lowered.append(
+                self._told(replace(self._candidate(best), predicted=self.errors[best]))
+            )
         rows = (*sorted(lowered, key=TIME), nothing)
         chosen = next(number for number, row in enumerate(rows) if row.low == best)
         if best == tuned.candidates[tuned.chosen].low:
@@ -276,14 +293,20 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     kept = job.kept(low, search.latest)
     plan = job.plan(low, kept)
     error = _judged(search, low) if best is None else job.errors[low]
-    is_same = job.space.all_low.options.keep_io_types is True  # else inputs and outputs are rounded
+    is_same = (
+        job.space.all_low.options.keep_io_types is True
+    )  # else inputs and outputs are rounded
     own = job.errors.get(nothing.low, noise or 0.0)
     nothing = replace(
-        nothing, error=judge.amplitude(own), verified=is_same or nothing.low in job.errors
+        nothing,
+        error=judge.amplitude(own),
+        verified=is_same or nothing.low in job.errors,
     )
     candidates = search.candidates
     front = front_of(candidates, nothing, allow_slower=asked.allow_slower)
-    front = front if low in {item.low for item in front} else _with(front, candidates, low)
+    front = (
+        front if low in {item.low for item in front} else _with(front, candidates, low)
+    )
     chosen = next(number for number, item in enumerate(front) if item.low == low)
     return Tuned(
         plan=plan,
@@ -369,7 +392,9 @@ def _with(
 def _in_metric_units(metric: Metric, candidate: Candidate) -> Candidate:
     """A candidate with errors in units of the metric instead of amplitudes."""
     error = None if candidate.error is None else metric.of_amplitude(candidate.error)
-    return replace(candidate, predicted=metric.of_amplitude(candidate.predicted), error=error)
+    return replace(
+        candidate, predicted=metric.of_amplitude(candidate.predicted), error=error
+    )
 
 
 def checked_pick(pick: int, front: Sequence[Candidate]) -> int:
@@ -421,7 +446,9 @@ class Table(NamedTuple):
             return None
         data = self.part[self._key]
         (plan, kept), tuned = self._row(data, 0), data["tuned"]
-        hints = {name: hint for name, hint in get_type_hints(Tuned).items() if name in tuned}
+        hints = {
+            name: hint for name, hint in get_type_hints(Tuned).items() if name in tuned
+        }
         facts = {name: from_data(hint, tuned[name]) for name, hint in hints.items()}
         found = Tuned(plan=plan, **facts)
         plan, kept = self._row(data, checked_pick(number, found.candidates))

@@ -209,12 +209,16 @@ def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
     return {
         "the model": model_print(model),
         "the inputs": samples_print(samples),
-        "the metric": fingerprint(str(search.metric), search.accept.print if search.accept else ""),
+        "the metric": fingerprint(
+            str(search.metric), search.accept.print if search.accept else ""
+        ),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
 
 
-def options_print(changed: str, space: SearchSpace, options: Options, engine: Engine) -> str:
+def options_print(
+    changed: str, space: SearchSpace, options: Options, engine: Engine
+) -> str:
     """The fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its own."""
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""

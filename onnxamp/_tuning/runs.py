@@ -112,11 +112,15 @@ class MaskedModel:
         """
         if missing := [number for number in samples if number not in self._references]:
             self.runs += 1
-            self._references |= zip(missing, self._outputs(missing, frozenset()), strict=True)
+            self._references |= zip(
+                missing, self._outputs(missing, frozenset()), strict=True
+            )
         self.runs += 1
         try:
             found = self._outputs(samples, low)
-        except RuntimeFailure:  # rounding leads to a branch or an index that does not run
+        except (
+            RuntimeFailure
+        ):  # rounding leads to a branch or an index that does not run
             return inf
         return max(
             self.how.metric.error(self._references[n], one)
@@ -131,7 +135,9 @@ class MaskedModel:
         """
         for number in samples:
             if number not in self._feeds:
-                self._feeds[number] = check_inputs(self.model.proto, self.samples[number])
+                self._feeds[number] = check_inputs(
+                    self.model.proto, self.samples[number]
+                )
         for _ in self._by_runner(samples):
             pass
 
@@ -140,10 +146,15 @@ class MaskedModel:
         self.prepare(samples)
         found: dict[int, Outputs] = {}
         for (graph, runner), numbers in self._by_runner(samples):
-            feeds = [{**self._feeds[number], graph.mask: graph.masked(low)} for number in numbers]
+            feeds = [
+                {**self._feeds[number], graph.mask: graph.masked(low)}
+                for number in numbers
+            ]
             fed = dict.fromkeys(graph.rounded(low), self.how.low)
             names = runner.flow.outputs
-            sides = run_together(runner, feeds, names, self.how.budget, low=[fed] * len(feeds))
+            sides = run_together(
+                runner, feeds, names, self.how.budget, low=[fed] * len(feeds)
+            )
             outputs = ({name: side.output(name) for name in names} for side in sides)
             found |= zip(numbers, outputs, strict=True)
         return [found[number] for number in samples]
@@ -154,7 +165,9 @@ class MaskedModel:
         """The samples that leave the same inputs empty, with what runs them."""
         groups: dict[frozenset[str], list[int]] = {}
         for number in samples:
-            empty = frozenset(name for name, feed in self._feeds[number].items() if feed is None)
+            empty = frozenset(
+                name for name, feed in self._feeds[number].items() if feed is None
+            )
             groups.setdefault(empty, []).append(number)
         for empty, numbers in groups.items():
             if empty not in self._switched:
@@ -181,10 +194,19 @@ class MaskedModel:
             given=how.rounded,
         )
         source = {name: weight for name, (weight, _) in graph.fed.items()}
-        weights = {**shell.weights, **{name: shell.weights[at] for name, at in source.items()}}
-        flow = flow_of(Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes)
-        fed = {name: how.rounded[at] for name, at in source.items() if at in how.rounded}
-        return graph, Runner(flow, "cpu", how.threads, spin=False, kept=_SESSIONS, given=fed)
+        weights = {
+            **shell.weights,
+            **{name: shell.weights[at] for name, at in source.items()},
+        }
+        flow = flow_of(
+            Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes
+        )
+        fed = {
+            name: how.rounded[at] for name, at in source.items() if at in how.rounded
+        }
+        return graph, Runner(
+            flow, "cpu", how.threads, spin=False, kept=_SESSIONS, given=fed
+        )
 
 
 def _without_empty_inputs(
@@ -193,7 +215,9 @@ def _without_empty_inputs(
     """The model with the optional inputs that a sample leaves empty, which cannot be fed, made inside."""
     if all(feed is not None for feed in sample.values()):
         return model
-    return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[0].model
+    return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[
+        0
+    ].model
 
 
 def tuning_engine(provider: Provider | None, target: str = "cuda") -> Engine:
@@ -208,7 +232,10 @@ def tuning_engine(provider: Provider | None, target: str = "cuda") -> Engine:
     """
     engine = choose_engine(provider)
     return replace(
-        engine, arithmetic=emulated_arithmetic(target if engine.is_reference else engine.provider)
+        engine,
+        arithmetic=emulated_arithmetic(
+            target if engine.is_reference else engine.provider
+        ),
     )
 
 
@@ -250,7 +277,9 @@ def converted_error(
     memory = {_REFERENCE: (probe.key, before)}
     crashed = "Sample {sample} cannot be run. {crash} Leave it out of the inputs."
     worst = 0.0
-    with closing(observe_all(run, probe, kept=kept, memory=memory, crashed=crashed)) as errors:
+    with closing(
+        observe_all(run, probe, kept=kept, memory=memory, crashed=crashed)
+    ) as errors:
         for error in errors:
             worst = max(worst, error)
             if worst == inf:
@@ -296,11 +325,14 @@ class ErrorProbe(Probe[float]):
                 if not executable.runs_whole(feeds):
                     executable.prepare(feeds)
 
-        def measure(items: Iterator[SentSample], told: Told) -> Iterator[float | RuntimeFailure]:
+        def measure(
+            items: Iterator[SentSample], told: Told
+        ) -> Iterator[float | RuntimeFailure]:
             del told
             while group := list(islice(items, _TOGETHER)):
                 feeds = {
-                    item.number: check_inputs(original.model.proto, item.read()) for item in group
+                    item.number: check_inputs(original.model.proto, item.read())
+                    for item in group
                 }
                 try:
                     yield from _errors(original, result, feeds, self.metric)
@@ -312,7 +344,8 @@ class ErrorProbe(Probe[float]):
     def open_original(self) -> Executable:
         """Return the original as it is run."""
         return self._executable(
-            self.original.opened(), replace(self.engine.reference, emulates=self.engine.emulates)
+            self.original.opened(),
+            replace(self.engine.reference, emulates=self.engine.emulates),
         )
 
     def _executable(self, model: Model, engine: Engine) -> Executable:
@@ -347,11 +380,18 @@ def _errors(
     ]
 
 
-def device_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -> float | None:
+def device_noise(
+    original: Model, sample: Sample, metric: Metric, engine: Engine
+) -> float | None:
     """Return the error of the original on an engine against itself on the CPU; None if either does not run whole."""
     try:
-        feeds, proto = check_inputs(original.proto, sample), original.path or original.embedded()
-        return metric.error(engine_on("cpu").load(proto).run(feeds), engine.load(proto).run(feeds))
+        feeds, proto = (
+            check_inputs(original.proto, sample),
+            original.path or original.embedded(),
+        )
+        return metric.error(
+            engine_on("cpu").load(proto).run(feeds), engine.load(proto).run(feeds)
+        )
     except RuntimeFailure:
         return None
 
@@ -366,5 +406,9 @@ def profile_nodes(model: Model, sample: Sample, provider: Provider) -> dict[str,
     for node in Graph.of(named).nodes:
         node.proto.name = node_key(node)
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}
-    feeds = {name: as_typed(feed, kinds[name]) for name, feed in sample.items() if feed is not None}
+    feeds = {
+        name: as_typed(feed, kinds[name])
+        for name, feed in sample.items()
+        if feed is not None
+    }
     return node_times(named, feeds, provider, optimize=False)

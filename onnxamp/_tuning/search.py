@@ -65,7 +65,9 @@ class MaskWork:
 
         def error(item: MaskItem) -> float:
             bits = np.unpackbits(np.frombuffer(item.low, np.uint8), count=len(keys))
-            low = frozenset(key for key, bit in zip(keys, bits.tolist(), strict=True) if bit)
+            low = frozenset(
+                key for key, bit in zip(keys, bits.tolist(), strict=True) if bit
+            )
             return masked.error(low, [item.position])
 
         return error
@@ -86,7 +88,9 @@ class SharedMasks:
         workers: who runs them.
     """
 
-    def __init__(self, masked: MaskedModel, subset: Sequence[int], workers: Workers) -> None:
+    def __init__(
+        self, masked: MaskedModel, subset: Sequence[int], workers: Workers
+    ) -> None:
         samples = tuple(sent_samples(masked.samples, subset, workers))
         self.work = MaskWork(SentModel.of(masked.model), masked.how, samples)
         self.workers, self.runs = workers, 0
@@ -99,10 +103,16 @@ class SharedMasks:
         Raises:
             RuntimeFailure: the model does not run in float32, or a sample ends the processes that run it.
         """
-        positions = {item.number: position for position, item in enumerate(self.work.samples)}
-        chosen = (np.packbits([key in low for key in self.work.how.ports]) for low in choices)
+        positions = {
+            item.number: position for position, item in enumerate(self.work.samples)
+        }
+        chosen = (
+            np.packbits([key in low for key in self.work.how.ports]) for low in choices
+        )
         items = (
-            MaskItem(positions[number], bits.tobytes()) for bits in chosen for number in samples
+            MaskItem(positions[number], bits.tobytes())
+            for bits in chosen
+            for number in samples
         )
         self.runs += not self.runs  # that of the float32 model
         with closing(run_in_order(self.workers, self.work, items)) as results:
@@ -112,7 +122,9 @@ class SharedMasks:
                 for number, one in zip(samples, found, strict=True):
                     if isinstance(one, Crash):
                         which = f"Sample {number + 1} cannot be run with switches."
-                        raise RuntimeFailure(f"{which} {one} Leave it out of the inputs.")
+                        raise RuntimeFailure(
+                            f"{which} {one} Leave it out of the inputs."
+                        )
                 yield max(found)
 
 
@@ -170,7 +182,11 @@ class CandidateSearch:
     """
 
     def __init__(
-        self, job: Job, search: Search, masked: MaskedModel | SharedMasks, subset: Sequence[int]
+        self,
+        job: Job,
+        search: Search,
+        masked: MaskedModel | SharedMasks,
+        subset: Sequence[int],
     ) -> None:
         self.job, self.asked, self.masked, self.subset = job, search, masked, subset
         self.solver = job.solver()
@@ -191,7 +207,9 @@ class CandidateSearch:
     @property
     def left(self) -> int:
         """Mask runs that are left."""
-        return 0 if self.is_over else self.asked.runs + CANDIDATE_RUNS - len(self.measured)
+        return (
+            0 if self.is_over else self.asked.runs + CANDIDATE_RUNS - len(self.measured)
+        )
 
     @property
     def spent(self) -> float:
@@ -228,7 +246,9 @@ class CandidateSearch:
             self.measured.add(low)
             done = len(self.measured)
             self.job.run.report(
-                f"trying blocks and candidates: run {done} of at most {most}", done, most
+                f"trying blocks and candidates: run {done} of at most {most}",
+                done,
+                most,
             )
             errors[low] = next(found)
         return [self.job.metric.amplitude(errors[low]) for low in choices]
@@ -236,7 +256,9 @@ class CandidateSearch:
     def search(self) -> Candidate | None:
         """The best choice that is expected to hold the tolerance once it is converted, after all that is known."""
         units = self.solver.space.tunable
-        free = [unit for unit in units if unit.seen and unit.key not in self.solver.pinned]
+        free = [
+            unit for unit in units if unit.seen and unit.key not in self.solver.pinned
+        ]
         everything = self.solver.choose([0.0] * len(units), 0.0)
         if not free or not everything:
             return None
@@ -247,7 +269,9 @@ class CandidateSearch:
             if error <= self.limit and (found := self._unpriced(error)) is not None:
                 return found
             self.latest = self.prices(free, error)
-            self.frontier = Frontier(self.solver, self.aim, lambda: self.spent > _FOR_CUTS)
+            self.frontier = Frontier(
+                self.solver, self.aim, lambda: self.spent > _FOR_CUTS
+            )
             self.choices = self.frontier.choices(self.latest)
             self.tried = {
                 low: self.solver.candidate(low, self.latest, one.error)
@@ -291,8 +315,14 @@ class CandidateSearch:
 
     def _is_unpredictable(self) -> bool:
         """Whether errors are far beyond what was predicted, as where the order of results flips."""
-        tried = (one for low, one in self.tried.items() if low not in self.known and one.predicted)
-        return any(one.error is not None and one.error > _FAR * one.predicted for one in tried)
+        tried = (
+            one
+            for low, one in self.tried.items()
+            if low not in self.known and one.predicted
+        )
+        return any(
+            one.error is not None and one.error > _FAR * one.predicted for one in tried
+        )
 
     def _extend(self) -> None:
         """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on.
@@ -302,18 +332,25 @@ class CandidateSearch:
         best, units = self.best(), self.solver.space.tunable
         low = frozenset[str]() if best is None else best.low
         order = sorted(
-            zip(units, self.latest, strict=True), key=lambda pair: pair[1] / pair[0].gain
+            zip(units, self.latest, strict=True),
+            key=lambda pair: pair[1] / pair[0].gain,
         )
         pinned = self.solver.pinned
         chunks = [
-            [u.key for u, cost in order if u.key not in low and u.key not in pinned and cost < inf]
+            [
+                u.key
+                for u, cost in order
+                if u.key not in low and u.key not in pinned and cost < inf
+            ]
         ]
         while chunks and self.left > 0:
             chunk = chunks.pop()
             if not chunk:
                 continue
             more = low | set(chunk)
-            choice = self.solver.choose([0.0 if unit.key in more else inf for unit in units], 0.0)
+            choice = self.solver.choose(
+                [0.0 if unit.key in more else inf for unit in units], 0.0
+            )
             if self._holds(self.solver.candidate(choice, self.latest, None)):
                 low = more
             elif len(chunk) > 1:
@@ -325,7 +362,9 @@ class CandidateSearch:
             assert self.frontier is not None
             before = choices[end - 1] if end else None
             after = choices[end] if end < len(choices) else self.aim.nothing
-            self.choices_between[end] = self.frontier.refined(before, after, self.latest)
+            self.choices_between[end] = self.frontier.refined(
+                before, after, self.latest
+            )
         return self.choices_between[end]
 
     def _holds(self, one: Candidate) -> bool:
@@ -363,15 +402,23 @@ class CandidateSearch:
     def note(self, low: Choice, error: float) -> None:
         """Learn the error of a converted model: what mask runs said of it may be too little for others, too."""
         self.converted[low] = error
-        seen = self.tried[low].error if low in self.tried and low not in self.known else None
+        seen = (
+            self.tried[low].error
+            if low in self.tried and low not in self.known
+            else None
+        )
         if error > self.limit and seen:
-            self.ratio = max(self.ratio, min(_MOST * self.ratio, _MARGIN * error / seen))
+            self.ratio = max(
+                self.ratio, min(_MOST * self.ratio, _MARGIN * error / seen)
+            )
 
     def best(self, *, boldly: bool = False) -> Candidate | None:
         """The best of what was tried that is expected to hold the tolerance; ``boldly`` believes mask runs."""
         for one in sorted(self.tried.values(), key=self.aim.merit):
             is_open = boldly and one.low not in self.converted
-            error = one.error if is_open and one.error is not None else self.expected(one)
+            error = (
+                one.error if is_open and one.error is not None else self.expected(one)
+            )
             if self.aim.admits(one) and error <= self.limit:
                 return one
         return None
@@ -382,9 +429,13 @@ class CandidateSearch:
             return replace(one, error=self.converted[one.low], verified=True)
         return replace(one, error=None if one.error is None else self.expected(one))
 
-    def block_errors(self, free: Sequence[TunableNode], blocks: Sequence[range]) -> list[float]:
+    def block_errors(
+        self, free: Sequence[TunableNode], blocks: Sequence[range]
+    ) -> list[float]:
         """The errors with only a block of nodes lowered, for each of several."""
-        return self.measure_all([frozenset(free[i].key for i in members) for members in blocks])
+        return self.measure_all(
+            [frozenset(free[i].key for i in members) for members in blocks]
+        )
 
     def prices(self, free: Sequence[TunableNode], everything: float) -> list[float]:
         """The error prices of all tunable nodes, zero for pinned ones; ``everything`` is the error with all lowered."""
@@ -397,7 +448,9 @@ class CandidateSearch:
         units = self.solver.space.tunable
         local = dict(zip((unit.key for unit in units), self.job.locals, strict=True))
         mine = [local[unit.key].error for unit in free]
-        prior = _PRIOR * _scale(blocks, everything) / (sum(error**2 for error in mine) or 1)
+        prior = (
+            _PRIOR * _scale(blocks, everything) / (sum(error**2 for error in mine) or 1)
+        )
         costs = [
             cost + prior * error**2
             for cost, error in zip(error_prices(blocks, mine), mine, strict=True)
@@ -423,7 +476,8 @@ def pareto_front(
         unique.values(), key=lambda c: (cost(c), c.best_known_error, c.weights)
     ):
         beaten = (
-            one.best_known_error <= candidate.best_known_error and one.weights <= candidate.weights
+            one.best_known_error <= candidate.best_known_error
+            and one.weights <= candidate.weights
             for one in best
         )
         if not any(beaten):
@@ -441,7 +495,9 @@ def front_of(
     if allow_slower:
         front = pareto_front(candidates, lambda item: -item.flops - item.bytes)
     else:
-        front = pareto_front([item for item in (*candidates, nothing) if is_worth(item, nothing)])
+        front = pareto_front(
+            [item for item in (*candidates, nothing) if is_worth(item, nothing)]
+        )
     return [item for item in front if item.low] + [nothing]
 
 
@@ -450,6 +506,12 @@ def rejected(
 ) -> Candidate | None:
     """Return the fastest candidate within the tolerance that is not offered: float32 is faster, and worth more."""
     lost = [
-        item for item in candidates if item.low and item.time > front[-1].time and item not in front
+        item
+        for item in candidates
+        if item.low and item.time > front[-1].time and item not in front
     ]
-    return min((item for item in lost if item.best_known_error <= target), key=TIME, default=None)
+    return min(
+        (item for item in lost if item.best_known_error <= target),
+        key=TIME,
+        default=None,
+    )

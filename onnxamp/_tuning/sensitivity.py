@@ -87,17 +87,25 @@ class LocalProbe(Probe[LocalSample]):
     def open(self, memory: Memory) -> Opened[LocalSample]:
         """As :meth:`Probe.open`."""
         one = Executable(self.model.opened(), self.engine, budget=self.budget)
-        lowered = Executable(self.lowered.opened(), self.engine, budget=self.budget, origin=one)
+        lowered = Executable(
+            self.lowered.opened(), self.engine, budget=self.budget, origin=one
+        )
         walk = SideBySide(one, lowered, self._paired)
 
         def prepare(sample: Sample) -> None:
             walk.together(check_inputs(one.model.proto, sample), ())
 
-        return Opened(prepare, _LocalErrors(walk, self.metric, memory.get(OUTPUTS)).measure)
+        return Opened(
+            prepare, _LocalErrors(walk, self.metric, memory.get(OUTPUTS)).measure
+        )
 
     def activity(self, activity: str, first: int, count: int, total: int) -> str:
         """As :meth:`Probe.activity`."""
-        which = f"sample {first + 1}" if count == 1 else f"samples {first + 1} to {first + count}"
+        which = (
+            f"sample {first + 1}"
+            if count == 1
+            else f"samples {first + 1} to {first + count}"
+        )
         return f"{activity}: {which} of {total}"
 
     def _paired(self, reference: Flow, result: Flow) -> Pairing:
@@ -113,9 +121,13 @@ class LocalProbe(Probe[LocalSample]):
 class _LocalErrors:
     """Measures local errors of several samples at a time where they share large weights."""
 
-    def __init__(self, walk: SideBySide, metric: Metric, outputs: OutputCache | None) -> None:
+    def __init__(
+        self, walk: SideBySide, metric: Metric, outputs: OutputCache | None
+    ) -> None:
         self.walk, self.metric, self.outputs = walk, metric, outputs
-        self._waiting: deque[tuple[int, Mapping[str, Feed]]] = deque()  # samples that were read
+        self._waiting: deque[tuple[int, Mapping[str, Feed]]] = (
+            deque()
+        )  # samples that were read
 
     def measure(
         self, items: Iterator[SentSample], told: Told
@@ -148,7 +160,9 @@ class _LocalErrors:
             self._waiting.append((item.number, feeds))
             yield feeds
 
-    def _following(self, feeds: Iterator[Mapping[str, Feed]]) -> Iterator[Mapping[str, Feed]]:
+    def _following(
+        self, feeds: Iterator[Mapping[str, Feed]]
+    ) -> Iterator[Mapping[str, Feed]]:
         """Yield the samples after the first that waits, as far as they are asked for."""
         waiting = [feeds for _, feeds in self._waiting]
         yield from waiting[1:]
@@ -161,7 +175,11 @@ class _LocalErrors:
             error = self.metric.error(walked.reference, walked.result)
             if self.outputs is not None:
                 self.outputs.keep(number, walked.reference)
-        local = {name: row.local for name, row in walked.compared.items() if row.local is not None}
+        local = {
+            name: row.local
+            for name, row in walked.compared.items()
+            if row.local is not None
+        }
         return LocalSample(local, error)
 
 
@@ -170,10 +188,14 @@ def names_of(units: Iterable[TunableNode]) -> frozenset[str]:
     return frozenset(name for unit in units for name in unit.names)
 
 
-def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) -> LocalError:
+def local_of(
+    unit: TunableNode, values: Mapping[str, Measurement], low: Format
+) -> LocalError:
     """The local error of a node."""
     mine = [values[name] for name in unit.names if name in values]
-    if not mine:  # in the body of a loop, or computed from values that only the lowered model has
+    if (
+        not mine
+    ):  # in the body of a loop, or computed from values that only the lowered model has
         return LocalError(low.epsilon / 2, 0.0, None)
     error, largest = max(m.rel_l2 for m in mine), max(m.reference_max for m in mine)
     broken = next((m.alarm for m in mine if m.alarm), None)
@@ -181,7 +203,9 @@ def local_of(unit: TunableNode, values: Mapping[str, Measurement], low: Format) 
         broken = f"its own error is {100 * error:.0f} %"
     elif broken is None and largest * _HEADROOM > low.max_finite:
         broken = f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
-    return LocalError(error if broken else max(error, low.epsilon / 64), largest, broken)
+    return LocalError(
+        error if broken else max(error, low.epsilon / 64), largest, broken
+    )
 
 
 class Block(NamedTuple):
@@ -209,7 +233,9 @@ def measure_blocks(
     blocks = _measured(bounds, errors)
     left = runs - len(blocks)
     while left >= 2 and not is_late():
-        able = [block for block in blocks if block.end - block.start > 1 and block.error > 0]
+        able = [
+            block for block in blocks if block.end - block.start > 1 and block.error > 0
+        ]
         if not able:
             break
         worst = max(able, key=lambda block: block.error)
@@ -287,14 +313,22 @@ class TuningState:
         """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
         return next(self.errors_of([frozenset(low)], how, lambda _: iter([measure()])))
 
-    def judged(self, low: Iterable[str], how: str, samples: Samples) -> KeptSamples[float] | None:
+    def judged(
+        self, low: Iterable[str], how: str, samples: Samples
+    ) -> KeptSamples[float] | None:
         """What keeps the error of a choice on each sample; None if nothing is kept."""
         key = f"judged {fingerprint(*sorted(low), '', how)}"
-        return None if self.part is None else KeptSamples(self.part, samples, float, key, isfinite)
+        return (
+            None
+            if self.part is None
+            else KeptSamples(self.part, samples, float, key, isfinite)
+        )
 
     def measured(self, samples: Samples) -> KeptSamples[LocalSample] | None:
         """Return what keeps the local errors of each sample; None if nothing is kept."""
-        return None if self.part is None else KeptSamples(self.part, samples, LocalSample)
+        return (
+            None if self.part is None else KeptSamples(self.part, samples, LocalSample)
+        )
 
     def errors_of(
         self,
@@ -305,7 +339,9 @@ class TuningState:
         """:meth:`error` of several choices, as they are measured; ``measure`` gets those that are not known."""
         keys = [fingerprint(*sorted(low), "", *map(str, how)) for low in choices]
         missing = {
-            key: low for key, low in zip(keys, choices, strict=True) if key not in self.errors
+            key: low
+            for key, low in zip(keys, choices, strict=True)
+            if key not in self.errors
         }
         found = measure(list(missing.values())) if missing else iter(())
         for key in keys:
@@ -316,7 +352,9 @@ class TuningState:
                 self.recalled.add(key)
             yield self.errors[key]
 
-    def node_times(self, name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def node_times(
+        self, name: str, measure: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
         """The known seconds of the nodes of a model, or a new measurement."""
         if name not in self.times:
             self._time(name, measure())
@@ -331,14 +369,19 @@ class TuningState:
         """Seconds of float32 and of some choices; ``measure`` times those that are not known beside float32."""
         keys = [fingerprint(*sorted(low), "", where) for low in choices]
         missing = {
-            key: low for key, low in zip(keys, choices, strict=True) if key not in self.times
+            key: low
+            for key, low in zip(keys, choices, strict=True)
+            if key not in self.times
         }
         if missing:
             float32, *found = measure(list(missing.values()))
             for key, seconds in zip(missing, found, strict=True):
                 self._time(key, [float32, seconds])
         pairs = [self.times[key] for key in keys]
-        return [pairs[0][0], *(seconds * pairs[0][0] / float32 for float32, seconds in pairs)]
+        return [
+            pairs[0][0],
+            *(seconds * pairs[0][0] / float32 for float32, seconds in pairs),
+        ]
 
     def _time(self, key: str, value: object) -> None:
         self.times[key] = value

@@ -42,7 +42,10 @@ class Fusion(NamedTuple):
 
 
 def find_fusions(
-    graph: Graph, estimate: Estimate, high: Mapping[str, float], low: Mapping[str, float]
+    graph: Graph,
+    estimate: Estimate,
+    high: Mapping[str, float],
+    low: Mapping[str, float],
 ) -> tuple[Fusion, ...]:
     """The nodes that the kernel of a product computes, each with the last one before it, and their estimated times.
 
@@ -76,16 +79,16 @@ def find_fusions(
         if inside:
             last, place[index] = max(inside, key=place.__getitem__), at
             time = LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
-            found.append(Fusion((node_key(graph.nodes[last]), key), (last, index), time))
+            found.append(
+                Fusion((node_key(graph.nodes[last]), key), (last, index), time)
+            )
     return tuple(found)
 
 
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
 
-_AMBIGUOUS: Final = (
-    "another node makes a value of the same name, so that measurements cannot be told apart"
-)
+_AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
 
 CASTS: Final = "Casts"
 PARTED: Final = "parted fusions"
@@ -125,7 +128,9 @@ class TunableNode:
             (self.high - self.low) / (UNIT_US * (self.price or 1)),
             self.price is not None,
         )
-        most, more = (_EAGER << 4, 1) if is_measured else (_EAGER, _CASTS_PER_NODE * LAUNCH)
+        most, more = (
+            (_EAGER << 4, 1) if is_measured else (_EAGER, _CASTS_PER_NODE * LAUNCH)
+        )
         return max(0, min(int(saved), most)) + more
 
 
@@ -156,12 +161,16 @@ class SearchSpace:
         """All of these nodes."""
         return *self.tunable, *self.followers
 
-    def _changed(self, of: Callable[[TunableNode], TunableNode], **more: Any) -> "SearchSpace":
+    def _changed(
+        self, of: Callable[[TunableNode], TunableNode], **more: Any
+    ) -> "SearchSpace":
         """The space with all of its nodes changed, and with other fields."""
         tunable, followers = map(of, self.tunable), map(of, self.followers)
         return replace(self, tunable=tuple(tunable), followers=tuple(followers), **more)
 
-    def known(self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]) -> "SearchSpace":
+    def known(
+        self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]
+    ) -> "SearchSpace":
         """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
         the nodes that ``usual`` returns are low precision.
         """
@@ -171,7 +180,9 @@ class SearchSpace:
         low = usual()
         pins = {unit.node: UNSEEN for unit in unseen if unit.node not in low}
         units = [
-            replace(unit, seen=unit.node in live) for unit in self.tunable if unit.node not in pins
+            replace(unit, seen=unit.node in live)
+            for unit in self.tunable
+            if unit.node not in pins
         ]
         return replace(self, tunable=tuple(units), pins={**self.pins, **pins})
 
@@ -192,14 +203,20 @@ class SearchSpace:
 
         def of(unit: TunableNode) -> TunableNode:
             high, low = seconds.get(unit.key, (unit.high * ratio * 1e-6, None))
-            low = high * (unit.low / unit.high if unit.high else 1) if low is None else low
+            low = (
+                high * (unit.low / unit.high if unit.high else 1)
+                if low is None
+                else low
+            )
             return replace(unit, high=high * 1e6, low=low * 1e6, price=price)
 
         mine = {unit.key for unit in units}
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
         scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1)
         apart = tuple(
-            one._replace(time=one.time * scale) for one in fusions if mine.issuperset(one.keys)
+            one._replace(time=one.time * scale)
+            for one in fusions
+            if mine.issuperset(one.keys)
         )
         scale = scale if price is None else price
         return self._changed(of, rest=rest, scale=scale, fusions=apart)
@@ -226,7 +243,9 @@ class SearchSpace:
                 found[unit.op] += unit.low - unit.high
         found[CASTS] = self.scale * sum(map(self.estimate.cast_time, casts))
         found[PARTED] = sum(
-            one.time for one in self.fusions if (one.keys[0] in low) != (one.keys[1] in low)
+            one.time
+            for one in self.fusions
+            if (one.keys[0] in low) != (one.keys[1] in low)
         )
         return dict(found)
 
@@ -241,13 +260,17 @@ class SearchSpace:
             return replace(unit, high=unit.high * ratio, low=low * ratio, price=scale)
 
         fusions = tuple(
-            one._replace(time=one.time * factors.get(PARTED, 1.0) * ratio) for one in self.fusions
+            one._replace(time=one.time * factors.get(PARTED, 1.0) * ratio)
+            for one in self.fusions
         )
         return self._changed(of, rest=self.rest * ratio, scale=scale, fusions=fusions)
 
     def parting(self) -> dict[tuple[int, int], int]:
         """What it costs that fused nodes differ in precision, in cost units of the cut."""
-        return {one.nodes: max(1, round(one.time / (UNIT_US * self.scale))) for one in self.fusions}
+        return {
+            one.nodes: max(1, round(one.time / (UNIT_US * self.scale)))
+            for one in self.fusions
+        }
 
     def ports(self) -> dict[str, Ports]:
         """The low-precision ports of each node."""
@@ -320,7 +343,9 @@ def _results(view: View, node: Node) -> list[str]:
             for scope, port in view.results[value]
             if scope
         )
-        value = next((owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT)
+        value = next(
+            (owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT
+        )
         if value != ABSENT:
             names.append(view.values[value].name)
     return names
@@ -344,7 +369,9 @@ def prices_for(
         for unit, price in zip(units, prices, strict=True)
         if 0 < price < inf
     }
-    high = {unit.node for unit, price in zip(units, prices, strict=True) if price == inf}
+    high = {
+        unit.node for unit, price in zip(units, prices, strict=True) if price == inf
+    }
     return Prices(
         pins=pins,
         gains={unit.node: unit.gain for unit in units if unit.node not in pins},
@@ -354,7 +381,9 @@ def prices_for(
     )
 
 
-def exactly(space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]) -> Prices:
+def exactly(
+    space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]
+) -> Prices:
     """The prices at which the cut lowers these nodes and no others, whatever they gain."""
     prices = [0.0 if unit.key in low else inf for unit in space.tunable]
     kept = {unit.node for unit in space.followers if unit.key not in low}
@@ -381,14 +410,22 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
         return [everything] * len(samples)
     tagged = copied(model)
     for node in Graph.of(tagged).nodes:
-        node.proto.name = str(node.index)  # unique names survive the inlining of branches
+        node.proto.name = str(
+            node.index
+        )  # unique names survive the inlining of branches
     live = []
     for number, sample in enumerate(samples):
         try:
-            shell, _ = settle(tagged, view.folder, check_inputs(model, sample), emulated=False)
+            shell, _ = settle(
+                tagged, view.folder, check_inputs(model, sample), emulated=False
+            )
         except RuntimeFailure as error:
             text = input_failure(
-                "The conditions of Ifs cannot be computed", error, samples, number, given
+                "The conditions of Ifs cannot be computed",
+                error,
+                samples,
+                number,
+                given,
             )
             raise RuntimeFailure(text) from error
         live.append(everything & _tags(shell.model.graph))

@@ -46,7 +46,13 @@ from onnxamp._tuning.engine_times import measure_times, whole_times
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
 from onnxamp._tuning.race import TABLES, Outcome, Race, table_of, verified
-from onnxamp._tuning.results import Compensation, Exponents, Tuned, given_prints, options_print
+from onnxamp._tuning.results import (
+    Compensation,
+    Exponents,
+    Tuned,
+    given_prints,
+    options_print,
+)
 from onnxamp._tuning.runs import MaskedModel, Masking, tuning_engine
 from onnxamp._tuning.search import CandidateSearch, SharedMasks
 from onnxamp._tuning.sensitivity import PARTS, TuningState, part_of
@@ -71,7 +77,11 @@ _SINGLE_THREAD_BELOW: Final = 10**8
 
 
 def tune(
-    model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None = None
+    model: Model,
+    options: Options,
+    search: Search,
+    run: Run,
+    rounder: WeightRounder | None = None,
 ) -> Tuned:
     """Search the lowest precision that holds a tolerance; the plan of the outcome converts the model.
 
@@ -100,7 +110,11 @@ def tune(
     if state is not None and not run.renews:
         for name in (*PARTS, TABLES):
             state.check(name, given)  # before ranges are added to it
-    table = None if state is None or run.renews else table_of(state, given, options, search, engine)
+    table = (
+        None
+        if state is None or run.renews
+        else table_of(state, given, options, search, engine)
+    )
     known = None if table is None or search.pick is None else table.picked(search.pick)
     if known is not None:
         return known
@@ -148,14 +162,21 @@ class _Tuning(NamedTuple):
         if facts is not None and not facts.why:
             found = nearest.plan.options
             compensated = replace(
-                options, rounding="compensated", rescale=found.rescale, rescaling=found.rescaling
+                options,
+                rounding="compensated",
+                rescale=found.rescale,
+                rescaling=found.rescaling,
             )
             other = self.once(compensated, _shortened(search, begin))
             used = _rank(other.tuned, search)[:-1] < _rank(nearest, search)[:-1]
             left = nearest if used else other.tuned
             best = other if used else best
-            facts = replace(facts, used=used, other=left.candidates[left.chosen], error=left.error)
-            _LOG.info("weights are rounded %s", "with compensation" if used else "to nearest")
+            facts = replace(
+                facts, used=used, other=left.candidates[left.chosen], error=left.error
+            )
+            _LOG.info(
+                "weights are rounded %s", "with compensation" if used else "to nearest"
+            )
         tuned = replace(best.tuned, exponents=nearest.exponents, compensation=facts)
         return replace(best, tuned=tuned)
 
@@ -177,7 +198,9 @@ class _Tuning(NamedTuple):
             other = self.once(options, _shortened(search, begin))
             used = _rank(first, search) < _rank(other.tuned, search)
             best, other = (best, other) if used else (other, best)
-        _LOG.info("exponents of %d values are %s", values, "used" if used else "not used")
+        _LOG.info(
+            "exponents of %d values are %s", values, "used" if used else "not used"
+        )
         facts = Exponents(values, used, None, None)
         if other is not None:
             left = other.tuned
@@ -193,7 +216,11 @@ class _Tuning(NamedTuple):
         except RuntimeFailure:  # tuning says what is wrong with the model
             return None
         scaled = found.rescaling.scaled if found.rescaling is not None else ()
-        return found if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled) else None
+        return (
+            found
+            if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled)
+            else None
+        )
 
     def once(self, options: Options, search: Search) -> Outcome:
         """Tune with the exponents of the options, or without."""
@@ -203,17 +230,26 @@ class _Tuning(NamedTuple):
         device, samples = device_called(search.device), run.samples
         usual = replace(options, level=Level.O2)
         reference = reference_of(model, options)
-        proof = UpgradeProof(Comparison.of(reference, replace(run.bare, provider=engine.provider)))
+        proof = UpgradeProof(
+            Comparison.of(reference, replace(run.bare, provider=engine.provider))
+        )
         upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
-        graph, options = upgraded.graph, replace(options, folded=analysis.options.folded)
+        graph, options = (
+            upgraded.graph,
+            replace(options, folded=analysis.options.folded),
+        )
         feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
         estimate = Estimate(graph, device, bound_shapes(graph, feeds), options.low)
         space = find_space(graph, options, estimate)
         live = find_live(graph, samples, model)
         counts = len(space.tunable), len(samples)
         _LOG.info("tuning %d nodes on %d samples, metric %s", *counts, self.metric.name)
-        space = space.known(frozenset().union(*live), lambda: low_nodes(analyse(graph, usual)))
-        ready = model if graph.model is model.proto else Model(graph.model, graph.folder)
+        space = space.known(
+            frozenset().union(*live), lambda: low_nodes(analyse(graph, usual))
+        )
+        ready = (
+            model if graph.model is model.proto else Model(graph.model, graph.folder)
+        )
         if not engine.emulates and ready.path is None:
             ready = Model(
                 ready.embedded()
@@ -221,7 +257,10 @@ class _Tuning(NamedTuple):
         part = None
         if run.state is not None:
             changed = "" if graph.model is model.proto else model_print(ready)
-            facts = {**self.given, "the options": options_print(changed, space, options, engine)}
+            facts = {
+                **self.given,
+                "the options": options_print(changed, space, options, engine),
+            }
             part = run.state.part(part_of(options), facts, renew=run.renews)
         job = Job(
             prepared=ready,
@@ -233,7 +272,10 @@ class _Tuning(NamedTuple):
             folder=self.folder,
             rounder=self.rounder,
         )
-        told = (*upgraded.refused, *([MADE_UP] if options.compensates and samples.made_up else ()))
+        told = (
+            *upgraded.refused,
+            *([MADE_UP] if options.compensates and samples.made_up else ()),
+        )
         tuned, prices = _tuned(job, search, live, device.name)
         plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
         return Outcome(replace(tuned, plan=plan), job, prices, told)
@@ -249,8 +291,19 @@ def _rank(tuned: Tuned, search: Search) -> tuple[bool, bool, float, float, float
     """What orders outcomes as the candidates of one tuning."""
     chosen = tuned.candidates[tuned.chosen]
     if search.allow_slower:
-        return not tuned.held, False, -chosen.flops - chosen.bytes, chosen.time, tuned.error
-    return not tuned.held, *standing(chosen, tuned.candidates[-1]), chosen.time, tuned.error
+        return (
+            not tuned.held,
+            False,
+            -chosen.flops - chosen.bytes,
+            chosen.time,
+            tuned.error,
+        )
+    return (
+        not tuned.held,
+        *standing(chosen, tuned.candidates[-1]),
+        chosen.time,
+        tuned.error,
+    )
 
 
 def _leaves_room(tuned: Tuned, search: Search) -> bool:
@@ -297,7 +350,9 @@ def _tuned(
     alone = MaskedModel(job.prepared, job.samples, how)
     masked = alone if workers is None else SharedMasks(alone, subset, workers)
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
-    noise = _noise(job, masked, subset) if random else None  # before anything takes time
+    noise = (
+        _noise(job, masked, subset) if random else None
+    )  # before anything takes time
     job.measure_locally()
     if noise is None and not judge.holds(job.state.worst):
         noise = _noise(job, masked, subset)
@@ -306,7 +361,9 @@ def _tuned(
         timing = measure_times(job, device)
     candidates = CandidateSearch(job, search, masked, subset)
     tuned = verified(candidates, noise, timing)
-    is_timed = search.times == "measured" and not job.engine.emulates and bool(space.tunable)
+    is_timed = (
+        search.times == "measured" and not job.engine.emulates and bool(space.tunable)
+    )
     if is_timed and (times := whole_times(job)) is not None:
         job.run.report("timing converted models", 0, 1)
         tuned = Race(candidates, times).confirmed(tuned)
@@ -324,7 +381,9 @@ def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -
     Raises:
         RuntimeFailure: it misses the tolerance.
     """
-    noise = job.state.error((), subset, lambda: next(masked.errors([frozenset()], subset)))
+    noise = job.state.error(
+        (), subset, lambda: next(masked.errors([frozenset()], subset))
+    )
     if not job.metric.holds(noise):
         raise RuntimeFailure(
             f"The float32 model is not deterministic: two runs on the same inputs differ by {noise:.2g}, more than the"
@@ -334,7 +393,11 @@ def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -
 
 
 def measured_plan(
-    model: Model, options: Options, search: Search, run: Run, rounder: WeightRounder | None
+    model: Model,
+    options: Options,
+    search: Search,
+    run: Run,
+    rounder: WeightRounder | None,
 ) -> Plan | None:
     """Return what level auto finds; None where it lowers nothing, or the model cannot be tuned.
 
@@ -352,4 +415,6 @@ def measured_plan(
     except OnnxAmpError as error:
         _LOG.info("level auto cannot be measured: %s", error)
         return None
-    return tuned.plan if tuned.held and any(row.low for row in tuned.plan.rows) else None
+    return (
+        tuned.plan if tuned.held and any(row.low for row in tuned.plan.rows) else None
+    )

@@ -96,7 +96,12 @@ class Cluster:
         """As :meth:`Workers.give`."""
         left = self._left.get(position, set())
         place = next(
-            (place for place, member in enumerate(self._idle) if member.node not in left), -1
+            (
+                place
+                for place, member in enumerate(self._idle)
+                if member.node not in left
+            ),
+            -1,
         )
         member = self._idle.pop(place)
         member.position = position
@@ -125,7 +130,10 @@ class Cluster:
                 self._idle.append(member)
             except self.ray.exceptions.RayError as error:
                 self._stillborn += 1
-                if getattr(error, "actor_init_failed", False) or self._stillborn > _STILLBORN:
+                if (
+                    getattr(error, "actor_init_failed", False)
+                    or self._stillborn > _STILLBORN
+                ):
                     raise RuntimeFailure(
                         f"Workers of the cluster do not start: {_line(error)}."
                     ) from error
@@ -134,12 +142,16 @@ class Cluster:
         member = self._busy.pop(reference)
         try:
             result = self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as error:  # what it made cannot be sent, say
+        except (
+            self.ray.exceptions.RayTaskError
+        ) as error:  # what it made cannot be sent, say
             raise RuntimeFailure(
                 f"A worker of the cluster failed: {_line(error.cause or error)}."
             ) from error
         except self.ray.exceptions.RayError as error:
-            logging.getLogger("onnxamp").info("a worker on %s died: %s", member.address, error)
+            logging.getLogger("onnxamp").info(
+                "a worker on %s died: %s", member.address, error
+            )
             self._left[member.position].add(member.node)
             self.ray.kill(member.actor)
             result = Crash(None, member.address)
@@ -154,8 +166,12 @@ class Cluster:
 
     def _fill(self) -> None:
         """Ask for workers where some are missing."""
-        kind = self.ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_restarts=0)(_Actor)
-        for _ in range(self.count - len(self._starting) - len(self._idle) - len(self._busy)):
+        kind = self.ray.remote(
+            num_cpus=self.threads, num_gpus=self.gpus, max_restarts=0
+        )(_Actor)
+        for _ in range(
+            self.count - len(self._starting) - len(self._idle) - len(self._busy)
+        ):
             actor = kind.remote(self.threads, str(Path.cwd()))
             self._starting[actor.home.remote()] = _Member(actor)
 
@@ -184,7 +200,9 @@ class _Actor:
 
     def __init__(self, threads: int, folder: str) -> None:
         os.environ[THREADS] = str(threads)
-        with suppress(OSError):  # relative paths mean what they mean to the main process
+        with suppress(
+            OSError
+        ):  # relative paths mean what they mean to the main process
             os.chdir(folder)
         self._station, self._number = Station(), 0
 
@@ -205,7 +223,12 @@ class _Actor:
 
 
 def connect(
-    address: str, jobs: int | None, most: int | None = None, gpus: int = 0, *, once: bool = False
+    address: str,
+    jobs: int | None,
+    most: int | None = None,
+    gpus: int = 0,
+    *,
+    once: bool = False,
 ) -> Cluster:
     """Connect to a cluster, or start one on this machine; a connection that is there is used.
 
@@ -243,13 +266,17 @@ def connect(
             raise RuntimeFailure(
                 f"Cannot connect to the Ray cluster {address!r}: {_line(error)}."
             ) from error
-    processors = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    processors = [
+        int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]
+    ]
     total, largest = sum(processors), max(processors, default=0)
     if not largest:
         raise RuntimeFailure(f"The Ray cluster {address!r} has no processors.")
     count = max(1, min(jobs or total, most or total))
     threads = max(1, min(total // (jobs or total), largest))
-    return Cluster(ray=ray, count=count, threads=threads, gpus=gpus, once=once, is_own=is_own)
+    return Cluster(
+        ray=ray, count=count, threads=threads, gpus=gpus, once=once, is_own=is_own
+    )
 
 
 def _ask_for_a_token() -> None:

@@ -21,7 +21,16 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import RLock
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import (
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 from onnxamp._errors import ArgumentError
 from onnxamp._workers.signals import cleaned_up
@@ -55,7 +64,9 @@ class Crash(NamedTuple):
     def __str__(self) -> str:
         if self.where:
             died = f"The worker process on {self.where} died"
-            before = f", the last of {self.attempts} that tried" if self.attempts > 1 else ""
+            before = (
+                f", the last of {self.attempts} that tried" if self.attempts > 1 else ""
+            )
             return f"{died}{before}: it crashed or ran out of memory; Ray's logs there say more."
         end = ending(self.code)
         more = (
@@ -229,7 +240,9 @@ def ending(code: int | None) -> str:
     """How a process ended, as a predicate; ``code`` is its exit code, negative for a signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
-    name = next((item.name for item in signal.Signals if item == -code), f"signal {-code}")
+    name = next(
+        (item.name for item in signal.Signals if item == -code), f"signal {-code}"
+    )
     return f"was ended by {name}"
 
 

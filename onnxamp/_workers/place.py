@@ -82,8 +82,12 @@ class Processes:
         """As :meth:`Workers.give`."""
         while True:
             worker = self._idle.pop() if self._idle else _start(self.threads)
-            with contextlib.suppress(OSError):  # it died while idle: the next one gets the item
-                worker.pipe.send((self._work if worker.work is not self._work else None, item))
+            with contextlib.suppress(
+                OSError
+            ):  # it died while idle: the next one gets the item
+                worker.pipe.send(
+                    (self._work if worker.work is not self._work else None, item)
+                )
                 worker.position, worker.work = position, self._work
                 self._busy[worker.pipe] = worker
                 return
@@ -96,7 +100,9 @@ class Processes:
         """
         done = []
         for worker in [
-            self._busy[pipe] for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)
+            self._busy[pipe]
+            for pipe in wait(list(self._busy))
+            if isinstance(pipe, Connection)
         ]:
             try:
                 result = worker.pipe.recv()
@@ -141,7 +147,9 @@ def _start(threads: int) -> _Worker:
         try:
             process.start()
         except RuntimeError:  # this is a worker that imports the script
-            raise ArgumentError(f"A worker process cannot start workers. {_GUARD}") from None
+            raise ArgumentError(
+                f"A worker process cannot start workers. {_GUARD}"
+            ) from None
     theirs.close()  # else we would not notice the death of the worker
     return _Worker(process, ours)
 
@@ -175,7 +183,9 @@ def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
 
 def _serve(pipe: Connection, threads: int) -> None:
     """What a worker does: work on one item after the other until the main process closes the pipe."""
-    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:  # the main process decides what ends
+    for number in {signal.SIGINT, HANGUP} - {
+        signal.SIGTERM
+    }:  # the main process decides what ends
         signal.signal(number, signal.SIG_IGN)
     Watch([signal.SIGTERM])
     survive_truncation()
@@ -193,7 +203,9 @@ def _serve(pipe: Connection, threads: int) -> None:
     except Ended:
         end_now(signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what runs at exit must not be unwound
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # what runs at exit must not be unwound
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +259,17 @@ class Place:
             yield workers
 
     @contextmanager
-    def sharing(self, items: int | None = None, gpus: int = 0) -> Iterator[Workers | None]:
+    def sharing(
+        self, items: int | None = None, gpus: int = 0
+    ) -> Iterator[Workers | None]:
         """The workers for so many items, if that is known; None where this process does them: for one, and by default.
 
         Raises:
             As :meth:`workers`.
         """
-        if (self.jobs is None and self.cluster is None) or (items is not None and items < 2):
+        if (self.jobs is None and self.cluster is None) or (
+            items is not None and items < 2
+        ):
             yield None
             return
         with self.workers(items, gpus) as workers:

@@ -45,7 +45,12 @@ def survive_truncation() -> None:
 
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    library.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        *[ctypes.c_int] * 3,
+        ctypes.c_long,
+    ]
     library.signal.restype = ctypes.c_void_p
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(_Faults(library).handle)
     _KEPT.append(handler)
@@ -65,7 +70,9 @@ class _Faults:
         with suppress(OSError):
             for start, size in _gone():
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
-                self._library.mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+                self._library.mmap(
+                    start, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
+                )
                 self._vain = 0
         if self._vain > _TRIES:
             self._library.signal(number, None)
@@ -84,8 +91,14 @@ def _gone() -> Iterator[tuple[int, int]]:
         with suppress(OSError):  # it has no name any more
             status = Path(os.fsdecode(name[0].replace(rb"\012", b"\n"))).stat()
             start, end = (int(text, 16) for text in addresses.split(b"-"))
-            there = max(0, -(-status.st_size // mmap.PAGESIZE) * mmap.PAGESIZE - int(offset, 16))
-            if stat.S_ISREG(status.st_mode) and status.st_ino == int(inode) and there < end - start:
+            there = max(
+                0, -(-status.st_size // mmap.PAGESIZE) * mmap.PAGESIZE - int(offset, 16)
+            )
+            if (
+                stat.S_ISREG(status.st_mode)
+                and status.st_ino == int(inode)
+                and there < end - start
+            ):
                 yield start + there, end - start - there
 
 
@@ -171,12 +184,16 @@ class Watch:
         if sys.platform != "win32":  # there, only sockets can be woken
             signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
         self._numbers = [
-            number for number in {*numbers} if signal.getsignal(number) is not signal.SIG_IGN
+            number
+            for number in {*numbers}
+            if signal.getsignal(number) is not signal.SIG_IGN
         ]
         for number in self._numbers:
             signal.signal(number, self._handle)
         sys.unraisablehook = self._unraisable
-        threading.Thread(target=self._watch, name="onnxamp signals", daemon=True).start()
+        threading.Thread(
+            target=self._watch, name="onnxamp signals", daemon=True
+        ).start()
 
     def close(self) -> None:
         """End at once on further signals: there is nothing left to unwind."""
@@ -199,7 +216,9 @@ class Watch:
         """Raise again what was raised in a callback, where Python prints errors and forgets them."""
         if isinstance(what.exc_value, Ended):
             self._handled.clear()
-            threading.Thread(target=signal.raise_signal, args=(self.number,), daemon=True).start()
+            threading.Thread(
+                target=signal.raise_signal, args=(self.number,), daemon=True
+            ).start()
         else:
             sys.__unraisablehook__(what)
 
@@ -207,7 +226,9 @@ class Watch:
         """Wait for signals in a thread of its own."""
         number = self._next()
         begun = monotonic()
-        threading.Thread(target=self._await_next, args=(number, begun), daemon=True).start()
+        threading.Thread(
+            target=self._await_next, args=(number, begun), daemon=True
+        ).start()
         if self._handled.wait(_NATIVE):
             threading.Event().wait(_UNWINDING)
         end_now(number)

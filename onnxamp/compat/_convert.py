@@ -55,7 +55,9 @@ class Range:
     def outside(self, magnitudes: NDArray[Any]) -> NDArray[np.bool_]:
         """Which magnitudes are outside."""
         small = (magnitudes > 0) & (magnitudes < self.least)
-        found: NDArray[np.bool_] = small | ((magnitudes > self.most) & (magnitudes < inf))
+        found: NDArray[np.bool_] = small | (
+            (magnitudes > self.most) & (magnitudes < inf)
+        )
         return found
 
     def limited(self, numbers: NDArray[Any]) -> NDArray[Any]:
@@ -71,9 +73,9 @@ class Range:
 def to_float16(np_array: ArrayLike, within: Range) -> NDArray[np.float16]:
     """The numbers in float16, limited to a range; the rest rounds as NumPy rounds."""
     with np.errstate(over="ignore"):  # infinities that stay, and what is beyond float16
-        found: NDArray[np.float16] = within.limited(np.asarray(np_array, np.float64)).astype(
-            np.float16
-        )
+        found: NDArray[np.float16] = within.limited(
+            np.asarray(np_array, np.float64)
+        ).astype(np.float16)
     return found
 
 
@@ -84,9 +86,13 @@ def tensor_to_float16(tensor: TensorProto, within: Range) -> TensorProto:
         ArgumentTypeError: it is no tensor. ArgumentError: its data lie in another file.
     """
     if not isinstance(tensor, TensorProto):
-        raise ArgumentTypeError(f"tensor must be an onnx.TensorProto, not {type(tensor).__name__}.")
+        raise ArgumentTypeError(
+            f"tensor must be an onnx.TensorProto, not {type(tensor).__name__}."
+        )
     if tensor.data_type == TensorProto.FLOAT:
-        made = numpy_helper.from_array(to_float16(_numbers(tensor), within), tensor.name)
+        made = numpy_helper.from_array(
+            to_float16(_numbers(tensor), within), tensor.name
+        )
         made.doc_string = tensor.doc_string
         tensor.CopyFrom(made)
     return tensor
@@ -99,7 +105,9 @@ def largest_change(tensor: TensorProto, within: Range) -> float:
         ArgumentTypeError: it is no tensor. ArgumentError: it is not float32, or its data lie in another file.
     """
     if not isinstance(tensor, TensorProto):
-        raise ArgumentTypeError(f"tensor must be an onnx.TensorProto, not {type(tensor).__name__}.")
+        raise ArgumentTypeError(
+            f"tensor must be an onnx.TensorProto, not {type(tensor).__name__}."
+        )
     if tensor.data_type != TensorProto.FLOAT:
         raise ArgumentError(f"The tensor {tensor.name!r} is not float32.")
     numbers = _numbers(tensor)
@@ -167,7 +175,11 @@ def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[s
         found.setdefault(node.proto.op_type, {})[node.key] = None
     expected = frozenset(known)
     names = checked_names("A list of op types", op_types)
-    return [key for name in names for key in found.get(name, () if name in expected else (name,))]
+    return [
+        key
+        for name in names
+        for key in found.get(name, () if name in expected else (name,))
+    ]
 
 
 def _limited(converted: Converted, within: Range) -> ModelProto | None:
@@ -177,7 +189,9 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
     """
     graph, edits = converted.analysis.graph, converted.analysis.edits
     low = {*edits.weights, *(copy.value for copy in edits.copies)}
-    low.update(value for node in edits.attributes for value in graph.nodes[node].outputs)
+    low.update(
+        value for node in edits.attributes for value in graph.nodes[node].outputs
+    )
     tensors: Mapping[int, Any] = graph.constants.tensors
     beyond = [
         value
@@ -193,6 +207,8 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
     for value in beyond:
         tensor = mine[value]
         tensor.CopyFrom(
-            numpy_helper.from_array(within.limited(numpy_helper.to_array(tensor)), tensor.name)
+            numpy_helper.from_array(
+                within.limited(numpy_helper.to_array(tensor)), tensor.name
+            )
         )
     return result

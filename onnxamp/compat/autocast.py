@@ -27,7 +27,12 @@ from onnxamp._runtime.session import Provider
 from onnxamp._warnings import warn
 from onnxamp.compat._convert import convert_all_but
 
-__all__ = ["DEFAULT_DATA_MAX", "DEFAULT_INIT_MAX", "convert_to_f16", "convert_to_mixed_precision"]
+__all__ = [
+    "DEFAULT_DATA_MAX",
+    "DEFAULT_INIT_MAX",
+    "convert_to_f16",
+    "convert_to_mixed_precision",
+]
 
 DEFAULT_DATA_MAX: Final = 512
 """The largest magnitude of a value that a low-precision node reads or writes, where none is given."""
@@ -120,11 +125,15 @@ def convert_to_mixed_precision(
     low_types = frozenset(op_types_to_include or ())
 
     def rule(node: NodeProto) -> str | None:
-        if node.op_type in low_types or any(pattern.match(node.name) for pattern in include):
+        if node.op_type in low_types or any(
+            pattern.match(node.name) for pattern in include
+        ):
             return "low"
         is_excluded = any(pattern.match(node.name) for pattern in exclude)
         return (
-            "high" if is_excluded or (custom_rule is not None and custom_rule.check(node)) else None
+            "high"
+            if is_excluded or (custom_rule is not None and custom_rule.check(node))
+            else None
         )
 
     return convert_all_but(
@@ -203,7 +212,9 @@ def _dtype(name: str) -> str:
         ArgumentError: it is called otherwise.
     """
     if name not in ("fp16", "bf16"):
-        raise ArgumentError(f"low_precision_type must be 'fp16' or 'bf16', not {name!r}.")
+        raise ArgumentError(
+            f"low_precision_type must be 'fp16' or 'bf16', not {name!r}."
+        )
     return low_type(name).name
 
 
@@ -216,7 +227,11 @@ def _patterns(patterns: Iterable[str] | None) -> tuple[re.Pattern[str], ...]:
 def _provider(providers: Iterable[str]) -> Provider:
     """Where the model runs, with a warning of what is not run here."""
     named = [name.partition(":")[0] for name in providers]
-    warn(f"The provider {name!r} is not used." for name in named if name not in ("cpu", "cuda"))
+    warn(
+        f"The provider {name!r} is not used."
+        for name in named
+        if name not in ("cpu", "cuda")
+    )
     return "cuda" if "cuda" in named else "cpu"
 
 

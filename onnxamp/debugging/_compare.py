@@ -68,7 +68,16 @@ class AccuracyRow:
         return result / reference if reference else None
 
 
-_SIDES: Final = ("dtype", "numel", "max", "min", "mean", "num_nan", "num_inf", "num_zero")
+_SIDES: Final = (
+    "dtype",
+    "numel",
+    "max",
+    "min",
+    "mean",
+    "num_nan",
+    "num_inf",
+    "num_zero",
+)
 _RATIOS: Final = ("max", "min", "mean")
 _HEADS: Final = (
     "step",
@@ -144,15 +153,23 @@ def compare_accuracy(
         flags = _flags(a, b, TOLERANCES[lowest], loss_scale) if a and b else ()
         rows.append(AccuracyRow(*key, a, b, tuple(flags)))
     write_table(
-        path, _HEADS, map(_cells, rows), alarming=lambda cells: bool(cells[_HEADS.index("flags")])
+        path,
+        _HEADS,
+        map(_cells, rows),
+        alarming=lambda cells: bool(cells[_HEADS.index("flags")]),
     )
     return tuple(rows)
 
 
-def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float) -> list[str]:
+def _flags(
+    one: ValueRecord, other: ValueRecord, tolerance: float, scale: float
+) -> list[str]:
     a, b = one.stats, other.stats
     low = FORMATS.get(other.dtype)
-    reach = max((abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < SENTINEL), default=0.0)
+    reach = max(
+        (abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < SENTINEL),
+        default=0.0,
+    )
     applies = {
         "NaN": b.num_nan > a.num_nan,
         "overflow": b.num_inf > a.num_inf,
@@ -161,14 +178,21 @@ def _flags(one: ValueRecord, other: ValueRecord, tolerance: float, scale: float)
         "saturated": other.fault == "saturated",
         "size": a.numel != b.numel,
         "out of range": low is not None and reach >= low.overflow,
-        "differs": not any(_alike(one, other, tolerance, factor) for factor in (1, scale)),
+        "differs": not any(
+            _alike(one, other, tolerance, factor) for factor in (1, scale)
+        ),
     }
     return [flag for flag, does in applies.items() if does]
 
 
-def _alike(one: ValueRecord, other: ValueRecord, tolerance: float, factor: float) -> bool:
+def _alike(
+    one: ValueRecord, other: ValueRecord, tolerance: float, factor: float
+) -> bool:
     """Whether maximum, minimum and mean are close, relative to the largest of them in the reference."""
-    pairs = [(factor * getattr(one.stats, name), getattr(other.stats, name)) for name in _RATIOS]
+    pairs = [
+        (factor * getattr(one.stats, name), getattr(other.stats, name))
+        for name in _RATIOS
+    ]
     known = [(a, b) for a, b in pairs if isfinite(a) and abs(a) < factor * SENTINEL]
     scale = max((abs(a) for a, _ in known), default=0.0)
     return all(isfinite(b) and abs(a - b) <= tolerance * scale for a, b in known)
@@ -177,7 +201,13 @@ def _alike(one: ValueRecord, other: ValueRecord, tolerance: float, factor: float
 def _cells(row: AccuracyRow) -> list[Cell]:
     record = row.reference or row.result
     node = record.node if record is not None else ""
-    cells: list[Cell] = [row.step, row.op, node, row.tensor, ", ".join(row.flags) or None]
+    cells: list[Cell] = [
+        row.step,
+        row.op,
+        node,
+        row.tensor,
+        ", ".join(row.flags) or None,
+    ]
     for side in (row.reference, row.result):
         if side is None:
             cells += [None] * len(_SIDES)
@@ -276,7 +306,9 @@ def compare_models(
 
 
 def _layer_cells(row: LayerDiff, first: FirstBad | None) -> list[Cell]:
-    alarms = (side.alarm for side in (row.local, row.accumulated) if side and side.alarm)
+    alarms = (
+        side.alarm for side in (row.local, row.accumulated) if side and side.alarm
+    )
     alarm = next(alarms, None)
     if first is not None and row.value == first.value:
         alarm = f"starts here: {first.alarm}"

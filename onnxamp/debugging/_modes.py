@@ -79,11 +79,15 @@ class TensorCheckerConfig:
     debug_step: Sequence[int] | None = None
     stack_height_limit: int = 1
     scaled_overflows: bool = field(default=False, kw_only=True)
-    _runs: "Iterator[int]" = field(default_factory=count, init=False, repr=False, compare=False)
+    _runs: "Iterator[int]" = field(
+        default_factory=count, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.debug_mode, DebugMode):
-            raise ArgumentError(f"debug_mode must be a DebugMode, not {self.debug_mode!r}.")
+            raise ArgumentError(
+                f"debug_mode must be a DebugMode, not {self.debug_mode!r}."
+            )
         if not isinstance(self.stack_height_limit, int) or self.stack_height_limit < 0:
             raise ArgumentError(
                 f"stack_height_limit must be 0 or more, not {self.stack_height_limit!r}."
@@ -92,8 +96,12 @@ class TensorCheckerConfig:
             _check_ops(name, getattr(self, name))
         if self.debug_step is not None:
             _check_steps(self.debug_step)
-        if self.output_dir is not None and not isinstance(self.output_dir, (str, PathLike)):
-            raise ArgumentTypeError(f"output_dir must be a path, not {self.output_dir!r}.")
+        if self.output_dir is not None and not isinstance(
+            self.output_dir, (str, PathLike)
+        ):
+            raise ArgumentTypeError(
+                f"output_dir must be a path, not {self.output_dir!r}."
+            )
 
     @property
     def folder(self) -> Path | None:
@@ -114,7 +122,9 @@ class TensorCheckerConfig:
 
     def next_step(self) -> int | None:
         """Count a run; returns its number if it is to be checked."""
-        step = next(self._runs)  # atomic: threads that share a config get different numbers
+        step = next(
+            self._runs
+        )  # atomic: threads that share a config get different numbers
         if not self.enable:
             return None
         start, end = self.debug_step or (0, step + 1)
@@ -125,7 +135,9 @@ def _check_ops(name: str, ops: Sequence[str] | None) -> None:
     if ops is None:
         return
     if not isinstance(ops, (list, tuple)) or not all(isinstance(op, str) for op in ops):
-        raise ArgumentTypeError(f"{name} must be a list or tuple of op types, not {ops!r}.")
+        raise ArgumentTypeError(
+            f"{name} must be a list or tuple of op types, not {ops!r}."
+        )
     known = {schema.name.lower(): schema.name for schema in defs.get_all_schemas()}
     for op in ops:
         if known.get(op.lower(), op) != op:
@@ -135,9 +147,13 @@ def _check_ops(name: str, ops: Sequence[str] | None) -> None:
 
 
 def _check_steps(steps: Sequence[int]) -> None:
-    if not isinstance(steps, (list, tuple)) or not all(isinstance(step, int) for step in steps):
+    if not isinstance(steps, (list, tuple)) or not all(
+        isinstance(step, int) for step in steps
+    ):
         raise ArgumentTypeError(
             f"debug_step must be a list or tuple of two whole numbers, not {steps!r}."
         )
     if len(steps) != 2 or not steps[0] < steps[1]:
-        raise ArgumentError(f"debug_step must be (start, end) with start < end, not {steps!r}.")
+        raise ArgumentError(
+            f"debug_step must be (start, end) with start < end, not {steps!r}."
+        )

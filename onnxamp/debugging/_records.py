@@ -58,7 +58,9 @@ class ValueRecord:
     inherited: bool
 
     @classmethod
-    def given(cls, step: int, tensor: str, dtype: str, stats: TensorStats) -> "ValueRecord":
+    def given(
+        cls, step: int, tensor: str, dtype: str, stats: TensorStats
+    ) -> "ValueRecord":
         """The record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
         return cls(
             step=step,
@@ -75,7 +77,9 @@ class ValueRecord:
     @property
     def is_bad(self) -> bool:
         """Whether it holds NaN or an unintended Inf; infinities of masks are fine."""
-        return not self.stats.finite and (self.inherited or self.fault in ("NaN", "Inf"))
+        return not self.stats.finite and (
+            self.inherited or self.fault in ("NaN", "Inf")
+        )
 
     @property
     def fp16(self) -> str | None:
@@ -131,7 +135,13 @@ def write_dump(path: Path, records: Iterable[ValueRecord]) -> None:
 def _cells(record: ValueRecord) -> list[Cell]:
     facts = [getattr(record, name) for name in _FACTS]
     stats = [getattr(record.stats, name) for name in _STATS]
-    return [*facts, *stats, record.fp16, record.fault, "yes" if record.inherited else None]
+    return [
+        *facts,
+        *stats,
+        record.fp16,
+        record.fault,
+        "yes" if record.inherited else None,
+    ]
 
 
 def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
@@ -160,14 +170,19 @@ def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
     files = [path]
     if path.is_dir():
         files = sorted(
-            file for file in path.iterdir() if re.fullmatch(r"step-\d{6,}\.csv", file.name)
+            file
+            for file in path.iterdir()
+            if re.fullmatch(r"step-\d{6,}\.csv", file.name)
         )
         if not files:
             raise ArgumentError(
                 f"The folder {str(path)!r} holds no dump: it has no files like step-000000.csv."
             )
     return tuple(
-        sorted((record for file in files for record in _records(file)), key=lambda row: row.step)
+        sorted(
+            (record for file in files for record in _records(file)),
+            key=lambda row: row.step,
+        )
     )
 
 
@@ -184,7 +199,10 @@ def _records(path: Path) -> list[ValueRecord]:
         facts = {name: cells[name] for name in _FACTS}
         records.append(
             ValueRecord(
-                **facts, stats=stats, fault=row["fault"] or None, inherited=row["inherited"] != ""
+                **facts,
+                stats=stats,
+                fault=row["fault"] or None,
+                inherited=row["inherited"] != "",
             )
         )
     return records

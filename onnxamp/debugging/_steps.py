@@ -31,10 +31,21 @@ from onnxamp._numerics.watch import Watched, classify, watched_values
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import Executable, engine_on
 from onnxamp._runtime.flow import Flow, expose, make_flow
-from onnxamp._runtime.session import Provider, cuda_available, make_session, run, run_values
+from onnxamp._runtime.session import (
+    Provider,
+    cuda_available,
+    make_session,
+    run,
+    run_values,
+)
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
-from onnxamp.debugging._tensors import OperatorStats, active_stats, count_operators, tensor_stats
+from onnxamp.debugging._tensors import (
+    OperatorStats,
+    active_stats,
+    count_operators,
+    tensor_stats,
+)
 from onnxamp.debugging._watch import RunRecords, Watcher, conclude, records_of
 
 if TYPE_CHECKING:
@@ -104,7 +115,9 @@ class StepWatch:
         if self._shown is None:
             self._shown = self._prepare()
         shown = self._shown
-        outputs = run_values(shown.session, feeds, list(dict.fromkeys((*wanted, *shown.names))))
+        outputs = run_values(
+            shown.session, feeds, list(dict.fromkeys((*wanted, *shown.names)))
+        )
         run = self._records(shown, step, feeds, outputs)
         if not checker.config.scaled_overflows and skips(outputs):
             run = run._replace(records=_without_overflows(run.records, shown.scaled))
@@ -116,7 +129,9 @@ class StepWatch:
         rows = watched_values(flow)
         ready = emulate(self.model) if self.emulated else self.model
         session, names = expose(
-            ready, self.provider, {name for row in rows for name in (row.value, row.exact)}
+            ready,
+            self.provider,
+            {name for row in rows for name in (row.value, row.exact)},
         )
         scaled = set(self.scaled)
         for node, reads in zip(flow.nodes, flow.reads, strict=True):
@@ -132,17 +147,26 @@ class StepWatch:
         outputs: "Mapping[str, ort.OrtValue]",
     ) -> RunRecords:
         """The records of a step. A value whose exact result a fusion took is compared with itself."""
-        floats = {name: value for name, value in feeds.items() if "float" in value.data_type()}
-        inputs = {name: measure(value, value, self.provider) for name, value in floats.items()}
+        floats = {
+            name: value for name, value in feeds.items() if "float" in value.data_type()
+        }
+        inputs = {
+            name: measure(value, value, self.provider) for name, value in floats.items()
+        }
         rows = [row for row in shown.rows if row.value in outputs]
         values = {
             row.value: measure(
-                outputs.get(row.exact, outputs[row.value]), outputs[row.value], self.provider
+                outputs.get(row.exact, outputs[row.value]),
+                outputs[row.value],
+                self.provider,
             )
             for row in rows
         }
         seen = floats | {row.value: outputs[row.value] for row in rows}
-        stats = {name: tensor_stats(np.asarray(from_value(value))) for name, value in seen.items()}
+        stats = {
+            name: tensor_stats(np.asarray(from_value(value)))
+            for name, value in seen.items()
+        }
         return records_of(
             step, shown.flow, floats, classify(shown.flow, rows, values, inputs), stats
         )
@@ -154,13 +178,17 @@ def _without_overflows(
     """The records of a step that the loss scale skips, with expected overflows excused."""
     end, finite = inf, True
     for row in records.values():
-        if row.is_bad and (row.tensor not in scaled or (row.fault == "NaN" and finite and row.op)):
+        if row.is_bad and (
+            row.tensor not in scaled or (row.fault == "NaN" and finite and row.op)
+        ):
             end = row.position
             break
         finite = finite and (row.tensor not in scaled or row.stats.finite)
     return {
         name: replace(row, fault=None, inherited=False)
-        if row.is_bad and row.tensor in scaled and (row.position < end or row.fault == "Inf")
+        if row.is_bad
+        and row.tensor in scaled
+        and (row.position < end or row.fault == "Inf")
         else row
         for name, row in records.items()
     }
@@ -205,15 +233,23 @@ class InferenceSession:
         provider_options: Sequence[Any] | None = None,
     ) -> None:
         cast, source = active_cast(), _parsed(path_or_bytes)
-        self._source: ModelProto | str = source if cast is None else convert_as(source, cast)
+        self._source: ModelProto | str = (
+            source if cast is None else convert_as(source, cast)
+        )
         self._lock = threading.Lock()
         if sess_options is None and providers is None and provider_options is None:
             on_cuda = cuda_available()
-            emulated = cast is not None and not on_cuda and isinstance(self._source, ModelProto)
+            emulated = (
+                cast is not None
+                and not on_cuda
+                and isinstance(self._source, ModelProto)
+            )
             ready = emulate(self._source) if emulated else self._source  # type: ignore[arg-type]
             self._session = make_session(ready, "cuda" if on_cuda else "cpu")
         else:
-            self._session = _own_session(self._source, sess_options, providers, provider_options)
+            self._session = _own_session(
+                self._source, sess_options, providers, provider_options
+            )
 
     @property
     def session(self) -> "ort.InferenceSession":
@@ -249,8 +285,12 @@ class InferenceSession:
         if stats is not None:
             stats.add(self._operators)
         if run_options is not None:
-            return list(self._session.run(output_names or None, dict(input_feed), run_options))
-        names = list(output_names or ()) or [item.name for item in self._session.get_outputs()]
+            return list(
+                self._session.run(output_names or None, dict(input_feed), run_options)
+            )
+        names = list(output_names or ()) or [
+            item.name for item in self._session.get_outputs()
+        ]
         outputs = run(self._session, _arrays(input_feed), names)
         return [outputs[name] for name in names]
 
@@ -266,10 +306,16 @@ class InferenceSession:
         """Execution providers in order of preference."""
         return list(self._session.get_providers())
 
-    def _check(self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]) -> None:
+    def _check(
+        self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]
+    ) -> None:
         config = checker.config
-        with self._lock:  # threads that share this object share the sessions of its watcher
-            watched = self._watcher.watch(step, _arrays(feeds), config.ops, stop=config.aborts)
+        with (
+            self._lock
+        ):  # threads that share this object share the sessions of its watcher
+            watched = self._watcher.watch(
+                step, _arrays(feeds), config.ops, stop=config.aborts
+            )
         conclude(checker, watched)
 
     @cached_property

@@ -80,11 +80,15 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
         ArgumentError: the file cannot be read, lacks one of these columns, or has rows of different lengths.
     """
     try:
-        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+        lines = list(
+            csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+        )
     except OSError as error:
         raise cannot_read(f"the table {str(path)!r}", error) from None
     except (ValueError, csv.Error) as error:
-        raise ArgumentError(f"{str(path)!r} is not a table that onnxamp wrote: {error}.") from None
+        raise ArgumentError(
+            f"{str(path)!r} is not a table that onnxamp wrote: {error}."
+        ) from None
     if not lines or any(len(line) != len(lines[0]) for line in lines):
         raise ArgumentError(
             f"{str(path)!r} is incomplete: it is empty, or its rows have different lengths."
@@ -105,7 +109,8 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(
-        [_quoted(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+        [_quoted(cell) if isinstance(cell, str) else cell for cell in row]
+        for row in rows
     )
     return stream.getvalue().encode()
 
@@ -117,14 +122,17 @@ def _quoted(text: str) -> str:
 
 def _unquoted(cell: str) -> str:
     return _ESCAPE.sub(
-        lambda match: match.group().encode("ascii").decode("unicode_escape"), cell.removeprefix("'")
+        lambda match: match.group().encode("ascii").decode("unicode_escape"),
+        cell.removeprefix("'"),
     )
 
 
 def escaped(text: str) -> str:
     """Text on one line: characters that cannot be printed, and backslashes, are escaped."""
     return "".join(
-        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii")
+        c
+        if c.isprintable() and c != "\\"
+        else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
 

@@ -113,10 +113,14 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
         is_nan, is_inf = np.isnan(x), np.isinf(x)
         under = (size > 0) & (size <= _FP16_ZERO)
         over = (size >= FLOAT16.overflow) & (size < SENTINEL)
-        counts += [np.count_nonzero(mask) for mask in (is_nan, is_inf, size == 0, over, under)]
+        counts += [
+            np.count_nonzero(mask) for mask in (is_nan, is_inf, size == 0, over, under)
+        ]
         top = max(top, float(np.max(x, initial=-inf, where=~is_nan)))
         bottom = min(bottom, float(np.min(x, initial=inf, where=~is_nan)))
-        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, as it should be
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # inf - inf is NaN, as it should be
             total += float(x.sum())
         energy += float(np.square(x, where=size < SENTINEL, out=np.zeros_like(x)).sum())
         lost += float(np.square(x[under]).sum())
@@ -187,10 +191,14 @@ def check_numerics(
         if debug_mode is not DebugMode.CHECK_ALL:
             warnings.warn(text, NumericsWarning, stacklevel=2)
     elif (
-        debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and array.dtype.itemsize >= 4
+        debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW
+        and stats.fp16
+        and array.dtype.itemsize >= 4
     ):
         warnings.warn(
-            f"In float16 there would be {stats.fp16} in {where}.", NumericsWarning, stacklevel=2
+            f"In float16 there would be {stats.fp16} in {where}.",
+            NumericsWarning,
+            stacklevel=2,
         )
     with np.errstate(over="ignore"):  # float64 beyond float32 is infinite there
         values = np.array([stats.max, stats.min, stats.mean]).astype(np.float32)
@@ -206,7 +214,9 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
         array = np.asarray(from_value(tensor))
     else:
         array = np.asarray(tensor)
-    if array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2:  # 2: a type of ml_dtypes
+    if (
+        array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2
+    ):  # 2: a type of ml_dtypes
         raise ArgumentTypeError(
             f"Only tensors of real numbers have statistics, but this one is of type {array.dtype}."
         )
@@ -246,7 +256,9 @@ class OperatorStats:
     def rows(self) -> list[tuple[str, int, int, int, int]]:
         """Per op type, in alphabetical order: calls in float16, bfloat16, float32, and others."""
         ops = sorted({op for op, _ in self.calls})
-        return [(op, *(self.calls[op, precision] for precision in PRECISIONS)) for op in ops]  # type: ignore[misc]
+        return [
+            (op, *(self.calls[op, precision] for precision in PRECISIONS)) for op in ops
+        ]  # type: ignore[misc]
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table as ``.csv`` or ``.xlsx``.
@@ -317,7 +329,9 @@ def active_stats() -> OperatorStats | None:
 
 
 @overload
-def collect_operator_stats(model: None = None) -> AbstractContextManager[OperatorStats]: ...
+def collect_operator_stats(
+    model: None = None,
+) -> AbstractContextManager[OperatorStats]: ...
 
 
 @overload

@@ -55,13 +55,18 @@ class RunRecords(NamedTuple):
     def first_bad(self, ops: OpFilter) -> ValueRecord | None:
         """The first unintended NaN or Inf among the checked ops."""
         return next(
-            (row for row in self.records.values() if row.is_bad and ops.takes(row.op)), None
+            (row for row in self.records.values() if row.is_bad and ops.takes(row.op)),
+            None,
         )
 
     def sources(self, tensor: str) -> list[ValueRecord]:
         """The float inputs of the node that produces a value, looking through nodes that emulation adds."""
         sources: dict[str, ValueRecord] = {}
-        waiting = [*reversed(self.flow.reads[self.nodes[tensor]])] if tensor in self.nodes else []
+        waiting = (
+            [*reversed(self.flow.reads[self.nodes[tensor]])]
+            if tensor in self.nodes
+            else []
+        )
         while waiting:
             name = waiting.pop()
             if name in self.records:
@@ -78,7 +83,9 @@ class RunRecords(NamedTuple):
             text = f"It started at {source} ({source.fault})."
         level, seen = [bad], {bad.tensor}
         for depth in range(height):
-            before = {row.tensor: row for later in level for row in self.sources(later.tensor)}
+            before = {
+                row.tensor: row for later in level for row in self.sources(later.tensor)
+            }
             level = [row for name, row in before.items() if name not in seen]
             seen |= before.keys()
             if not level:
@@ -134,7 +141,9 @@ class Watcher:
             is_odd = is_odd or not stats[name].finite
 
         def so_far() -> RunRecords:
-            return records_of(step, runner.flow, measured.inputs, measured.checks(), stats)
+            return records_of(
+                step, runner.flow, measured.inputs, measured.checks(), stats
+            )
 
         budget = self.executable.budget
         for part in watched_parts(runner, measured.rows, feeds, budget, seen=see):
@@ -161,9 +170,12 @@ def records_of(
         stats: statistics of the elements of all these.
     """
     makers = {flow.maker[name] for name in flow.own if name in flow.maker}
-    ranks = {node: rank for rank, node in enumerate(sorted(makers))}  # without those of emulation
+    ranks = {
+        node: rank for rank, node in enumerate(sorted(makers))
+    }  # without those of emulation
     records = {
-        name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name]) for name in inputs
+        name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name])
+        for name in inputs
     }
     for row in checks:
         records[row.value] = ValueRecord(
@@ -209,12 +221,17 @@ def _recorded(run: RunRecords, config: TensorCheckerConfig) -> tuple[ValueRecord
         return () if bad is None else (bad,)
     rows = run.records.values()
     return tuple(
-        row for row in rows if config.ops.takes(row.op) and row.concerns(config.debug_mode)
+        row
+        for row in rows
+        if config.ops.takes(row.op) and row.concerns(config.debug_mode)
     )
 
 
 def _warn(
-    config: TensorCheckerConfig, step: int, records: Sequence[ValueRecord], file: Path | None
+    config: TensorCheckerConfig,
+    step: int,
+    records: Sequence[ValueRecord],
+    file: Path | None,
 ) -> None:
     """Warn of what was found in a run that continues."""
     where = "" if file is None else f" All are in {str(file)!r}."
@@ -223,15 +240,21 @@ def _warn(
         told.append(f"there is NaN or Inf in {counted(bad)}; the first is {bad[0]}")
     wide = [row for row in records if row.fp16]
     if wide and config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
-        told.append(f"{counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}")
+        told.append(
+            f"{counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}"
+        )
     for text in told:
-        warnings.warn(f"Run {step}: {text}.{where}", NumericsWarning, stacklevel=_caller())
+        warnings.warn(
+            f"Run {step}: {text}.{where}", NumericsWarning, stacklevel=_caller()
+        )
 
 
 def _caller() -> int:
     """Stack level, seen from the caller of this function, of the code that called onnxamp."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("onnxamp."):
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(
+        "onnxamp."
+    ):
         frame, level = frame.f_back, level + 1
     return level
 
@@ -260,7 +283,9 @@ class LayerCheck:
         return tuple(row for row in (*self.inputs, *self.values) if row.is_bad)
 
     def __str__(self) -> str:
-        return "\n".join(["inputs", *map(str, self.inputs), "values", *map(str, self.values)])
+        return "\n".join(
+            ["inputs", *map(str, self.inputs), "values", *map(str, self.values)]
+        )
 
 
 @unchanged_sources()
@@ -311,7 +336,9 @@ def check_layer_numerics(
         )
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    watcher = Watcher(Executable(opened, engine_on(choose_provider(provider), emulates=True)))
+    watcher = Watcher(
+        Executable(opened, engine_on(choose_provider(provider), emulates=True))
+    )
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
     for step, sample in enumerate(samples):
@@ -319,8 +346,12 @@ def check_layer_numerics(
         outputs = _outputs(run, names)
         values += outputs
         nodes = {run.nodes[row.tensor] for row in outputs}
-        sources = {row.tensor: row for output in outputs for row in run.sources(output.tensor)}
-        inputs += [row for name, row in sources.items() if run.nodes.get(name) not in nodes]
+        sources = {
+            row.tensor: row for output in outputs for row in run.sources(output.tensor)
+        }
+        inputs += [
+            row for name, row in sources.items() if run.nodes.get(name) not in nodes
+        ]
         inputs += _weights(run.flow, nodes) if step == 0 else ()
         check = LayerCheck(tuple(inputs), tuple(values))
         if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and check.bad:
@@ -329,8 +360,14 @@ def check_layer_numerics(
             raise NumericsError(text, bad.tensor, bad.node, bad.op)
     alarming = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
     if alarming and debug_mode is not DebugMode.CHECK_ALL:
-        what = "Beyond float16" if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW else "NaN or Inf"
-        text = f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
+        what = (
+            "Beyond float16"
+            if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW
+            else "NaN or Inf"
+        )
+        text = (
+            f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
+        )
         warnings.warn(text, NumericsWarning, stacklevel=2)
     return check
 
@@ -344,7 +381,9 @@ def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
     produced = [run.records[name] for name in run.nodes]
     chosen: set[str] = set()
     for name in names:
-        matches = _matching(produced, name.__eq__) or _matching(produced, _compiled(name).fullmatch)
+        matches = _matching(produced, name.__eq__) or _matching(
+            produced, _compiled(name).fullmatch
+        )
         if not matches:
             raise ArgumentError(
                 f"No node with float outputs is called {name!r} or matches it as a regular expression; the first ones"
@@ -354,7 +393,9 @@ def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
     return [row for row in produced if row.tensor in chosen]
 
 
-def _matching(records: Iterable[ValueRecord], fits: Callable[[str], object]) -> set[str]:
+def _matching(
+    records: Iterable[ValueRecord], fits: Callable[[str], object]
+) -> set[str]:
     return {row.tensor for row in records if fits(row.node) or fits(row.tensor)}
 
 
@@ -367,7 +408,9 @@ def _compiled(text: str) -> re.Pattern[str]:
 
 def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
     """Float weights of the nodes, including constants."""
-    names = (name for node in sorted(nodes) for name in (*flow.held[node], *flow.reads[node]))
+    names = (
+        name for node in sorted(nodes) for name in (*flow.held[node], *flow.reads[node])
+    )
     for name in dict.fromkeys(names):
         constant = flow.constants.get(name)
         if name in flow.shell.weights:
@@ -377,4 +420,6 @@ def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
         else:
             continue
         if array.dtype.kind == "f":
-            yield ValueRecord.given(0, name, dtype_of(flow, name), tensor_stats(np.asarray(array)))
+            yield ValueRecord.given(
+                0, name, dtype_of(flow, name), tensor_stats(np.asarray(array))
+            )

@@ -124,14 +124,21 @@ def build_train_network(
     source = decorated.source if decorated else Model.of(network).embedded()
     masters = find_masters(source)
     precision = make_precision(
-        options, masters, excludes, cast_model_type, keep_batchnorm_fp32, on_cuda=chosen == "cuda"
+        options,
+        masters,
+        excludes,
+        cast_model_type,
+        keep_batchnorm_fp32,
+        on_cuda=chosen == "cuda",
     )
     is_exact = precision.options.level == Level.O0
     forward = training_model(masters.model, precision.opset(masters.model))
     loss = None if loss_fn is None else find_loss(loss_fn)
     scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
-    step = build_step(forward, optimizer, loss, scale.scaling, plugin.lacks if plugin else ())
+    step = build_step(
+        forward, optimizer, loss, scale.scaling, plugin.lacks if plugin else ()
+    )
     wanted = precision.options_for(forward.model)
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)
@@ -150,7 +157,9 @@ def build_train_network(
         session=_session(ready, chosen),
         halves=Halves(step, ready, chosen),
         held=held,
-        runs_on=engine_on(chosen).name() if plugin else chosen.upper() + ", emulated" * emulated,
+        runs_on=engine_on(chosen).name()
+        if plugin
+        else chosen.upper() + ", emulated" * emulated,
         seed=seed,
         save_dtype=decorated.save_dtype if decorated else None,
     )
@@ -189,11 +198,15 @@ def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
     try:
         return make_session(model, provider)
     except RuntimeFailure as error:
-        way_out = ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).'
+        way_out = (
+            ' Train on the CPU, which has all ops (provider="cpu", --provider cpu).'
+        )
         raise RuntimeFailure(f"{error}{way_out * is_plugin(provider)}") from error
 
 
-def _manager(given: LossScaleManager | FromLevel | None, level: Level) -> LossScaleManager | None:
+def _manager(
+    given: LossScaleManager | FromLevel | None, level: Level
+) -> LossScaleManager | None:
     """The manager that is given, or that of the level.
 
     Raises:
@@ -218,7 +231,9 @@ def _requested(
         ArgumentError: a value is unknown, or they contradict each other.
     """
     if decorated is None and cast is None:
-        return Options.of(level, {"dtype": dtype, "lists": "conservative", "fold": False})
+        return Options.of(
+            level, {"dtype": dtype, "lists": "conservative", "fold": False}
+        )
     if (level, dtype_name(dtype)) != ("O0", "float16"):
         raise ArgumentError(
             "A decorated model or auto_cast sets level and dtype: leave both at their defaults."

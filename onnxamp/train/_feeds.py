@@ -50,7 +50,10 @@ class Batches:
     epoch: int = 0
 
     def __post_init__(self) -> None:
-        counts = {name: array.shape[0] if array.ndim else 0 for name, array in self.arrays.items()}
+        counts = {
+            name: array.shape[0] if array.ndim else 0
+            for name, array in self.arrays.items()
+        }
         if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
             raise ArgumentError(
                 f"All arrays need the same number of samples, at least one; they have {counts}."
@@ -95,8 +98,12 @@ def typed_feeds(
     for entry in model.graph.input:
         if entry.name in feeds:
             array = np.asarray(feeds[entry.name])
-            wanted = np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
-            if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
+            wanted = np.dtype(
+                helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
+            )
+            if array.dtype != wanted and not np.can_cast(
+                array.dtype, wanted, "same_kind"
+            ):
                 raise ArgumentError(
                     f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}."
                 )
@@ -108,7 +115,9 @@ def typed_feeds(
     return typed
 
 
-def _check_labels(model: ModelProto, feeds: Feeds, label: str, count: int | None) -> None:
+def _check_labels(
+    model: ModelProto, feeds: Feeds, label: str, count: int | None
+) -> None:
     others, labels = dict(feeds), feeds[label]
     del others[label]
     sizes = _named_sizes(model, others)
@@ -139,7 +148,10 @@ def draw_masks(
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
     drawn = {}
     for mask in masks:
-        shape = [dim if isinstance(dim, int) else sizes.get(str(dim), -1) for dim in mask.dims]
+        shape = [
+            dim if isinstance(dim, int) else sizes.get(str(dim), -1)
+            for dim in mask.dims
+        ]
         if -1 in shape:
             raise ArgumentError(
                 f"The dropout mask {mask.name!r} has the size {mask.dims[shape.index(-1)]!r}, which no input has."
@@ -234,7 +246,9 @@ def binary_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
 
 LOSSES: Final[Mapping[str, Loss]] = {
     "binary-cross-entropy": Loss(binary_cross_entropy),
-    "cross-entropy": Loss(cross_entropy, label_type=TensorProto.INT64, but=1, picks=True),
+    "cross-entropy": Loss(
+        cross_entropy, label_type=TensorProto.INT64, but=1, picks=True
+    ),
     "mean-squared-error": Loss(mean_squared_error),
 }
 

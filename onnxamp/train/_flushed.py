@@ -47,11 +47,15 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
     layers = {names[name]: layer for layer, name in enumerate(gradients)}
     for index in reversed(graph.order):
         node = graph.nodes[index]
-        leads = max((layers[value] for value in node.outputs if value in layers), default=ABSENT)
+        leads = max(
+            (layers[value] for value in node.outputs if value in layers), default=ABSENT
+        )
         for value in reached.intersection(node.inputs) if leads != ABSENT else ():
             layers[value] = max(leads, layers.get(value, leads))
     floats = (
-        value for value in layers if graph.types[value] == FLOAT and value != names.get(SCALE)
+        value
+        for value in layers
+        if graph.types[value] == FLOAT and value != names.get(SCALE)
     )
     return {graph.values[value].name: layers[value] for value in floats}
 
@@ -60,7 +64,10 @@ def _seeds(graph: Graph) -> Iterator[int]:
     """The ones that gradients start from where nothing scales the loss: what constants make behind it."""
     loss = graph.values[graph.scopes[0].names[LOSS]].producer
     for node in graph.nodes[loss + 1 :]:
-        if all(value == ABSENT or graph.constants.is_constant(value) for value in node.inputs):
+        if all(
+            value == ABSENT or graph.constants.is_constant(value)
+            for value in node.inputs
+        ):
             yield from node.outputs
 
 
@@ -84,12 +91,16 @@ def layer_scales(
     for layer, window in _windows(layers, sizes):
         known = problem.windows.get(exponents[layer], window)
         least = max(known.least, window.least)
-        problem.windows[exponents[layer]] = Window(least, max(min(known.most, window.most), least))
+        problem.windows[exponents[layer]] = Window(
+            least, max(min(known.most, window.most), least)
+        )
     found = solve(problem).exponents
     return [scale * 2.0 ** -found[exponent] for exponent in exponents]
 
 
-def _windows(layers: Mapping[str, int], sizes: Sequence[Any]) -> Iterator[tuple[int, Window]]:
+def _windows(
+    layers: Mapping[str, int], sizes: Sequence[Any]
+) -> Iterator[tuple[int, Window]]:
     for number, layer in enumerate(layers.values()):
         largest, mean = float(sizes[2 * number]), float(sizes[2 * number + 1])
         if np.isfinite(largest) and np.isfinite(mean) and mean:
@@ -138,9 +149,16 @@ def flushed_gradients(
     Args:
         low, step: the step in mixed precision (emulated on "cpu"), and in float32.
     """
-    names, scale = list(step.gradients.values()), float(feeds[SCALE]) if SCALE in feeds else 1.0
+    names, scale = (
+        list(step.gradients.values()),
+        float(feeds[SCALE]) if SCALE in feeds else 1.0,
+    )
     ready = _with_outputs(low, names)
-    mine = run(make_session(emulate(ready) if provider == "cpu" else ready, provider), feeds, names)
+    mine = run(
+        make_session(emulate(ready) if provider == "cpu" else ready, provider),
+        feeds,
+        names,
+    )
     graph = Graph.of(step.model)
     types = Graph.of(low).types  # those other than float16 have float32's range
     layers = layers_of(graph, names) if FLOAT16.tensor in types else {}
@@ -150,7 +168,9 @@ def flushed_gradients(
         square = (value * value).op("ReduceMean", keepdims=0)
         sizes += [largest.name, square.name]
     wanted = [*names, *sizes]
-    theirs = run(make_session(_with_outputs(writer.finish(), wanted), provider), feeds, wanted)
+    theirs = run(
+        make_session(_with_outputs(writer.finish(), wanted), provider), feeds, wanted
+    )
     scales = layer_scales(layers, [theirs[name] for name in sizes], len(names), scale)
     return {
         weight: _compared(weight, mine[name], theirs[name], own)

@@ -81,7 +81,10 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
 
 def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, str]:
     """Switch a BatchNormalization to training mode; returns its running statistics with their successors."""
-    if any(graph.values[value].origin is not Origin.INITIALIZER for value in node.inputs[3:]):
+    if any(
+        graph.values[value].origin is not Origin.INITIALIZER
+        for value in node.inputs[3:]
+    ):
         raise ModelError(
             f"The running statistics of {node.label!r} (BatchNormalization) must be initializers."
         )
@@ -116,7 +119,9 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
             f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}."
         )
     writer.prefix = node.label
-    mask = writer.input(writer.editor.names.fresh(f"{node.label}/mask"), TensorProto.BOOL, shape)
+    mask = writer.input(
+        writer.editor.names.fresh(f"{node.label}/mask"), TensorProto.BOOL, shape
+    )
     x = Tensor(writer, node.proto.input[0], TensorProto.FLOAT)
     mask.op("Where", x * (1 / (1 - ratio)), x.like(0), into=node.proto.output[0])
     writer.nodes[-1].name = node.proto.name
@@ -148,7 +153,9 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
         for port, value in enumerate(map(graph.passed_on, node.inputs)):
             if value in candidates and port not in _SETTINGS.get(node.key, frozenset()):
                 single = int(np.prod(candidates[value].dims)) == 1
-                if not (single and (node.key in _SCALARS or not candidates[value].dims)):
+                if not (
+                    single and (node.key in _SCALARS or not candidates[value].dims)
+                ):
                     trained.add(value)
     if not trained:
         raise GradientError(
@@ -158,7 +165,9 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
     return [tensor.name for value, tensor in candidates.items() if value in trained]
 
 
-def as_inputs(graph: Graph, names: Iterable[str]) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
+def as_inputs(
+    graph: Graph, names: Iterable[str]
+) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
     """The model with float32 initializers as inputs, and their arrays."""
     writer, arrays = Writer(GraphEditor(graph)), {}
     for name in names:
@@ -221,7 +230,11 @@ def _copies(graph: Graph) -> dict[str, str]:
         low = _LOW.get(tensor.data_type)
         stem = name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
         exact = weights.get(stem)
-        if exact is None or exact.data_type != TensorProto.FLOAT or exact.dims != tensor.dims:
+        if (
+            exact is None
+            or exact.data_type != TensorProto.FLOAT
+            or exact.dims != tensor.dims
+        ):
             continue
         rounded = _tensor(numpy_helper.to_array(exact), name, low)
         if rounded.raw_data == numpy_helper.to_array(tensor).tobytes():
@@ -245,13 +258,17 @@ def _lowered(graph: Graph) -> dict[str, bool]:
     found: dict[str, set[bool]] = {}
     for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
         if node.key not in op_facts().idle:
-            values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+            values = (
+                value for value in (*node.inputs, *node.outputs) if value != ABSENT
+            )
             kinds = {graph.types[value] for value in values} & {FLOAT, *LOW_TENSORS}
             found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
     return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
 
 
-def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) -> ModelProto:
+def with_arrays(
+    model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]
+) -> ModelProto:
     """A copy of the model whose initializers hold these numbers, each in the type that it has.
 
     Finite numbers that a low-precision type cannot hold become its largest.
@@ -259,7 +276,9 @@ def with_arrays(model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]) ->
     result = copied(model)
     for tensor in result.graph.initializer:
         if tensor.name in arrays:
-            tensor.CopyFrom(_tensor(arrays[tensor.name], tensor.name, _LOW.get(tensor.data_type)))
+            tensor.CopyFrom(
+                _tensor(arrays[tensor.name], tensor.name, _LOW.get(tensor.data_type))
+            )
     return result
 
 
@@ -271,7 +290,10 @@ def _tensor(array: NDArray[Any], name: str, low: Format | None) -> TensorProto:
 
 
 def trained_model(
-    source: ModelProto, masters: Masters, arrays: Mapping[str, NDArray[Any]], save_dtype: str | None
+    source: ModelProto,
+    masters: Masters,
+    arrays: Mapping[str, NDArray[Any]],
+    save_dtype: str | None,
 ) -> ModelProto:
     """The model that training started from, with its trained weights stored in a type.
 
@@ -281,7 +303,9 @@ def trained_model(
         arrays: the trained weights and running statistics.
         save_dtype: "float16", "bfloat16" or "float64"; "float32" or None for the type that each weight came in.
     """
-    copies = {copy: arrays[name] for copy, name in masters.copies.items() if name in arrays}
+    copies = {
+        copy: arrays[name] for copy, name in masters.copies.items() if name in arrays
+    }
     result = with_arrays(source, {**arrays, **copies})
     if save_dtype in (None, "float32"):
         return result
@@ -312,7 +336,9 @@ def _stored(graph: Graph, weights: Iterable[str], dtype: str) -> ModelProto:
         raised = editor.names.fresh(f"{name}/float32")
         for node, port in graph.uses[value]:
             editor.node(node).input[port] = raised
-        cast = editor.make("Cast", [name], [raised], editor.names.fresh(f"{raised}/cast"), to=1)
+        cast = editor.make(
+            "Cast", [name], [raised], editor.names.fresh(f"{raised}/cast"), to=1
+        )
         editor.insert(0, scope.nodes.start, cast)
         tensor, low = editor.weight(value), FORMATS.get(dtype)
         array = numpy_helper.to_array(tensor).astype(np.float32 if low else np.float64)

@@ -70,7 +70,9 @@ class GradScaler(MovingLossScaleManager):
         use_dynamic_loss_scaling: bool = True,
     ) -> None:
         self._enable = checked_flag("enable", enable)
-        self._dynamic = checked_flag("use_dynamic_loss_scaling", use_dynamic_loss_scaling)
+        self._dynamic = checked_flag(
+            "use_dynamic_loss_scaling", use_dynamic_loss_scaling
+        )
         self._networks: WeakSet[Any] = WeakSet()
         self._overflow: bool | None = None
         """Whether an update since the last :meth:`update` overflowed; None if there was none that counts."""
@@ -82,7 +84,9 @@ class GradScaler(MovingLossScaleManager):
         self.set_decr_every_n_nan_or_inf(decr_every_n_nan_or_inf)
 
     def __repr__(self) -> str:
-        state = ", ".join(f"{name}={value}" for name, value in self.state_dict().items())
+        state = ", ".join(
+            f"{name}={value}" for name, value in self.state_dict().items()
+        )
         return f"GradScaler({state or 'enable=False'})"
 
     # the loop
@@ -130,7 +134,9 @@ class GradScaler(MovingLossScaleManager):
         """
         for net, first in self._pending(optimizer):
             if self._enable and net in self._stepped:
-                raise CallOrderError("step() was called already: call update() after each step.")
+                raise CallOrderError(
+                    "step() was called already: call update() after each step."
+                )
             result, counts = net.finish(first, moves_scale=False)
             if counts:
                 self._overflow = bool(self._overflow) or result.overflow
@@ -161,13 +167,21 @@ class GradScaler(MovingLossScaleManager):
             raise ArgumentTypeError(
                 f"Pass the optimizer or its network, not {type(optimizer).__name__}."
             )
-        own = [net for net in self._networks if net is optimizer or net.optimizer is optimizer]
+        own = [
+            net
+            for net in self._networks
+            if net is optimizer or net.optimizer is optimizer
+        ]
         if not own:
             raise ArgumentError(
                 "No network was built with this optimizer and loss_scale_manager=scaler."
             )
-        if not (ready := [(net, net.pending) for net in own if net.pending is not None]):
-            raise CallOrderError("There are no gradients: call net.gradients(batch) first.")
+        if not (
+            ready := [(net, net.pending) for net in own if net.pending is not None]
+        ):
+            raise CallOrderError(
+                "There are no gradients: call net.gradients(batch) first."
+            )
         return ready
 
     # as a manager
@@ -176,7 +190,9 @@ class GradScaler(MovingLossScaleManager):
         """How the graph of a step changes the scale; None if the scaler is disabled."""
         if not self._enable:
             return None
-        windows = (self._incr_every, self._decr_every) if self._dynamic else (NEVER, NEVER)
+        windows = (
+            (self._incr_every, self._decr_every) if self._dynamic else (NEVER, NEVER)
+        )
         return ScaleUpdate(self._incr_ratio, self._decr_ratio, *windows)
 
     def bind(self, network: Any) -> None:
@@ -240,7 +256,9 @@ class GradScaler(MovingLossScaleManager):
 
     def set_decr_every_n_nan_or_inf(self, new_decr_every_n_nan_or_inf: int) -> None:
         """Change the number of updates in a row with overflow before the scale falls."""
-        self._decr_every = checked_count("decr_every_n_nan_or_inf", new_decr_every_n_nan_or_inf)
+        self._decr_every = checked_count(
+            "decr_every_n_nan_or_inf", new_decr_every_n_nan_or_inf
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The scale (a float32 array of one element), its settings and counters; empty if the scaler is disabled."""
@@ -277,10 +295,13 @@ class GradScaler(MovingLossScaleManager):
         scale = float(np.asarray(state_dict["scale"]).reshape(-1)[0])
         fresh = GradScaler(init_loss_scaling=scale, **given)
         good, bad = (
-            checked_count(name, state_dict[name] + 1) - 1 for name in ("incr_count", "decr_count")
+            checked_count(name, state_dict[name] + 1) - 1
+            for name in ("incr_count", "decr_count")
         )
         kept = ("_networks", "_stepped", "_overflow")
-        vars(self).update({name: item for name, item in vars(fresh).items() if name not in kept})
+        vars(self).update(
+            {name: item for name, item in vars(fresh).items() if name not in kept}
+        )
         self.scale_state = ScaleState.of(scale, good, bad)
 
 

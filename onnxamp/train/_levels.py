@@ -87,7 +87,9 @@ class Precision:
 
     def opset(self, model: ModelProto) -> int:
         """The lowest opset at which the step can run."""
-        convolves = any(node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node)
+        convolves = any(
+            node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node
+        )
         is_bfloat16 = self.options.level != Level.O0 and self.options.low is BFLOAT16
         return _LOW_CONVOLUTIONS if is_bfloat16 and convolves else MIN_OPSET
 
@@ -104,7 +106,9 @@ class Precision:
 
     def _lowers_norms(self) -> bool:
         return (
-            self.norms is not Norms.KEPT and self.lowered is None and self.options.level != Level.O1
+            self.norms is not Norms.KEPT
+            and self.lowered is None
+            and self.options.level != Level.O1
         )
 
     def _rule(self, model: ModelProto) -> Rule:
@@ -120,11 +124,19 @@ class Precision:
             return {_label(node) for node in model.graph.node if op_key(node) in keys}
 
         excluded = {_label(node) for node in model.graph.node if self.excludes(node)}
-        norms, listed = labels(NORMALISATIONS) - excluded, labels(self.options.user_white)
+        norms, listed = (
+            labels(NORMALISATIONS) - excluded,
+            labels(self.options.user_white),
+        )
         graph = Graph.of(model)
         were = _consistent(graph, self.lowered or {})
         low = {label for label, is_low in were.items() if is_low}
-        kept = {OWN, *excluded, *(were.keys() - low), *(f"{label}/{RUNNING}" for label in norms)}
+        kept = {
+            OWN,
+            *excluded,
+            *(were.keys() - low),
+            *(f"{label}/{RUNNING}" for label in norms),
+        }
         scaled = norms & (low | listed)
         if self.norms is Norms.KEPT:
             kept |= (norms - listed).union(*_written_out(graph))
@@ -212,7 +224,11 @@ def make_precision(
             raise ArgumentTypeError(
                 f"cast_model_type must be float32, float16 or bfloat16, not {dtype}."
             )
-        changes = {"level": Level.O0} if dtype == "float32" else {"level": Level.O3, "dtype": dtype}
+        changes = (
+            {"level": Level.O0}
+            if dtype == "float32"
+            else {"level": Level.O3, "dtype": dtype}
+        )
         options = replace(options, **changes)
     elif options.level == Level.O0 and masters.dtype is not None:
         norms, lowered = Norms.AS_OTHERS, masters.lowered
@@ -258,10 +274,18 @@ class Decorated:
         """The options of a step's conversion; with ``master_grad``, sums of gradients of one weight are float32."""
         if not self.master_grad:
             return options
-        made = {output: node for node in step.model.graph.node for output in node.output}
-        passed = {name: made[made[output].input[0]] for name, output in step.gradients.items()}
+        made = {
+            output: node for node in step.model.graph.node for output in node.output
+        }
+        passed = {
+            name: made[made[output].input[0]] for name, output in step.gradients.items()
+        }
         totals = ((name, made[node.input[0]]) for name, node in passed.items())
-        sums = [total.name for name, total in totals if total.name.startswith(f"{name}/gradient/")]
+        sums = [
+            total.name
+            for name, total in totals
+            if total.name.startswith(f"{name}/gradient/")
+        ]
         return replace(options, keep_high=(*options.keep_high, *map(re.escape, sums)))
 
 
@@ -310,9 +334,14 @@ def decorate(
         >>> net = build_train_network(decorated, optimizer, "cross-entropy")
     """
     level = amp_level_of(level, ("O1", "O2"), "decorate")
-    name, saved = low_type(dtype).name, None if save_dtype is None else dtype_name(save_dtype)
+    name, saved = (
+        low_type(dtype).name,
+        None if save_dtype is None else dtype_name(save_dtype),
+    )
     if saved is not None and saved not in _SAVED:
-        raise ArgumentError(f"Unknown save_dtype {saved!r}: choose one of {', '.join(_SAVED)}.")
+        raise ArgumentError(
+            f"Unknown save_dtype {saved!r}: choose one of {', '.join(_SAVED)}."
+        )
     given = optimizers if isinstance(optimizers, Sequence) else [optimizers]
     wrong = [item for item in given if not isinstance(item, Optimizer)]
     if wrong and optimizers is not None:
@@ -333,14 +362,18 @@ def decorate(
             matched.update(found)
             return "high" if found or op_key(node) in NORMALISATIONS else None
 
-        options = Options.of("O2", {"dtype": name, "lists": "paddle", "fold": False, "rule": rule})
+        options = Options.of(
+            "O2", {"dtype": name, "lists": "paddle", "fold": False, "rule": rule}
+        )
         made = []
         for model in models if several else [models]:
             source = Model.of(model).embedded()
             low = convert_as(source, options)
             if saved in FORMATS:
                 check_opset(source, Options.of("O2", {"dtype": saved}))
-            made.append(Decorated(low, source, name, excluded, saved, bool(master_grad)))
+            made.append(
+                Decorated(low, source, name, excluded, saved, bool(master_grad))
+            )
         models = made if several else made[0]
         if unmatched := [text for text in excluded if text not in matched]:
             raise ArgumentError(
@@ -371,4 +404,6 @@ def excluder(layers: str | Iterable[str] | None) -> Callable[[NodeProto], set[st
 
 
 def _texts(layers: str | Iterable[str] | None) -> tuple[str, ...]:
-    return checked_names("excluded_layers", [layers] if isinstance(layers, str) else layers)
+    return checked_names(
+        "excluded_layers", [layers] if isinstance(layers, str) else layers
+    )

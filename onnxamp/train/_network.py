@@ -32,7 +32,16 @@ from onnxamp.train._forward import Masters, trained_model, with_arrays
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import LossScale, LossScaleManager
 from onnxamp.train._sessions import Halves, Held, StepGradients, StepResult, values_of
-from onnxamp.train._step import APPLY, DIVISOR, LOSS, NORM, OVERFLOW, RATE, RESULTS, Step
+from onnxamp.train._step import (
+    APPLY,
+    DIVISOR,
+    LOSS,
+    NORM,
+    OVERFLOW,
+    RATE,
+    RESULTS,
+    Step,
+)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -81,7 +90,10 @@ class TrainNetwork:
 
     def __post_init__(self) -> None:
         self._watch = StepWatch(
-            self.model, self.halves.provider, self.runs_on.endswith("emulated"), self.plan.scaled
+            self.model,
+            self.halves.provider,
+            self.runs_on.endswith("emulated"),
+            self.plan.scaled,
         )
         self.held.hold({**self.plan.state, **self.scale.arrays()})
 
@@ -147,7 +159,9 @@ class TrainNetwork:
         """
         first = self.pending if gradients is None else gradients
         if first is None:
-            raise CallOrderError("There are no gradients: call gradients(batch) before apply().")
+            raise CallOrderError(
+                "There are no gradients: call gradients(batch) before apply()."
+            )
         if not isinstance(first, StepGradients):
             raise ArgumentTypeError(
                 f"apply() takes what gradients() returned, not {type(first).__name__}."
@@ -165,9 +179,15 @@ class TrainNetwork:
             raise CallOrderError(
                 "There are no gradients to unscale: call gradients(batch), and unscale them once."
             )
-        first.gradients, first.scale, first.is_unscaled = self.halves.unscaled(first), 1.0, True
+        first.gradients, first.scale, first.is_unscaled = (
+            self.halves.unscaled(first),
+            1.0,
+            True,
+        )
 
-    def finish(self, first: StepGradients, *, moves_scale: bool) -> tuple[StepResult, bool]:
+    def finish(
+        self, first: StepGradients, *, moves_scale: bool
+    ) -> tuple[StepResult, bool]:
         """:meth:`apply`, and whether the weights were due for an update; ``moves_scale`` if the loss scale may change.
 
         Raises:
@@ -186,7 +206,9 @@ class TrainNetwork:
                 outputs[self.plan.successors[name]] = to_value(array)
         self.held.keep(outputs)
         results = {name: from_value(outputs[name]) for name in (OVERFLOW, NORM)}
-        result = self._advance(first.loss, first.loss_scale, results, moves_scale=moves_scale)
+        result = self._advance(
+            first.loss, first.loss_scale, results, moves_scale=moves_scale
+        )
         return result, is_due
 
     def _watched(
@@ -194,10 +216,15 @@ class TrainNetwork:
     ) -> "dict[str, ort.OrtValue]":
         """All outputs of a whole step under a tensor checker."""
         wanted = [*RESULTS, *self.plan.successors.values()]
-        expected = self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
+        expected = (
+            self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
+        )
         feeds = values_of(arrays) | self.held.items
         return self._watch.run(
-            check, feeds, wanted, lambda made: expected and bool(from_value(made[OVERFLOW]))
+            check,
+            feeds,
+            wanted,
+            lambda made: expected and bool(from_value(made[OVERFLOW])),
         )
 
     def _advance(
@@ -222,14 +249,18 @@ class TrainNetwork:
         """Whether the next step updates the weights; without accumulation every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
-    def _inputs(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], float]:
+    def _inputs(
+        self, feeds: Mapping[str, Any]
+    ) -> tuple[dict[str, NDArray[Any]], float]:
         """All inputs of a step but the state, and its loss scale."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
             )
         arrays = typed_feeds(self.plan.model, feeds, self.plan.classes)
-        masks = draw_masks(self.plan.masks, self.plan.model, arrays, self.seed, self.steps)
+        masks = draw_masks(
+            self.plan.masks, self.plan.model, arrays, self.seed, self.steps
+        )
         self._follow_scale()
         scale = self.scale.now()
         return arrays | masks | self._settings(scale), scale
@@ -291,7 +322,9 @@ class TrainNetwork:
                     result = self.step(feeds)
                     losses.append(result.loss)
                     done += 1
-                    what = f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}"
+                    what = (
+                        f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}"
+                    )
                     advance(what, done, total)
                     if report is not None:
                         report(self.steps, result)
@@ -335,12 +368,18 @@ class TrainNetwork:
         arrays = {**self.plan.state, **self.scale.arrays()}
         shapes = {**{name: array.shape for name, array in arrays.items()}, STEPS: ()}
         for name in sorted(shapes.keys() | state.keys()):
-            if name not in shapes or name not in state or np.shape(state[name]) != shapes[name]:
+            if (
+                name not in shapes
+                or name not in state
+                or np.shape(state[name]) != shapes[name]
+            ):
                 raise ArgumentError(
                     f"The state is that of another network: {name!r} is missing, unknown or of another shape."
                 )
         self.steps = int(state[STEPS])
-        self.held.hold({name: np.array(state[name], a.dtype) for name, a in arrays.items()})
+        self.held.hold(
+            {name: np.array(state[name], a.dtype) for name, a in arrays.items()}
+        )
         self._forget()
         self.scale.load(self.held.items)
 
@@ -357,7 +396,9 @@ class TrainNetwork:
             name: np.ascontiguousarray(array).reshape(array.shape)
             for name, array in self.state().items()
         }
-        data = safetensors.numpy.save(arrays, metadata={"kind": "onnxamp training state"})
+        data = safetensors.numpy.save(
+            arrays, metadata={"kind": "onnxamp training state"}
+        )
         write_file(as_path(path), data)
 
     def load(self, path: str | PathLike[str]) -> None:
@@ -374,7 +415,11 @@ class TrainNetwork:
         try:
             state = safetensors.numpy.load(file.read_bytes())
         except OSError as error:
-            kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
+            kind = (
+                MissingModelError
+                if isinstance(error, FileNotFoundError)
+                else ModelError
+            )
             raise kind(f"Cannot read {str(file)!r}: {reason_of(error)}.") from None
         except safetensors.SafetensorError as error:
             raise ModelError(
@@ -391,10 +436,14 @@ class TrainNetwork:
             level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
                 By default every weight gets the type that it came in; "O0" means float32 throughout.
         """
-        names = self.held.items.keys() & {tensor.name for tensor in self.source.graph.initializer}
+        names = self.held.items.keys() & {
+            tensor.name for tensor in self.source.graph.initializer
+        }
         arrays = {name: self.held.array(name) for name in names}
         if level is not None or options:
             model = with_arrays(self.masters.model, arrays)
-            converted: ModelProto = convert_as(model, Options.of(level or "O2", options))
+            converted: ModelProto = convert_as(
+                model, Options.of(level or "O2", options)
+            )
             return converted
         return trained_model(self.source, self.masters, arrays, self.save_dtype)

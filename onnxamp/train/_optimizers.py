@@ -62,7 +62,9 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         if isinstance(self.weights, str):
-            raise ArgumentTypeError("weights must be a list of regular expressions, not a string.")
+            raise ArgumentTypeError(
+                "weights must be a list of regular expressions, not a string."
+            )
         if not callable(self.learning_rate):
             _check("learning_rate", self.learning_rate)
         _check("weight_decay", self.weight_decay)
@@ -77,7 +79,9 @@ class Optimizer(ABC):
             or not isinstance(self.accumulate, int)
             or self.accumulate < 1
         ):
-            raise ArgumentError(f"accumulate must be a positive integer, not {self.accumulate!r}.")
+            raise ArgumentError(
+                f"accumulate must be a positive integer, not {self.accumulate!r}."
+            )
 
     slots: ClassVar[tuple[str, ...]] = ()
     """Names of the state kept per weight, in its shape; all start as zeros."""
@@ -93,19 +97,25 @@ class Optimizer(ABC):
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         return float(
-            self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
+            self.learning_rate(step)
+            if callable(self.learning_rate)
+            else self.learning_rate
         )
 
     def decay_of(self, name: str) -> float:
         """The weight decay of a weight."""
         decays = (
-            decay for pattern, decay in self.weight_decays.items() if re.fullmatch(pattern, name)
+            decay
+            for pattern, decay in self.weight_decays.items()
+            if re.fullmatch(pattern, name)
         )
         return next(decays, self.weight_decay)
 
     def trains(self, name: str) -> bool:
         """Whether the weight is to be trained."""
-        return not self.weights or any(re.fullmatch(pattern, name) for pattern in self.weights)
+        return not self.weights or any(
+            re.fullmatch(pattern, name) for pattern in self.weights
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +179,9 @@ class Adam(Optimizer):
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:
         """1 / (1 - beta1^t), and the square root of 1 - beta2^t."""
-        first, second = (updates.like(beta) ** updates for beta in (self.beta1, self.beta2))
+        first, second = (
+            updates.like(beta) ** updates for beta in (self.beta1, self.beta2)
+        )
         return 1.0 / (1.0 - first), (1.0 - second).op("Sqrt")
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -181,9 +193,14 @@ class Adam(Optimizer):
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         scale, root = move.shared
         mean = move.slots["mean"] * self.beta1 + gradient * (1 - self.beta1)
-        square = move.slots["square"] * self.beta2 + gradient * gradient * (1 - self.beta2)
+        square = move.slots["square"] * self.beta2 + gradient * gradient * (
+            1 - self.beta2
+        )
         deviation = square.op("Sqrt") / root + self.epsilon
-        return weight - (move.rate * scale) * mean / deviation, {"mean": mean, "square": square}
+        return weight - (move.rate * scale) * mean / deviation, {
+            "mean": mean,
+            "square": square,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +219,9 @@ class AdamW(Adam):
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Write the new weight and moments."""
-        weight = move.weight * (1.0 - move.rate * move.decay) if move.decay else move.weight
+        weight = (
+            move.weight * (1.0 - move.rate * move.decay) if move.decay else move.weight
+        )
         return self._adam(move, weight, move.gradient)
 
 
@@ -223,11 +242,15 @@ def _check(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{name} must be a number, not {type(value).__name__}.")
     if not isfinite(value) or value < 0:
-        raise ArgumentError(f"{name} must be a finite number, 0 or greater, not {value}.")
+        raise ArgumentError(
+            f"{name} must be a finite number, 0 or greater, not {value}."
+        )
 
 
 def _compiled(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ArgumentError(f"{pattern!r} is not a regular expression: {error}.") from None
+        raise ArgumentError(
+            f"{pattern!r} is not a regular expression: {error}."
+        ) from None

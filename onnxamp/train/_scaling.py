@@ -48,7 +48,9 @@ def checked_factor(name: str, value: float) -> float:
 
 def checked_fraction(name: str, value: float) -> float:
     """A factor by which a scale falls."""
-    return float(_checked(name, value, "a number between 0 and 1", lambda number: 0 < number < 1))
+    return float(
+        _checked(name, value, "a number between 0 and 1", lambda number: 0 < number < 1)
+    )
 
 
 def checked_count(name: str, value: int) -> int:
@@ -127,11 +129,15 @@ class LossScaleManager:
 
     def get_loss_scale(self) -> float:
         """The scale of the next step."""
-        raise NotImplementedError(f"{type(self).__name__} must define get_loss_scale().")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define get_loss_scale()."
+        )
 
     def update_loss_scale(self, overflow: bool) -> None:
         """Take note of whether a gradient held NaN or Inf."""
-        raise NotImplementedError(f"{type(self).__name__} must define update_loss_scale(overflow).")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define update_loss_scale(overflow)."
+        )
 
     def get_drop_overflow_update(self) -> bool:
         """Whether updates whose gradients hold NaN or Inf are skipped."""
@@ -163,14 +169,14 @@ class FixedLossScaleManager(LossScaleManager):
         1024.0
     """
 
-    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
+    def __init__(
+        self, loss_scale: float = 128.0, drop_overflow_update: bool = True
+    ) -> None:
         self._scale = checked_scale("loss_scale", loss_scale)
         self._drops = checked_flag("drop_overflow_update", drop_overflow_update)
 
     def __repr__(self) -> str:
-        return (
-            f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
-        )
+        return f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
 
     def get_loss_scale(self) -> float:
         """The scale."""
@@ -197,12 +203,17 @@ class ScaleState(NamedTuple):
     @classmethod
     def of(cls, scale: float, good: int = 0, bad: int = 0) -> "ScaleState":
         """The state with these numbers."""
-        return cls(np.array(scale, np.float32), np.array(good, np.int64), np.array(bad, np.int64))
+        return cls(
+            np.array(scale, np.float32),
+            np.array(good, np.int64),
+            np.array(bad, np.int64),
+        )
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """Scale, good and bad as arrays."""
         return tuple(
-            np.array(item if isinstance(item, np.ndarray) else from_value(item)) for item in self
+            np.array(item if isinstance(item, np.ndarray) else from_value(item))
+            for item in self
         )
 
     def after(self, update: ScaleUpdate, overflow: bool) -> "ScaleState":
@@ -256,7 +267,10 @@ class DynamicLossScaleManager(MovingLossScaleManager):
     """
 
     def __init__(
-        self, init_loss_scale: float = 2.0**24, scale_factor: float = 2, scale_window: int = 2000
+        self,
+        init_loss_scale: float = 2.0**24,
+        scale_factor: float = 2,
+        scale_window: int = 2000,
     ) -> None:
         super().__init__(checked_scale("init_loss_scale", init_loss_scale))
         self._factor = checked_factor("scale_factor", scale_factor)
@@ -299,9 +313,15 @@ class LossScale:
             base.get_loss_scale,
             base.update_loss_scale,
         )
-        if isinstance(manager, base) and is_base and manager.get_update_cell() is not None:
+        if (
+            isinstance(manager, base)
+            and is_base
+            and manager.get_update_cell() is not None
+        ):
             self._mover = manager
-        self.scaling = Scaling(manager.get_drop_overflow_update(), self._mover is not None)
+        self.scaling = Scaling(
+            manager.get_drop_overflow_update(), self._mover is not None
+        )
 
     def now(self) -> float:
         """The scale of the next step; 1 without one.
@@ -313,7 +333,11 @@ class LossScale:
             return 1.0
         scale = self.manager.get_loss_scale()
         array = np.asarray(scale)
-        number = float(array.item()) if array.size == 1 and array.dtype.kind in "iuf" else nan
+        number = (
+            float(array.item())
+            if array.size == 1 and array.dtype.kind in "iuf"
+            else nan
+        )
         if not isfinite(number) or not 0 < number <= LARGEST:
             raise ArgumentError(
                 f"get_loss_scale() of {type(self.manager).__name__} must return a number above 0, not {scale!r}."
@@ -355,4 +379,6 @@ class LossScale:
     def load(self, state: Mapping[str, Any]) -> None:
         """Give the scale in the state of the network to its manager."""
         if self._mover is not None:
-            self._seen = self._mover.scale_state = ScaleState(*map(state.get, SCALE_STATE))
+            self._seen = self._mover.scale_state = ScaleState(
+                *map(state.get, SCALE_STATE)
+            )

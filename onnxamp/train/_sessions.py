@@ -60,8 +60,12 @@ class Held:
     def keep(self, outputs: Values) -> None:
         """Hold the successors among these outputs of a session, and nothing else."""
         following = {name: outputs[output] for name, output in self.successors.items()}
-        if not self.on_device:  # copies, as values that share an array's memory do not own it
-            copies = {name: np.array(from_value(value)) for name, value in following.items()}
+        if (
+            not self.on_device
+        ):  # copies, as values that share an array's memory do not own it
+            copies = {
+                name: np.array(from_value(value)) for name, value in following.items()
+            }
             following = values_of(copies)
         self.items = following
 
@@ -111,7 +115,10 @@ class Recorded(Held):
         """Copy a state into the buffers."""
         if not self._sides:
             self._sides = tuple(
-                {name: empty_value(array, self.provider) for name, array in state.items()}
+                {
+                    name: empty_value(array, self.provider)
+                    for name, array in state.items()
+                }
                 for _ in range(2)
             )
         self._turn, self.items = 0, self._sides[0]
@@ -124,7 +131,9 @@ class Recorded(Held):
     def keep(self, outputs: Values) -> None:
         """Copy the successors among these outputs of a session into the buffers."""
         pairs = self.successors.items()
-        self.hold({name: np.asarray(from_value(outputs[output])) for name, output in pairs})
+        self.hold(
+            {name: np.asarray(from_value(outputs[output])) for name, output in pairs}
+        )
 
     def run(self, session: "ort.InferenceSession", feeds: Feeds) -> Feeds:  # noqa: ARG002
         """Run a recorded step; see :meth:`Held.run`.
@@ -143,22 +152,31 @@ class Recorded(Held):
         return {name: from_value(value) for name, value in shaped.results.items()}
 
     def _prepare(self, feeds: Feeds) -> _Shaped:
-        options = {**EXACT, "enable_cuda_graph": "1"} if self.provider == "cuda" else None
-        model = with_shapes(self.model, {name: array.shape for name, array in feeds.items()})
+        options = (
+            {**EXACT, "enable_cuda_graph": "1"} if self.provider == "cuda" else None
+        )
+        model = with_shapes(
+            self.model, {name: array.shape for name, array in feeds.items()}
+        )
         try:
             session = make_session(model, self.provider, cuda_options=options)
         except RuntimeFailure as error:
             raise RuntimeFailure(
                 f"{error} The step may run at O1: boost_level O1 records no CUDA graphs."
             ) from error
-        inputs = {name: empty_value(array, self.provider) for name, array in feeds.items()}
+        inputs = {
+            name: empty_value(array, self.provider) for name, array in feeds.items()
+        }
         scalars = {LOSS: np.float32(), OVERFLOW: np.bool_(), NORM: np.float32()}
         results = {
-            name: empty_value(np.asarray(scalar), self.provider) for name, scalar in scalars.items()
+            name: empty_value(np.asarray(scalar), self.provider)
+            for name, scalar in scalars.items()
         }
         runs = []
         for side, (old, new) in enumerate((self._sides, self._sides[::-1])):
-            outputs = results | {output: new[name] for name, output in self.successors.items()}
+            outputs = results | {
+                output: new[name] for name, output in self.successors.items()
+            }
             graph = 2 * len(self._shaped) + side if self.provider == "cuda" else None
             runs.append(bind_values(session, inputs | old, outputs, graph))
         return _Shaped(inputs, results, runs)
@@ -174,7 +192,9 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
     for entry in shaped.graph.input:
         if entry.name in shapes:
             kind = entry.type.tensor_type.elem_type
-            entry.CopyFrom(helper.make_tensor_value_info(entry.name, kind, shapes[entry.name]))
+            entry.CopyFrom(
+                helper.make_tensor_value_info(entry.name, kind, shapes[entry.name])
+            )
     graph = Graph.of(shaped)
     editor, dims = GraphEditor(graph, shaped), graph.ask(symbolic_shapes)
     for node in graph.nodes_of(["Size"]):
@@ -245,9 +265,13 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
 
     def __setitem__(self, name: str, array: Any) -> None:
         if name not in self._values:
-            raise ArgumentError(f"There is no {name!r}: the names are {', '.join(self._values)}.")
+            raise ArgumentError(
+                f"There is no {name!r}: the names are {', '.join(self._values)}."
+            )
         given, shape = np.array(array), self[name].shape
-        if given.shape != shape or not np.can_cast(given.dtype, np.float32, "same_kind"):
+        if given.shape != shape or not np.can_cast(
+            given.dtype, np.float32, "same_kind"
+        ):
             raise ArgumentError(
                 f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}."
             )
@@ -330,9 +354,12 @@ class Halves:
         wanted = [LOSS, *(met for part in parts for met in part.values())]
         outputs = self._run("gradients", values, wanted, {})
         gradients, statistics = (
-            StepArrays({name: outputs[met] for name, met in part.items()}) for part in parts
+            StepArrays({name: outputs[met] for name, met in part.items()})
+            for part in parts
         )
-        return StepGradients(float(from_value(outputs[LOSS])), scale, gradients, statistics, scale)
+        return StepGradients(
+            float(from_value(outputs[LOSS])), scale, gradients, statistics, scale
+        )
 
     def unscaled(self, first: StepGradients) -> StepArrays:
         """The gradients, divided by their scale."""
@@ -349,14 +376,24 @@ class Halves:
         """What a half is fed although the whole step computes it."""
         gradients = first.gradients.values_for(self.step.gradients)
         statistics = first.statistics.values_for(self.step.statistics)
-        return gradients | statistics | {DIVISOR: to_value(np.array(first.scale, np.float32))}
+        return (
+            gradients
+            | statistics
+            | {DIVISOR: to_value(np.array(first.scale, np.float32))}
+        )
 
-    def _run(self, half: str, values: Values, wanted: Sequence[str], met: Values) -> Values:
+    def _run(
+        self, half: str, values: Values, wanted: Sequence[str], met: Values
+    ) -> Values:
         if half not in self._sessions:
             shapes = {name: value.shape() for name, value in met.items()}
-            self._sessions[half] = make_session(part_of(self.model, shapes, wanted), self.provider)
+            self._sessions[half] = make_session(
+                part_of(self.model, shapes, wanted), self.provider
+            )
         session, given = self._sessions[half], values | met
-        return run_values(session, {i.name: given[i.name] for i in session.get_inputs()}, wanted)
+        return run_values(
+            session, {i.name: given[i.name] for i in session.get_inputs()}, wanted
+        )
 
 
 def part_of(
@@ -384,10 +421,16 @@ def part_of(
             stack += needs[node.index]
     result = copy_without(model, "node", "initializer", "input", "output", "value_info")
     part = result.graph
-    part.node.extend(graph.nodes[index].proto for index in graph.scopes[0].nodes if index in kept)
-    part.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in read)
+    part.node.extend(
+        graph.nodes[index].proto for index in graph.scopes[0].nodes if index in kept
+    )
+    part.initializer.extend(
+        tensor for tensor in model.graph.initializer if tensor.name in read
+    )
     part.input.extend(
-        entry for entry in model.graph.input if entry.name in read and entry.name not in fed
+        entry
+        for entry in model.graph.input
+        if entry.name in read and entry.name not in fed
     )
     part.input.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

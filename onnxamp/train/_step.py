@@ -98,7 +98,9 @@ class Step:
     @property
     def scaled(self) -> frozenset[str]:
         """The inputs that hold the loss scale, or sums of gradients that were scaled."""
-        return frozenset((SCALE, *(name for name in self.state if name.startswith(SUM))))
+        return frozenset(
+            (SCALE, *(name for name in self.state if name.startswith(SUM)))
+        )
 
 
 def build_step(
@@ -122,9 +124,13 @@ def build_step(
         ArgumentError: the model has a value with the name of the labels.
     """
     own = {tensor.name for tensor in forward.model.graph.initializer}
-    model, target, classes = _with_loss(Graph.of(forward.model), loss, scaled=scaling is not None)
+    model, target, classes = _with_loss(
+        Graph.of(forward.model), loss, scaled=scaling is not None
+    )
     graph = Graph.of(model)
-    weights = [name for name in find_weights(graph, target, own) if optimizer.trains(name)]
+    weights = [
+        name for name in find_weights(graph, target, own) if optimizer.trains(name)
+    ]
     if not weights:
         raise ModelError("No weight of the model matches the optimizer's 'weights'.")
     apart = {SCALE, *(mask.name for mask in forward.masks)}
@@ -152,17 +158,23 @@ def _with_loss(
     graph: Graph, loss: Loss | None, *, scaled: bool
 ) -> tuple[ModelProto, str, Classes | None]:
     """The model with its loss; the value to differentiate, which is scaled; and what labels may be."""
-    writer, wanted = Writer(GraphEditor(graph), "train/loss"), loss.output if loss else None
+    writer, wanted = (
+        Writer(GraphEditor(graph), "train/loss"),
+        loss.output if loss else None,
+    )
     floats = [
         value
         for value in graph.scopes[0].outputs
-        if elem_of(graph.types[value]) in FLOAT_ELEMS and wanted in (None, graph.values[value].name)
+        if elem_of(graph.types[value]) in FLOAT_ELEMS
+        and wanted in (None, graph.values[value].name)
     ]
     if not floats:
         what = "float output" if wanted is None else f"float output {wanted!r}"
         raise ModelError(f"The model has no {what} for the loss.")
     output, classes = floats[0], None
-    value = Tensor(writer, graph.values[output].name, elem_of(graph.types[output])).cast(_FLOAT)
+    value = Tensor(
+        writer, graph.values[output].name, elem_of(graph.types[output])
+    ).cast(_FLOAT)
     if loss is not None:
         if any(known.name == loss.label for known in graph.values):
             raise ArgumentError(
@@ -187,7 +199,9 @@ class _Update:
     state: dict[str, Array]
     successors: dict[str, Tensor] = field(default_factory=dict)
 
-    def write(self, gradients: Mapping[str, str], statistics: Mapping[str, str]) -> dict[str, str]:
+    def write(
+        self, gradients: Mapping[str, str], statistics: Mapping[str, str]
+    ) -> dict[str, str]:
         """Write everything behind the gradients; returns their names where the halves meet, by weight.
 
         The division stands there without a loss scale, too: ONNX Runtime would fuse the last op of a gradient with the
@@ -197,7 +211,10 @@ class _Update:
             divisor = self.writer.input(DIVISOR, _FLOAT)
         else:
             divisor = self.writer.input(SCALE, _FLOAT).op("Identity", into=DIVISOR)
-        met = {name: self._met(output, GRADIENT, name) for name, output in gradients.items()}
+        met = {
+            name: self._met(output, GRADIENT, name)
+            for name, output in gradients.items()
+        }
         unscaled = {
             name: gradient.op("Div", divisor, into=f"{UNSCALED}{name}")
             for name, gradient in met.items()
@@ -213,10 +230,15 @@ class _Update:
         shared = self.optimizer.shared(following)
         clip = self._clip(norm)
         for name, gradient in unscaled.items():
-            self._move(name, gradient if clip is None else gradient * clip, shared, happens)
+            self._move(
+                name, gradient if clip is None else gradient * clip, shared, happens
+            )
         skips = self.scaling is not None and self.scaling.skips
         for name, output in statistics.items():
-            new, old = self._met(output, STATISTIC, name), self._keep(name, self.state[name])
+            new, old = (
+                self._met(output, STATISTIC, name),
+                self._keep(name, self.state[name]),
+            )
             self.successors[name] = overflow.where(old, new) if skips else new
         self._replace(updates, following, happens)
         if self.scaling is not None and self.scaling.moves:
@@ -242,7 +264,9 @@ class _Update:
         """Note what a piece of state becomes if the update happens."""
         self.successors[old.name] = new if happens is None else happens.where(new, old)
 
-    def _accumulated(self, gradients: Mapping[str, Tensor], apply: Tensor) -> dict[str, Tensor]:
+    def _accumulated(
+        self, gradients: Mapping[str, Tensor], apply: Tensor
+    ) -> dict[str, Tensor]:
         """The mean of the gradients since the last update."""
         sums = {}
         for name, gradient in gradients.items():
@@ -269,10 +293,18 @@ class _Update:
     def _clip(self, norm: Tensor) -> Tensor | None:
         """What gradients are multiplied by, so that their norm is small enough."""
         most = self.optimizer.clip_norm
-        return None if most is None else (most / (norm + _CLIP_EPSILON)).op("Min", norm.like(1.0))
+        return (
+            None
+            if most is None
+            else (most / (norm + _CLIP_EPSILON)).op("Min", norm.like(1.0))
+        )
 
     def _move(
-        self, name: str, gradient: Tensor, shared: Sequence[Tensor], happens: Tensor | None
+        self,
+        name: str,
+        gradient: Tensor,
+        shared: Sequence[Tensor],
+        happens: Tensor | None,
     ) -> None:
         """Write the successors of a weight and its slots."""
         weight = self._keep(name, self.state[name])
@@ -299,7 +331,9 @@ class _Update:
         The factors are grow and shrink of :class:`ScaleUpdate`, the windows grow_every and shrink_every.
         """
         kinds = zip(SCALE_STATE, (_FLOAT, _INT64, _INT64), strict=True)
-        state = scale, good, bad = [self.writer.input(name, kind) for name, kind in kinds]
+        state = scale, good, bad = [
+            self.writer.input(name, kind) for name, kind in kinds
+        ]
         factors = self.writer.input(FACTORS, _FLOAT, (2,))
         windows = self.writer.input(WINDOWS, _INT64, (2,))
         first, second = self.writer.ints(0), self.writer.ints(1)

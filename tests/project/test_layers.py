@@ -15,8 +15,8 @@ from rooms import ROOMS
 import onnxamp
 from onnxamp._optional import rooms as optional_rooms
 
-MAX_MODULE_LINES = 550
-MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 575
+MAX_FUNCTION_LINES = 64
 """Without signature and docstring, which are there to be read."""
 
 PACKAGE = Path(onnxamp.__file__).parent

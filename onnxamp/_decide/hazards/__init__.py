@@ -16,7 +16,8 @@ from onnxamp._graph.graph import Graph
 def kinds() -> tuple[Kind, ...]:
     """The kinds of hazards, one for each module of this folder."""
     modules = (
-        import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
+        import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
     )
     return tuple(module.KIND for module in modules)
 
@@ -24,11 +25,19 @@ def kinds() -> tuple[Kind, ...]:
 def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
     """All hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones first."""
     found = [
-        hazard for kind in kinds() if kind.rule is not None for hazard in kind.rule(graph, low)
+        hazard
+        for kind in kinds()
+        if kind.rule is not None
+        for hazard in kind.rule(graph, low)
     ]
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
-    unique = {(hazard.node, hazard.reason, hazard.value): hazard for hazard in reversed(ranked)}
-    return sorted(unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value))
+    unique = {
+        (hazard.node, hazard.reason, hazard.value): hazard
+        for hazard in reversed(ranked)
+    }
+    return sorted(
+        unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value)
+    )
 
 
 def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:

@@ -29,7 +29,9 @@ def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
         if count is None or count * _USUAL > FLOAT16.max_finite:
             many = "many" if count is None else f"{count:,}"
             yield Hazard(
-                node.index, KIND, f"{profile.name} keeps the sum of {many} elements in float16"
+                node.index,
+                KIND,
+                f"{profile.name} keeps the sum of {many} elements in float16",
             )
 
 

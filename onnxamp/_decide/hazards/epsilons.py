@@ -19,9 +19,15 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     tiny = {
         value: stats.uniform
         for value, stats in floats
-        if stats is not None and stats.uniform is not None and _is_telling(stats.uniform, low)
+        if stats is not None
+        and stats.uniform is not None
+        and _is_telling(stats.uniform, low)
     }
-    zeros = {value for value, number in tiny.items() if abs(number) <= low.smallest_subnormal / 2}
+    zeros = {
+        value
+        for value, number in tiny.items()
+        if abs(number) <= low.smallest_subnormal / 2
+    }
     lost = [
         (node, port, value)
         for node in graph.nodes_of(op_facts().epsilons)
@@ -33,8 +39,12 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node, port, value in sorted(lost, key=lambda use: use[2] not in zeros):
         why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
         may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
-        behind = list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
-        yield Hazard(node.index, KIND, why, value in zeros and node.index in walks.guards)
+        behind = (
+            list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
+        )
+        yield Hazard(
+            node.index, KIND, why, value in zeros and node.index in walks.guards
+        )
         yield from behind
 
 
@@ -47,12 +57,17 @@ class _Walks:
         self.seen, self.leading, self.guards = set[int](), set[int](), set[int]()
 
 
-def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator[Hazard]:
+def _guarded(
+    graph: Graph, node: Node, walks: _Walks, *, rare: bool
+) -> Iterator[Hazard]:
     """Ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
 
     Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
     """
-    guarded, why = op_facts().guarded, f"{node.label!r} guards its input with an epsilon"
+    guarded, why = (
+        op_facts().guarded,
+        f"{node.label!r} guards its input with an epsilon",
+    )
     previous: dict[int, int] = {}
     kept: set[int] = set()
     stack = [node]
@@ -69,14 +84,20 @@ def _guarded(graph: Graph, node: Node, walks: _Walks, *, rare: bool) -> Iterator
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
-                while between != node.index and between not in kept:  # it must not be flushed
+                while (
+                    between != node.index and between not in kept
+                ):  # it must not be flushed
                     kept.add(between)
                     yield Hazard(between, KIND, why, rare)
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)
             carries = reader.index in graph.exact or reader.key == "Sqrt"
-            if carries and graph.is_float_output(reader) and reader.index not in walks.seen:
+            if (
+                carries
+                and graph.is_float_output(reader)
+                and reader.index not in walks.seen
+            ):
                 walks.seen.add(reader.index)
                 stack.append(reader)
     walks.leading |= kept
@@ -88,11 +109,17 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
     while stack and len(seen) < _SPECTRAL_REACH:
         for _, value in graph.float_inputs(stack.pop()):
             producer = graph.producer(value)
-            if producer is not None and producer.index not in seen and producer.key in walk:
+            if (
+                producer is not None
+                and producer.index not in seen
+                and producer.key in walk
+            ):
                 seen.add(producer.index)
                 stack.append(producer)
                 yield Hazard(
-                    producer.index, KIND, f"computes small numbers for the guarded {node.label!r}"
+                    producer.index,
+                    KIND,
+                    f"computes small numbers for the guarded {node.label!r}",
                 )
 
 
@@ -114,7 +141,11 @@ def _is_telling(number: float, low: Format) -> bool:
 
 def _loses(graph: Graph, value: int, low: Format) -> bool:
     stats = graph.constants.stats(value)
-    return stats is not None and stats.uniform is not None and _is_telling(stats.uniform, low)
+    return (
+        stats is not None
+        and stats.uniform is not None
+        and _is_telling(stats.uniform, low)
+    )
 
 
 KIND: Final = Kind(
@@ -122,6 +153,8 @@ KIND: Final = Kind(
     title="low precision loses an epsilon, or what it guards",
     rule=epsilons,
     is_measurable=True,
-    audit=Audit(3, "LOW loses an epsilon here, or what the epsilon guards", "", _is_telling),
+    audit=Audit(
+        3, "LOW loses an epsilon here, or what the epsilon guards", "", _is_telling
+    ),
     loses=_loses,
 )

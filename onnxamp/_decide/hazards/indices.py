@@ -16,7 +16,16 @@ _FLOATS = frozenset({FLOAT, *LOW_TENSORS})
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset(
     f"tensor({name})"
-    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    for name in (
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+    )
     if np.iinfo(name).max > min(low.exact_integers for low in FORMATS.values())
 )
 """Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
@@ -37,7 +46,11 @@ def index_paths(graph: Graph) -> Indices:
     linear; each value is visited once.
     """
     walk, passes = op_facts().index_arithmetic, _passes(graph)
-    counting, hazards, values = _counting(graph, passes), list[Hazard](), dict[int, str]()
+    counting, hazards, values = (
+        _counting(graph, passes),
+        list[Hazard](),
+        dict[int, str](),
+    )
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
     for node, value, why in _counted(graph):
@@ -46,7 +59,9 @@ def index_paths(graph: Graph) -> Indices:
             seen.add(node.index)
             hazards.append(Hazard(node.index, KIND, "counts in floats"))
         elif node.key != "Cast" or value in counting or _counts(graph, value):
-            hazards.append(Hazard(node.index, KIND, "reads numbers that count", value=value))
+            hazards.append(
+                Hazard(node.index, KIND, "reads numbers that count", value=value)
+            )
     while stack:
         value, why = stack.pop()
         if value in values:
@@ -62,7 +77,9 @@ def index_paths(graph: Graph) -> Indices:
         if producer.key in walk:
             seen.add(producer.index)
             hazards.append(Hazard(producer.index, KIND, why))
-            stack += [(source, why) for source in producer.inputs if _is_wide(graph, source)]
+            stack += [
+                (source, why) for source in producer.inputs if _is_wide(graph, source)
+            ]
         elif producer.key == "Cast" and _counts(graph, value):
             seen.add(producer.index)
             hazards.append(Hazard(producer.index, KIND, why))
@@ -78,7 +95,11 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
             yield node, node.inputs[0], "becomes integers at"
         for port in sized.get(node.key, ()):
             value = node.input(port)
-            if value != ABSENT and graph.types[value] == FLOAT and not _is_roi(node, port):
+            if (
+                value != ABSENT
+                and graph.types[value] == FLOAT
+                and not _is_roi(node, port)
+            ):
                 yield node, value, "is a size or step of"
 
 
@@ -96,13 +117,17 @@ def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def _counting(graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]) -> set[int]:
+def _counting(
+    graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]
+) -> set[int]:
     """Values that are passed on and may count: what is passed on to them does."""
     results: dict[int, list[int]] = {}
     for result, sources in passes.items():
         for _, source in sources:
             results.setdefault(source, []).append(result)
-    ends = (source for source in results if source not in passes and _counts(graph, source))
+    ends = (
+        source for source in results if source not in passes and _counts(graph, source)
+    )
     stack = [source for source in ends if graph.constants.uniform(source) is None]
     found: set[int] = set()
     while stack:
@@ -182,17 +207,27 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     yield from _leading_to(graph, sinks, position)
 
 
-def _leading_to(graph: Graph, sinks: list[Node], position: set[int]) -> Iterator[Hazard]:
+def _leading_to(
+    graph: Graph, sinks: list[Node], position: set[int]
+) -> Iterator[Hazard]:
     ends = {node.index for node in sinks}
     seen, stack = set(ends), list(sinks)
     while stack:
         node = stack.pop()
         is_end = node.index in ends
-        why = "works on positions" if is_end else "leads to an op that needs exact positions"
+        why = (
+            "works on positions"
+            if is_end
+            else "leads to an op that needs exact positions"
+        )
         yield Hazard(node.index, KIND, why)
         for value in node.inputs:
             producer = graph.producer(value)
-            if value in position and producer is not None and producer.index not in seen:
+            if (
+                value in position
+                and producer is not None
+                and producer.index not in seen
+            ):
                 seen.add(producer.index)
                 stack.append(producer)
 
@@ -204,7 +239,9 @@ def index_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
 
 
 def _loses(graph: Graph, value: int, low: Format) -> bool:
-    return graph.constants.stats(value) is not None and not graph.constants.fits(value, low)
+    return graph.constants.stats(value) is not None and not graph.constants.fits(
+        value, low
+    )
 
 
 KIND: Final = Kind(

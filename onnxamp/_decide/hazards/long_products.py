@@ -36,13 +36,21 @@ def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, 
     profile = profile_of(target)
     if profile is None or low is not FLOAT16:
         return {}
-    errors = ((node, error) for node, _, error in _products(graph, profile) if error > NEGLIGIBLE)
+    errors = (
+        (node, error)
+        for node, _, error in _products(graph, profile)
+        if error > NEGLIGIBLE
+    )
     return {node: min(1.0, (error / _BEARABLE) ** 2) for node, error in errors}
 
 
 def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]]:
     """Products that are summed up in float16, their terms and their relative errors."""
-    lossy = {op: fact for op, fact in profile.products.items() if fact.accumulator == "float16"}
+    lossy = {
+        op: fact
+        for op, fact in profile.products.items()
+        if fact.accumulator == "float16"
+    }
     for node in graph.nodes_of(frozenset(lossy)):
         terms = terms_of(node, graph.shapes)
         if terms is not None:

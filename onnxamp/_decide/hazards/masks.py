@@ -29,17 +29,27 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
         for _, value in graph.float_inputs(node):
             stats = graph.constants.stats(value)
             found, path = None if stats is None else _large(low, stats), list[int]()
-            if stats is not None and found is None and _holds_sentinel(graph, low, value):
+            if (
+                stats is not None
+                and found is None
+                and _holds_sentinel(graph, low, value)
+            ):
                 if node.index not in walked:
                     path = mask_path(graph, node)
                     walked.update(path)
-                if any(_stays_high(low, maker) for maker in _makers(graph, value, path)):
+                if any(
+                    _stays_high(low, maker) for maker in _makers(graph, value, path)
+                ):
                     found = stats.largest  # cast down as it is, it would be infinite
             if found is not None:
                 path = path or mask_path(graph, node)
                 kept.update(path)
                 for index in path:
-                    yield Hazard(index, KIND, f"carries the mask value {found:.6g} to its Softmax")
+                    yield Hazard(
+                        index,
+                        KIND,
+                        f"carries the mask value {found:.6g} to its Softmax",
+                    )
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:
@@ -63,7 +73,9 @@ def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
         # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
         makers = (graph.producer(graph.constants.source(value)) for value in values)
         if path:
-            groups.append([*path, *(maker.index for maker in makers if maker is not None)])
+            groups.append(
+                [*path, *(maker.index for maker in makers if maker is not None)]
+            )
     return groups
 
 

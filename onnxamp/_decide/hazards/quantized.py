@@ -13,7 +13,9 @@ from onnxamp._ops.facts import op_facts
 def quantized_units(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Quantize and dequantize nodes and the nodes between them, which ONNX Runtime fuses into integer kernels."""
     facts = op_facts()
-    for node in graph.nodes if graph.nodes_of(facts.quantize | facts.dequantize) else ():
+    for node in (
+        graph.nodes if graph.nodes_of(facts.quantize | facts.dequantize) else ()
+    ):
         if node.key in facts.quantize | facts.dequantize:
             yield Hazard(node.index, KIND, "quantizes or dequantizes")
             continue
@@ -25,7 +27,9 @@ def quantized_units(graph: Graph, _low: Format) -> Iterator[Hazard]:
             for reader, port in graph.consumers(value)
         )
         if (fed and all(fed)) or (feeds and node.key not in facts.kernel_free):
-            yield Hazard(node.index, KIND, "stands between dequantize and quantize nodes")
+            yield Hazard(
+                node.index, KIND, "stands between dequantize and quantize nodes"
+            )
 
 
 def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
@@ -42,15 +46,25 @@ def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
                     continue
                 seen.add(reader.index)
                 stack.append(reader)
-                yield Hazard(reader.index, KIND, f"scales what {node.label!r} sums up in integers")
-                makers = [graph.producer(value) for _, value in graph.float_inputs(reader)]
+                yield Hazard(
+                    reader.index,
+                    KIND,
+                    f"scales what {node.label!r} sums up in integers",
+                )
+                makers = [
+                    graph.producer(value) for _, value in graph.float_inputs(reader)
+                ]
                 for maker in makers if reader.key == "Mul" else ():
                     if maker is not None and maker.key == "Mul":
-                        yield Hazard(maker.index, KIND, f"makes the scale of {node.label!r}")
+                        yield Hazard(
+                            maker.index, KIND, f"makes the scale of {node.label!r}"
+                        )
 
 
 def _adds_constant(graph: Graph, node: Node) -> bool:
-    return any(graph.constants.is_constant(value) for _, value in graph.float_inputs(node))
+    return any(
+        graph.constants.is_constant(value) for _, value in graph.float_inputs(node)
+    )
 
 
 def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -31,7 +31,9 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
                 continue
             name = graph.values[value].name
             verb = "holds" if abs(beyond) > low.max_finite else "scales by"
-            why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
+            why = (
+                f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
+            )
             yield Hazard(node.index, KIND, why)
             why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in _readers(graph, node, seen):
@@ -105,6 +107,8 @@ KIND: Final = Kind(
     title="a constant exceeds the range of low precision",
     rule=constant_ranges,
     is_cured_by_exponents=True,
-    audit=Audit(2, "works in LOW at the end of its range", ": it ends at {end:.6g}", _is_telling),
+    audit=Audit(
+        2, "works in LOW at the end of its range", ": it ends at {end:.6g}", _is_telling
+    ),
     loses=is_out_of_range,
 )

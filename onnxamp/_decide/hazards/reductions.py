@@ -18,7 +18,13 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
         if ABSENT in (node.input(0), node.outputs[0]):
             continue
         before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
-        if before is None or after is None or None in before or None in after or prod(after) == 0:  # type: ignore[arg-type]
+        if (
+            before is None
+            or after is None
+            or None in before
+            or None in after
+            or prod(after) == 0
+        ):  # type: ignore[arg-type]
             continue
         count = prod(before) // max(prod(after), 1)  # type: ignore[arg-type]
         if count > limit:

@@ -25,9 +25,14 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]
         if low in rule["types"] and (
-            "head_size" not in rule or (_head_size(graph, node) or 0) > rule["head_size"]
+            "head_size" not in rule
+            or (_head_size(graph, node) or 0) > rule["head_size"]
         ):
-            where = f"ONNX Runtime {version_of(target)}" if "before" in rule else device_of(target)
+            where = (
+                f"ONNX Runtime {version_of(target)}"
+                if "before" in rule
+                else device_of(target)
+            )
             yield node, f"{where}: {rule['because']}"
 
 

@@ -44,7 +44,9 @@ def write_job_page(made: Conversion, tuned: Tuned | None, path: Path) -> None:
 
     made_folder(path.parent)
     write(
-        conversion_page(made, made.validation, audit_model(made.target, made.plan.target), tuned),
+        conversion_page(
+            made, made.validation, audit_model(made.target, made.plan.target), tuned
+        ),
         path,
     )
 
@@ -74,7 +76,10 @@ def _line(row: Row, folder: Path) -> Line:
             row.low / row.nodes if row.nodes else None,
         ),
         Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
-        Cell(size(row.bytes_after) if is_known else "", row.bytes_after if is_known else None),
+        Cell(
+            size(row.bytes_after) if is_known else "",
+            row.bytes_after if is_known else None,
+        ),
     )
     remark = row.healed or row.message
     return Line(row.name, link, status_of(row), row.outcome, remark, cells)

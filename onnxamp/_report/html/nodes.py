@@ -57,7 +57,9 @@ class NodeRow:
     def why(self) -> str:
         """The kind of the reason for its precision."""
         high = [title_of(reason) for _, reason, _, low in self.verdicts if not low]
-        kinds = high or [title_of(reason, low=True) for _, reason, _, _ in self.verdicts]
+        kinds = high or [
+            title_of(reason, low=True) for _, reason, _, _ in self.verdicts
+        ]
         return kinds[0] if kinds else ""
 
     @property
@@ -69,7 +71,9 @@ class NodeRow:
             texts.setdefault(text, []).append(param)
         if len(texts) < 2:
             return next(iter(texts), "")
-        return "; ".join(f"{', '.join(params)}: {text}" for text, params in texts.items())
+        return "; ".join(
+            f"{', '.join(params)}: {text}" for text, params in texts.items()
+        )
 
     @property
     def is_cast(self) -> bool:
@@ -178,9 +182,16 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
         yield Message(Level.NOTE, f"{item.value} was not measured: {item.note}")
     for kind, measured in (("local", item.local), ("accumulated", item.accumulated)):
         if measured is not None and measured.alarm:
-            yield Message(Level.ERROR, f"{kind} error of {item.value}: {measured.alarm}")
+            yield Message(
+                Level.ERROR, f"{kind} error of {item.value}: {measured.alarm}"
+            )
     local = item.local
-    if local is not None and limit is not None and not local.alarm and local.rel_l2 > limit:
+    if (
+        local is not None
+        and limit is not None
+        and not local.alarm
+        and local.rel_l2 > limit
+    ):
         yield Message(
             Level.WARNING,
             f"this op alone is off by {number(local.rel_l2)} (relative L2) in {item.value}",
@@ -189,19 +200,26 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
 
 def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
     """The local and the accumulated error; that of a check is local."""
-    return (item.measured, None) if isinstance(item, ValueCheck) else (item.local, item.accumulated)
+    return (
+        (item.measured, None)
+        if isinstance(item, ValueCheck)
+        else (item.local, item.accumulated)
+    )
 
 
 def _skeleton(audit: Audit | None, plan: Plan | None) -> list[NodeRow]:
     if audit is not None:
         nodes = sorted(audit.nodes, key=lambda node: node.position)
         return [
-            NodeRow(node.node, node.op, node.scope, node.precision, node.provider) for node in nodes
+            NodeRow(node.node, node.op, node.scope, node.precision, node.provider)
+            for node in nodes
         ]
     found: dict[tuple[str, str, int], NodeRow] = {}
     for row in plan.rows if plan is not None else ():
         if row.op != "initializer":
-            found.setdefault((row.scope, row.node, row.rank), NodeRow(row.node, row.op, row.scope))
+            found.setdefault(
+                (row.scope, row.node, row.rank), NodeRow(row.node, row.op, row.scope)
+            )
     return list(found.values())
 
 

@@ -73,20 +73,28 @@ def plot_of(tuned: Tuned) -> Plot:
     low, high = log10(ticks[0]), log10(ticks[-1])
 
     def x(time: float) -> float:
-        return _EDGE + (100 - 2 * _EDGE) * (time - left) / (right - left) if right > left else 50.0
+        return (
+            _EDGE + (100 - 2 * _EDGE) * (time - left) / (right - left)
+            if right > left
+            else 50.0
+        )
 
     def y(error: float) -> float:
         if not 0 < error < inf:
             return 0.0 if error == inf else 100.0
         return _EDGE + (100 - 2 * _EDGE) * (high - log10(error)) / (high - low)
 
-    steps = [left + (right - left) * k / 4 for k in range(5)] if right > left else [left]
+    steps = (
+        [left + (right - left) * k / 4 for k in range(5)] if right > left else [left]
+    )
     ends = [error for error in (inf, 0.0) if error in errors]
     labels = {
         tick: error_text(tuned, tick) if tuned.metric == "snr" else number(tick, 1)
         for tick in ticks
     }
-    points = tuple(_point(tuned, k, x(times[k]), y(error)) for k, error in enumerate(errors))
+    points = tuple(
+        _point(tuned, k, x(times[k]), y(error)) for k, error in enumerate(errors)
+    )
     return Plot(
         metric=tuned.metric,
         points=points,
@@ -117,9 +125,15 @@ def _known_error(tuned: Tuned, position: int) -> float:
 def _ticks(least: float, most: float) -> list[float]:
     """Round numbers from below ``least`` to above ``most``, at most as many as there is room for."""
     first, last = floor(log10(least)), ceil(log10(most))
-    fine = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
+    fine = [
+        step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)
+    ]
     below, above = [x for x in fine if x <= least], [x for x in fine if x >= most]
-    ticks = [x for x in fine if below[-1] <= x <= (above[0] if above[0] > below[-1] else above[1])]
+    ticks = [
+        x
+        for x in fine
+        if below[-1] <= x <= (above[0] if above[0] > below[-1] else above[1])
+    ]
     if len(ticks) <= _TICKS:
         return ticks
     every = ceil((last - first) / (_TICKS - 1))
@@ -163,14 +177,18 @@ class Page:
     def title(self) -> str:
         """What was done to which models."""
         command = f"onnxamp {self.report.task.partition(' ')[0].strip(',')}"
-        names = " → ".join(PurePath(model).name or model for model in self.report.models)
+        names = " → ".join(
+            PurePath(model).name or model for model in self.report.models
+        )
         return f"{command}: {names}" if names else command
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
         """Reason -> nodes that stay float32 for it, most frequent first."""
         kept = Counter(
-            row.why for row in self.nodes if row.why and row.precision in ("float32", "mixed")
+            row.why
+            for row in self.nodes
+            if row.why and row.precision in ("float32", "mixed")
         )
         return sorted(kept.items(), key=lambda item: (-item[1], item[0]))
 
@@ -194,24 +212,43 @@ def conversion_page(
     if made is None:
         return diff_page(diff, audit)
     made = replace(made, validation=diff)
-    report = tuning_report(made, tuned, audit=audit) if tuned else conversion_report(made, audit)
-    page = _page(
-        _with_findings(report, audit), audit, diff.layers if diff else layers, diff, made.plan
+    report = (
+        tuning_report(made, tuned, audit=audit)
+        if tuned
+        else conversion_report(made, audit)
     )
-    return replace(page, low=FORMATS[made.plan.dtype], plot=plot_of(tuned) if tuned else None)
+    page = _page(
+        _with_findings(report, audit),
+        audit,
+        diff.layers if diff else layers,
+        diff,
+        made.plan,
+    )
+    return replace(
+        page, low=FORMATS[made.plan.dtype], plot=plot_of(tuned) if tuned else None
+    )
 
 
 def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
     """The page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
     page = _page(
-        _with_findings(preview_report(made, audit, command), audit), audit, (), None, made.plan
+        _with_findings(preview_report(made, audit, command), audit),
+        audit,
+        (),
+        None,
+        made.plan,
     )
     return replace(page, low=FORMATS[made.plan.dtype])
 
 
 def diff_page(diff: DiffReport | None, audit: Audit | None = None) -> Page:
     """The page of a comparison of two models; ``audit`` is of the result."""
-    page = _page(_with_findings(diff_report(diff), audit), audit, diff.layers if diff else (), diff)
+    page = _page(
+        _with_findings(diff_report(diff), audit),
+        audit,
+        diff.layers if diff else (),
+        diff,
+    )
     return replace(page, low=FORMATS.get(diff.lowest) if diff else None)
 
 
@@ -224,9 +261,12 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
         model: how the page calls it.
     """
     page = _page(check_report(audit, run, model), audit, run.values if run else (), run)
-    precisions = {row.precision for row in page.nodes} | {value.dtype for value in page.values}
+    precisions = {row.precision for row in page.nodes} | {
+        value.dtype for value in page.values
+    }
     return replace(
-        page, low=next((low for name, low in FORMATS.items() if name in precisions), None)
+        page,
+        low=next((low for name, low in FORMATS.items() if name in precisions), None),
     )
 
 
@@ -252,7 +292,9 @@ def _page(
 
 def _shared_limit(diff: DiffReport) -> float | None:
     """The limit of the relative L2 error, where there is just one."""
-    limits = {judgement.limit for judgement in diff.judgements if judgement.metric == "rel_l2"}
+    limits = {
+        judgement.limit for judgement in diff.judgements if judgement.metric == "rel_l2"
+    }
     return limits.pop() if len(limits) == 1 else None
 
 

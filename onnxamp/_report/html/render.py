@@ -28,7 +28,14 @@ from onnxamp._report.parts import Part, Report
 from onnxamp._report.text import glued, named, said
 from onnxamp._tuning.results import Tuned
 
-_SCRIPTS: Final = ("data.js", "along.js", "tracks.js", "nodes.js", "candidates.js", "main.js")
+_SCRIPTS: Final = (
+    "data.js",
+    "along.js",
+    "tracks.js",
+    "nodes.js",
+    "candidates.js",
+    "main.js",
+)
 _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
@@ -58,7 +65,10 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
     made = _environment().get_template("part.html.jinja")
     prefix = f"onnxamp-{sha256(repr(report).encode()).hexdigest()[:8]}-"
     return made.render(
-        report=report, plot=plot_of(tuned) if tuned else None, style=_scoped_style(), prefix=prefix
+        report=report,
+        plot=plot_of(tuned) if tuned else None,
+        style=_scoped_style(),
+        prefix=prefix,
     )
 
 
@@ -120,7 +130,9 @@ def _environment() -> Environment:
 
 def _bounded(item: Any) -> Any:
     """Text as it can be shown: printable and of bounded length."""
-    return said(item) if isinstance(item, str) and not isinstance(item, Markup) else item
+    return (
+        said(item) if isinstance(item, str) and not isinstance(item, Markup) else item
+    )
 
 
 def _whole(command: str) -> Markup:
@@ -150,7 +162,9 @@ def _static(name: str) -> str:
 @cache
 def _script() -> str:
     """All scripts as one, in a scope of their own."""
-    return "\n".join(['"use strict";', "(() => {", *map(_static, _SCRIPTS), "})();", ""])
+    return "\n".join(
+        ['"use strict";', "(() => {", *map(_static, _SCRIPTS), "})();", ""]
+    )
 
 
 def _hash(text: str) -> str:
@@ -159,9 +173,9 @@ def _hash(text: str) -> str:
 
 def _embedded(data: Any) -> str:
     """JSON that can stand inside a script element."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(
-        _ESCAPES
-    )
+    return json.dumps(
+        data, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    ).translate(_ESCAPES)
 
 
 def _data(page: Page) -> dict[str, Any]:
@@ -190,7 +204,8 @@ def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
         "casts": [number for number, node in enumerate(nodes) if node.is_cast],
         "messages": {
             number: [
-                [int(message.level), said(message.text)] for message in dict.fromkeys(node.messages)
+                [int(message.level), said(message.text)]
+                for message in dict.fromkeys(node.messages)
             ]
             for number, node in enumerate(nodes)
             if node.messages
@@ -204,9 +219,14 @@ def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
         "node": [value.node for value in values],
         "name": [named(value.name) for value in values],
         "dtype": _table(value.dtype for value in values),
-        **{number: [_number(getattr(value, number)) for value in values] for number in numbers},
+        **{
+            number: [_number(getattr(value, number)) for value in values]
+            for number in numbers
+        },
         "exponents": {
-            number: value.exponent for number, value in enumerate(values) if value.exponent
+            number: value.exponent
+            for number, value in enumerate(values)
+            if value.exponent
         },
     }
 

@@ -79,16 +79,28 @@ class _Going:
         while pending:
             value = pending.pop()
             lost[value] += 1
-            if self.view.results[value] or reads[value] or lost[value] < len(self.view.uses[value]):
+            if (
+                self.view.results[value]
+                or reads[value]
+                or lost[value] < len(self.view.uses[value])
+            ):
                 continue
             producer = self.view.producer(value)
-            if producer is not None and producer.index not in self.nodes and not producer.bodies:
+            if (
+                producer is not None
+                and producer.index not in self.nodes
+                and not producer.bodies
+            ):
                 if all(
-                    made == ABSENT or self._unread(made, reads, lost) for made in producer.outputs
+                    made == ABSENT or self._unread(made, reads, lost)
+                    for made in producer.outputs
                 ):
                     self.nodes.add(producer.index)
                     pending += [found for found in producer.inputs if found != ABSENT]
-            elif self.view.values[value].origin is Origin.INITIALIZER and value not in listed:
+            elif (
+                self.view.values[value].origin is Origin.INITIALIZER
+                and value not in listed
+            ):
                 self.weights.add(value)
 
     def _unread(self, value: int, reads: Counter[int], lost: Counter[int]) -> bool:
@@ -117,11 +129,15 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
     made = NodeProto()
     if fold.first != ABSENT:
         made.CopyFrom(view.nodes[fold.first].proto)
-        kept = [item for item in made.attribute if item.name != "beta"]  # is in the bias
+        kept = [
+            item for item in made.attribute if item.name != "beta"
+        ]  # is in the bias
         del made.input[:], made.output[:], made.attribute[:]
         made.attribute.extend(kept)
     else:
-        made.CopyFrom(helper.make_node(fold.op, [], [], name=last.proto.name, **fold.attributes))
+        made.CopyFrom(
+            helper.make_node(fold.op, [], [], name=last.proto.name, **fold.attributes)
+        )
         made.doc_string = last.proto.doc_string
         made.metadata_props.extend(last.proto.metadata_props)
     made.input.extend(inputs)
@@ -169,7 +185,9 @@ def selected(graph: Graph, options: Options) -> Selection:
     if options.folds:
         return Selection(every=True)
     kinds = _folded_first(options)
-    spared = frozenset(find_overrides(graph, options).of_node) if kinds else frozenset[int]()
+    spared = (
+        frozenset(find_overrides(graph, options).of_node) if kinds else frozenset[int]()
+    )
     outputs = frozenset(options.folded) if options.may_fold else frozenset[str]()
     return Selection(kinds=kinds, spared=spared, outputs=outputs)
 
@@ -178,9 +196,16 @@ def _folded_first(options: Options) -> frozenset[str]:
     """Kinds of folds to make where nobody asks for all or for none: those that the target asks for, and those of ops
     that would part from what they follow, since the target has no low-precision kernel for them alone.
     """
-    if options.level == Level.O0 or options.fold is False or not options.folds_batch_norm:
+    if (
+        options.level == Level.O0
+        or options.fold is False
+        or not options.folds_batch_norm
+    ):
         return frozenset()
-    facts, able = op_facts(), partial(takes_anywhere, options.target, type_name=options.low.tensor)
+    facts, able = (
+        op_facts(),
+        partial(takes_anywhere, options.target, type_name=options.low.tensor),
+    )
     parts = any(map(able, facts.folds_into)) and not any(map(able, facts.folded))
     return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
@@ -202,14 +227,18 @@ def apply(draft: Draft, options: Options) -> Passed:
     current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
     possible = [
-        fold for fold in find_folds(graph, with_weights=False) if selection.takes(graph, fold)
+        fold
+        for fold in find_folds(graph, with_weights=False)
+        if selection.takes(graph, fold)
     ]
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
             graph = upgraded(graph, wanted)
             needed = told([fold for fold in possible if current < fold.opset <= wanted])
-            notes.append(f"Upgraded from opset {current} to {wanted}, for the sake of {needed}.")
+            notes.append(
+                f"Upgraded from opset {current} to {wanted}, for the sake of {needed}."
+            )
         except OpsetError as error:
             refused.append(str(error))
     found = find_folds(graph, with_weights=selection.changes_weights)
@@ -229,12 +258,18 @@ def apply(draft: Draft, options: Options) -> Passed:
     return Passed(result, tuple(notes), requested, tuple(refused))
 
 
-def reachable(graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None) -> int:
+def reachable(
+    graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None
+) -> int:
     """The newest opset that folds want and at which no other node loses a kernel on the target."""
     current = graph.book.opsets[""]
     newest = min(ceiling or _newest(target), _newest(target))
-    opsets = sorted({fold.opset for fold in folds if current < fold.opset <= newest}, reverse=True)
-    return next((opset for opset in opsets if not _losers(graph, folds, target, opset)), current)
+    opsets = sorted(
+        {fold.opset for fold in folds if current < fold.opset <= newest}, reverse=True
+    )
+    return next(
+        (opset for opset in opsets if not _losers(graph, folds, target, opset)), current
+    )
 
 
 def _newest(target: str) -> int:
@@ -247,27 +282,37 @@ def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> lis
     if not target_of(target).limits_types:
         return []
     going = {node for fold in folds for node in fold.nodes}
-    staying = {node.key: node.signature for node in graph.nodes if node.index not in going}
+    staying = {
+        node.key: node.signature for node in graph.nodes if node.index not in going
+    }
     found = []
     for key, signature in staying.items():
-        newer = lookup("", key, opset) if signature is not None and not signature.domain else None
+        newer = (
+            lookup("", key, opset)
+            if signature is not None and not signature.domain
+            else None
+        )
         if signature is not None and newer is not None and newer is not signature:
-            lost = float_types(target, key, signature.since) - float_types(target, key, newer.since)
+            lost = float_types(target, key, signature.since) - float_types(
+                target, key, newer.since
+            )
             found += [key] if lost else []
     return sorted(found)
 
 
-def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None) -> str:
+def _why_late(
+    graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None
+) -> str:
     """Why folds have to be left."""
     opset = min(fold.opset for fold in late)
-    text = (
-        f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
-    )
+    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
     if opset > _newest(target):
         version = version_meant(target)
-        return f"{text}, and ONNX Runtime {version} loads none beyond {_newest(target)}."
+        return (
+            f"{text}, and ONNX Runtime {version} loads none beyond {_newest(target)}."
+        )
     losers = _losers(graph, late, target, opset)
     return (
         f"{text}, where {', '.join(losers)} would lose kernels on {target}."
@@ -279,7 +324,9 @@ def _why_late(graph: Graph, late: Sequence[Fold], target: str, ceiling: int | No
 def told(folds: Sequence[Fold]) -> str:
     """How many of each kind: "12 LayerNorms and 24 Gelus"."""
     counts = Counter(
-        form_table().kinds[fold.kind].called if fold.kind in form_table().kinds else fold.kind
+        form_table().kinds[fold.kind].called
+        if fold.kind in form_table().kinds
+        else fold.kind
         for fold in folds
     )
     parts = [

@@ -31,8 +31,12 @@ Array = NDArray[Any]
 def batch_norms(graph: Graph) -> list[Fold]:
     """All that can be folded. Complexity: each weight that changes is read here, and again when it is made."""
     folds = []
-    for producer, node in constant_batch_norms(graph, graph.constants.tensors.__contains__):
-        values = [value for value in (*producer.inputs, *node.inputs) if value != ABSENT]
+    for producer, node in constant_batch_norms(
+        graph, graph.constants.tensors.__contains__
+    ):
+        values = [
+            value for value in (*producer.inputs, *node.inputs) if value != ABSENT
+        ]
         if any(graph.types[value] != FLOAT for value in values):
             continue
         weights = _weights(graph, producer, node)
@@ -54,7 +58,9 @@ def batch_norms(graph: Graph) -> list[Fold]:
     return folds
 
 
-def _weights(graph: Graph, producer: Node, node: Node) -> tuple[NewWeight, NewWeight] | None:
+def _weights(
+    graph: Graph, producer: Node, node: Node
+) -> tuple[NewWeight, NewWeight] | None:
     """Weight and bias of the producer with the normalisation in them.
 
     None where their shapes do not fit, or a number would be none or beyond float32.
@@ -70,14 +76,18 @@ def _weights(graph: Graph, producer: Node, node: Node) -> tuple[NewWeight, NewWe
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(variance + (_EPSILON if epsilon is None else epsilon))
         total = (bias - mean) * factor + shift
-        largest = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) * np.abs(factor)
+        largest = max(
+            float(weight.max(initial=0)), -float(weight.min(initial=0))
+        ) * np.abs(factor)
     if not (np.concatenate((largest, np.abs(total))) < np.finfo(np.float32).max).all():
         return None
     names = graph.values[producer.inputs[1]].name, f"{producer.label}_bias"
     if producer.input(2) != ABSENT:
         names = names[0], graph.values[producer.inputs[2]].name
     return (
-        NewWeight(names[0], lambda: numpy_helper.from_array(_times(weight, factor, *shapes))),
+        NewWeight(
+            names[0], lambda: numpy_helper.from_array(_times(weight, factor, *shapes))
+        ),
         NewWeight(names[1], lambda: numpy_helper.from_array(total.astype(np.float32))),
     )
 
@@ -121,7 +131,9 @@ def _shapes(
     return (groups, weight[0] // groups, *weight[1:]), (groups, 1, weight[1], *ones)
 
 
-def _times(weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def _times(
+    weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]
+) -> Array:
     """The product in float64, one part of the first axis at a time, so that it takes no second copy of the weight."""
     made, source, factors = (
         np.empty(split, np.float32),
@@ -188,17 +200,25 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
         return None
     match = _narrowed(graph, match)
     dims = _normalised(graph, match)
-    given = {name: match.values[name] for name in ("gain", "bias") if name in match.values}
-    weights = {name: _suiting(graph, match, value, dims) for name, value in given.items()}
+    given = {
+        name: match.values[name] for name in ("gain", "bias") if name in match.values
+    }
+    weights = {
+        name: _suiting(graph, match, value, dims) for name, value in given.items()
+    }
     if None in weights.values():
         return None
     for _ in range(2):
-        match = _with_next(graph, match, dims, weights, has_bias=kind.op == "LayerNormalization")
+        match = _with_next(
+            graph, match, dims, weights, has_bias=kind.op == "LayerNormalization"
+        )
     gain = weights["gain"] if "gain" in weights else _ones(graph, match, dims)
     if gain is None:
         return None
     bias = weights.get("bias")
-    inputs = (match.values["x"], gain) if bias is None else (match.values["x"], gain, bias)
+    inputs = (
+        (match.values["x"], gain) if bias is None else (match.values["x"], gain, bias)
+    )
     attributes = {"axis": -count, "epsilon": epsilon}
     return Fold(
         kind=kind.name,
@@ -249,7 +269,10 @@ def _narrowed(graph: Graph, match: Match) -> Match:
         return match
     values = {**match.values, "x": before.inputs[0]}
     return replace(
-        match, nodes=match.nodes | between | {behind.index}, values=values, core=behind.index
+        match,
+        nodes=match.nodes | between | {behind.index},
+        values=values,
+        core=behind.index,
     )
 
 
@@ -269,8 +292,15 @@ def _with_next(
 ) -> Match:
     """Take in the multiplication by the gain, or the addition of the bias, that stands behind."""
     nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
-    name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(node.key if node else "", "")
-    if node is None or not name or name in weights or (name == "gain" and "bias" in weights):
+    name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(
+        node.key if node else "", ""
+    )
+    if (
+        node is None
+        or not name
+        or name in weights
+        or (name == "gain" and "bias" in weights)
+    ):
         return match
     other = node.inputs[1] if node.inputs[0] == value else node.inputs[0]
     weight = _suiting(graph, match, other, dims)
@@ -318,7 +348,9 @@ def _ones(graph: Graph, match: Match, dims: Sequence[int | None]) -> NewWeight |
     sizes = [dim for dim in dims if dim is not None]
     if len(sizes) < len(dims) or not 0 < prod(sizes) <= _ONES:
         return None
-    ones = partial(helper.make_tensor, "", _elem(graph, match), sizes, [1.0] * prod(sizes))
+    ones = partial(
+        helper.make_tensor, "", _elem(graph, match), sizes, [1.0] * prod(sizes)
+    )
     return NewWeight(f"{graph.nodes[match.core].proto.output[0]}_ones", ones)
 
 

@@ -62,7 +62,10 @@ def _whole_p(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 def _broadcast(proto: NodeProto, site: Site) -> list[NodeProto]:
     """From version 7 on, shapes are aligned at the end; ``axis`` gave the place of the second operand's first axis."""
-    is_broadcast, axis = take_attribute(proto, "broadcast", 0), take_attribute(proto, "axis")
+    is_broadcast, axis = (
+        take_attribute(proto, "broadcast", 0),
+        take_attribute(proto, "axis"),
+    )
     if not is_broadcast or axis is None:
         return [proto]
     rank, other = site.rank_of(proto.input[0]), site.rank_of(proto.input[1])
@@ -86,7 +89,11 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
         return [proto]
     wide = site.fresh(f"{proto.input[1]}/aligned")
     node = helper.make_node(
-        "Unsqueeze", [proto.input[1]], [wide], site.fresh("align"), axes=list(range(rank, wanted))
+        "Unsqueeze",
+        [proto.input[1]],
+        [wide],
+        site.fresh("align"),
+        axes=list(range(rank, wanted)),
     )
     proto.input[1] = wide
     return [node, proto]
@@ -94,7 +101,10 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
 
 def _scales(proto: NodeProto, _: Site) -> list[NodeProto]:
     """Upsample-7 has one list of scales."""
-    height, width = take_attribute(proto, "height_scale"), take_attribute(proto, "width_scale")
+    height, width = (
+        take_attribute(proto, "height_scale"),
+        take_attribute(proto, "width_scale"),
+    )
     set_attribute(proto, "scales", [1.0, 1.0, float(height), float(width)])
     return [proto]
 
@@ -134,18 +144,28 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
     axis, shape = take_attribute(proto, "axis", 1), site.shape_of(proto.input[0])
     if shape is not None and len(shape):
         start = axis + len(shape) if axis < 0 else axis
-        wide = [position for position in range(start, len(shape)) if shape[position] != 1]
+        wide = [
+            position for position in range(start, len(shape)) if shape[position] != 1
+        ]
         if len(wide) < 2 and start < len(shape):
-            set_attribute(proto, "axis", wide[0] if wide and len(shape) - 1 != wide[0] else -1)
+            set_attribute(
+                proto, "axis", wide[0] if wide and len(shape) - 1 != wide[0] else -1
+            )
             return [proto]
     elif axis == -1:
         set_attribute(proto, "axis", -1)
         return [proto]
     data, result = proto.input[0], proto.output[0]
-    flat, done, shape_name = (site.fresh(name) for name in ("flat", "flat_result", "shape"))
-    flatten = helper.make_node("Flatten", [data], [flat], site.fresh("Flatten"), axis=axis)
+    flat, done, shape_name = (
+        site.fresh(name) for name in ("flat", "flat_result", "shape")
+    )
+    flatten = helper.make_node(
+        "Flatten", [data], [flat], site.fresh("Flatten"), axis=axis
+    )
     measure = helper.make_node("Shape", [data], [shape_name], site.fresh("Shape"))
-    restore = helper.make_node("Reshape", [done, shape_name], [result], site.fresh("Reshape"))
+    restore = helper.make_node(
+        "Reshape", [done, shape_name], [result], site.fresh("Reshape")
+    )
     proto.input[0], proto.output[0] = flat, done
     set_attribute(proto, "axis", -1)
     return [flatten, measure, proto, restore]
@@ -158,7 +178,10 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
     stride and that padding together.
     """
     kernel = attribute(proto, "kernel_shape")
-    if attribute(proto, "ceil_mode") and attribute(proto, "auto_pad") in (None, b"NOTSET"):
+    if attribute(proto, "ceil_mode") and attribute(proto, "auto_pad") in (
+        None,
+        b"NOTSET",
+    ):
         ones = [1] * len(kernel)
         strides, dilations = (
             attribute(proto, "strides") or ones,
@@ -169,7 +192,9 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
             (k - 1) * d + 1 < s + p
             for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)
         ):
-            raise StuckError("ceil_mode leaves out windows that begin in the padding there")
+            raise StuckError(
+                "ceil_mode leaves out windows that begin in the padding there"
+            )
     return [proto]
 
 
@@ -208,7 +233,10 @@ def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
                 site.fresh(f"{name}/2"),
             ),
             helper.make_node(
-                "Reshape", [table, to([-1], site.named("row"))], [every], site.fresh(f"{name}/3")
+                "Reshape",
+                [table, to([-1], site.named("row"))],
+                [every],
+                site.fresh(f"{name}/3"),
             ),
         ]
         proto.input[position] = every
@@ -288,7 +316,9 @@ class Step:
             self.inputs,
             self.call,
         )
-        return self.known and not self.renamed and self.outputs is None and not any(said)
+        return (
+            self.known and not self.renamed and self.outputs is None and not any(said)
+        )
 
 
 @cache
@@ -301,8 +331,13 @@ def steps_of(op: str, current: int, wanted: int) -> tuple[Step, ...]:
     while current < wanted:
         if (schema := _schema(op, current)) is None:
             break
-        newer = filter(None, (_schema(op, version) for version in range(current + 1, wanted + 1)))
-        found = next((other for other in newer if other.since_version > schema.since_version), None)
+        newer = filter(
+            None, (_schema(op, version) for version in range(current + 1, wanted + 1))
+        )
+        found = next(
+            (other for other in newer if other.since_version > schema.since_version),
+            None,
+        )
         if found is None:
             break
         step = _step(schema, found)
@@ -350,7 +385,9 @@ def _step(old: OpSchema, new: OpSchema) -> Step:
         for key, item in _with_default(old).items()
     }
     if target is None or version > checked or (row is None and _differ(old, target)):
-        return Step(name, version, known=False, renamed=False, defaults=defaults, lost={})
+        return Step(
+            name, version, known=False, renamed=False, defaults=defaults, lost={}
+        )
     row = row or {}
     moved = (
         MovedAttribute(item["from"], item["at"], item["as"], item.get("unless"))
@@ -377,7 +414,11 @@ def _step(old: OpSchema, new: OpSchema) -> Step:
 
 
 def _with_default(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
-    return {name: item for name, item in schema.attributes.items() if item.default_value.type}
+    return {
+        name: item
+        for name, item in schema.attributes.items()
+        if item.default_value.type
+    }
 
 
 def _differ(old: OpSchema, new: OpSchema) -> bool:
@@ -417,6 +458,11 @@ def _lost(
     return found
 
 
-def _types(schema: OpSchema, ports: Sequence[OpSchema.FormalParameter]) -> list[set[str]]:
-    admitted = {row.type_param_str: set(row.allowed_type_strs) for row in schema.type_constraints}
+def _types(
+    schema: OpSchema, ports: Sequence[OpSchema.FormalParameter]
+) -> list[set[str]]:
+    admitted = {
+        row.type_param_str: set(row.allowed_type_strs)
+        for row in schema.type_constraints
+    }
     return [admitted.get(port.type_str, {port.type_str}) for port in ports]

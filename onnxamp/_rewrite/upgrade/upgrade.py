@@ -14,7 +14,13 @@ from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
 from onnxamp._rewrite.passes import Draft, Passed
-from onnxamp._rewrite.upgrade.rules import RULES, MovedAttribute, Step, is_silent, steps_of
+from onnxamp._rewrite.upgrade.rules import (
+    RULES,
+    MovedAttribute,
+    Step,
+    is_silent,
+    steps_of,
+)
 from onnxamp._rewrite.upgrade.writer import Site, StuckError, take_attribute
 
 
@@ -84,19 +90,31 @@ def _check(step: Step, proto: NodeProto, site: Site) -> None:
         value = value.decode() if isinstance(value, bytes) else value
         if value is not None and value not in allowed:
             raise StuckError(step.why)
-    if step.types and (kind := site.type_of(proto.input[0])) is not None and kind not in step.types:
+    if (
+        step.types
+        and (kind := site.type_of(proto.input[0])) is not None
+        and kind not in step.types
+    ):
         raise StuckError(step.why)
     if step.outputs is not None:
         spare = [name for name in proto.output[step.outputs :] if name]
-        if spare and not (step.unread and not any(_is_read(site, name) for name in spare)):
+        if spare and not (
+            step.unread and not any(_is_read(site, name) for name in spare)
+        ):
             raise StuckError(step.why)
         del proto.output[step.outputs :]
     for (side, position), admitted in step.lost.items():
         names = proto.input if side == "inputs" else proto.output
-        found = site.type_of(names[position]) if position < len(names) and names[position] else None
+        found = (
+            site.type_of(names[position])
+            if position < len(names) and names[position]
+            else None
+        )
         if found is not None and found not in admitted:
             raise StuckError(
-                f"it takes no {found} there" if side == "inputs" else f"it makes no {found} there"
+                f"it takes no {found} there"
+                if side == "inputs"
+                else f"it makes no {found} there"
             )
 
 
@@ -108,7 +126,11 @@ def _is_read(site: Site, name: str) -> bool:
 def _move(moved: MovedAttribute, step: Step, proto: NodeProto, site: Site) -> None:
     """Turn an attribute into an input."""
     value = take_attribute(proto, moved.attribute, step.defaults.get(moved.attribute))
-    is_nothing = isinstance(value, (list, tuple)) and not len(value) and moved.attribute == "axes"
+    is_nothing = (
+        isinstance(value, (list, tuple))
+        and not len(value)
+        and moved.attribute == "axes"
+    )
     if value is None or is_nothing:
         return
     if moved.unless is not None and value == np.float32(moved.unless):
@@ -121,7 +143,9 @@ def _move(moved: MovedAttribute, step: Step, proto: NodeProto, site: Site) -> No
 def _constant(moved: MovedAttribute, value: Any, proto: NodeProto, site: Site) -> str:
     base = site.named(moved.attribute)
     if moved.form == "ints":
-        return site.editor.ints(value if isinstance(value, (list, tuple)) else [value], base)
+        return site.editor.ints(
+            value if isinstance(value, (list, tuple)) else [value], base
+        )
     if moved.form == "int":
         return site.editor.ints(value, base)
     elem = site.elem_of(proto.input[0]) if moved.form == "like" else TensorProto.FLOAT
@@ -138,7 +162,9 @@ class Obstacle:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
+        return (
+            f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
+        )
 
 
 @dataclass(frozen=True)
@@ -168,9 +194,15 @@ class Upgrade:
 
     def _declare(self, model: ModelProto) -> None:
         """Write the opset."""
-        sets = [model.opset_import, *(function.opset_import for function in model.functions)]
+        sets = [
+            model.opset_import,
+            *(function.opset_import for function in model.functions),
+        ]
         for entry in (
-            entry for entries in sets for entry in entries if default_domain(entry.domain) == ""
+            entry
+            for entries in sets
+            for entry in entries
+            if default_domain(entry.domain) == ""
         ):
             entry.version = max(entry.version, self.opset)
         if not any(default_domain(entry.domain) == "" for entry in model.opset_import):
@@ -192,7 +224,9 @@ def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
     return Upgrade(graph, current, obstacle)
 
 
-def _attempt(graph: Graph, current: int, opset: int, editor: GraphEditor) -> Obstacle | None:
+def _attempt(
+    graph: Graph, current: int, opset: int, editor: GraphEditor
+) -> Obstacle | None:
     """Note what an upgrade changes, and return the obstacle that is met first on the way."""
     found = _function_obstacles(graph.model, opset)
     for key, indices in graph.by_key.items():
@@ -214,14 +248,23 @@ def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
     """Nodes of local functions that would have to change: their types are unknown, and they have no initializers."""
     found = []
     for function in model.functions:
-        imported = {default_domain(entry.domain): entry.version for entry in function.opset_import}
+        imported = {
+            default_domain(entry.domain): entry.version
+            for entry in function.opset_import
+        }
         for node in all_nodes(function.node):
             if default_domain(node.domain) or "" not in imported:
                 continue
             steps = steps_of(node.op_type, imported[""], opset)
-            if (step := next((step for step in steps if not step.is_silent), None)) is not None:
+            if (
+                step := next((step for step in steps if not step.is_silent), None)
+            ) is not None:
                 why = f"it stands in the function {function.name}, whose nodes are not rewritten; inline it"
-                found.append(Obstacle(step.version, node.name or node.output[0], node.op_type, why))
+                found.append(
+                    Obstacle(
+                        step.version, node.name or node.output[0], node.op_type, why
+                    )
+                )
     return found
 
 
@@ -239,7 +282,9 @@ def upgraded(graph: Graph, opset: int) -> Graph:
             if far
             else " Leave the opset out, or pass keep."
         )
-        raise OpsetError(f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.{advice}")
+        raise OpsetError(
+            f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.{advice}"
+        )
     return plan.result
 
 
@@ -258,6 +303,12 @@ def apply(draft: Draft, options: Options) -> Passed:
     graph, opset = draft.graph, options.opset
     result, current = upgraded(graph, opset), graph.book.opsets[""]
     if result is graph:
-        note = f"The model already has opset {current}; --opset {opset} changes nothing."
+        note = (
+            f"The model already has opset {current}; --opset {opset} changes nothing."
+        )
         return Passed(draft, (note,))
-    return Passed(Draft.of(result), (f"Upgraded from opset {current} to {opset}.",), requested=True)
+    return Passed(
+        Draft.of(result),
+        (f"Upgraded from opset {current} to {opset}.",),
+        requested=True,
+    )

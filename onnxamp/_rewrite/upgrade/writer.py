@@ -72,9 +72,16 @@ class Site:
     def floats_of(self, name: str) -> list[float] | None:
         """The elements of a small float32 constant that the node reads; None where it is not one."""
         tensor = self.graph.constants.tensors.get(self.values.get(name, ABSENT))
-        if tensor is None or tensor.data_type != TensorProto.FLOAT or prod(tensor.dims) > _FEW:
+        if (
+            tensor is None
+            or tensor.data_type != TensorProto.FLOAT
+            or prod(tensor.dims) > _FEW
+        ):
             return None
-        return [float(number) for number in read_array(tensor, self.graph.folder).reshape(-1)]
+        return [
+            float(number)
+            for number in read_array(tensor, self.graph.folder).reshape(-1)
+        ]
 
     def elem_of(self, name: str) -> int:
         """The element type of a tensor that the node reads.

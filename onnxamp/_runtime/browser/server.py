@@ -61,7 +61,10 @@ class Server:
         self.answers: Queue[bytes] = Queue()
         self._server = _Http(self)
         self._thread = Thread(
-            target=self._server.serve_forever, args=(0.05,), name="onnxamp-browser", daemon=True
+            target=self._server.serve_forever,
+            args=(0.05,),
+            name="onnxamp-browser",
+            daemon=True,
         )
         self._thread.start()
 
@@ -139,7 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             with found[0] as stream:
                 self._headers(
-                    200, found[1], _TYPES.get(Path(name).suffix, "application/octet-stream")
+                    200,
+                    found[1],
+                    _TYPES.get(Path(name).suffix, "application/octet-stream"),
                 )
                 shutil.copyfileobj(stream, self.wfile, 1 << 20)
 
@@ -221,17 +226,25 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     parts, start = [], 0
     for name, array in arrays.items():
         is_tensor = isinstance(array, np.ndarray)
-        if not is_tensor or (array.dtype.name not in TYPES and array.dtype.kind not in "USO"):
+        if not is_tensor or (
+            array.dtype.name not in TYPES and array.dtype.kind not in "USO"
+        ):
             what = array.dtype if is_tensor else "no tensor"
             raise RuntimeFailure(
                 f"A browser cannot be fed {name!r}: onnxruntime-web takes tensors, but this is {what}."
             )
         row: dict[str, Any] = {"name": name, "shape": list(array.shape)}
         if array.dtype.name not in TYPES:
-            rows.append(row | {"type": "string", "texts": [str(item) for item in array.ravel()]})
+            rows.append(
+                row | {"type": "string", "texts": [str(item) for item in array.ravel()]}
+            )
             continue
-        own = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
-        rows.append(row | {"type": array.dtype.name, "start": start, "end": start + own.nbytes})
+        own = np.ascontiguousarray(array).astype(
+            array.dtype.newbyteorder("<"), copy=False
+        )
+        rows.append(
+            row | {"type": array.dtype.name, "start": start, "end": start + own.nbytes}
+        )
         parts.append(own.tobytes())
         start += own.nbytes
     text = json.dumps({**header, "tensors": rows}).encode()
@@ -272,14 +285,22 @@ def find_web() -> Path:
     """
     if named := os.environ.get(WEB):
         folder = Path(named)
-        for inner in (folder / "dist", folder, folder / "node_modules" / _PACKAGE / "dist"):
+        for inner in (
+            folder / "dist",
+            folder,
+            folder / "node_modules" / _PACKAGE / "dist",
+        ):
             if (inner / BUNDLE).is_file():
                 return inner
         wrong = f"{named}, which {WEB} names, holds no {BUNDLE}"
     else:
         here = Path.cwd()
-        inside = [folder / "node_modules" for folder in (here, *here.parents)]  # where Node looks
-        inside += map(Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)))
+        inside = [
+            folder / "node_modules" for folder in (here, *here.parents)
+        ]  # where Node looks
+        inside += map(
+            Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep))
+        )
         for folder in inside:
             if (folder / _PACKAGE / "dist" / BUNDLE).is_file():
                 return folder / _PACKAGE / "dist"

@@ -56,7 +56,10 @@ def find_chromium() -> str | None:
     """The executable; None if there is none."""
     own = _facts()
     places = (place for place in own.get("places", ()) if Path(place).is_file())
-    return next(filter(None, (*map(shutil.which, read_table("browser")["names"]), *places)), None)
+    return next(
+        filter(None, (*map(shutil.which, read_table("browser")["names"]), *places)),
+        None,
+    )
 
 
 def _facts() -> Mapping[str, Any]:
@@ -71,7 +74,9 @@ def _command(*, is_software: bool) -> list[str]:
     Raises:
         RuntimeFailure: there is no Chromium.
     """
-    if named := shlex.split(os.environ.get(CHROMIUM, ""), posix=sys.platform != "win32"):
+    if named := shlex.split(
+        os.environ.get(CHROMIUM, ""), posix=sys.platform != "win32"
+    ):
         command = [shutil.which(named[0]) or "", *named[1:]]
         wrong = f"{named[0]!r}, which {CHROMIUM} names, is no program"
     else:
@@ -107,7 +112,9 @@ class Chromium:
         command.append(f"--user-data-dir={self._profile}")
         try:
             if os.name == "posix":
-                self._process = self._piped([*command, "--remote-debugging-pipe", "about:blank"])
+                self._process = self._piped(
+                    [*command, "--remote-debugging-pipe", "about:blank"]
+                )
                 self._show(url)
             else:
                 self._process = _silent([*command, _start_page(self._profile, url)])
@@ -124,7 +131,8 @@ class Chromium:
         (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
         self._pipe = (our_in, our_out)
         theirs = [
-            fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number in (their_in, their_out)
+            fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+            for number in (their_in, their_out)
         ]
         try:
             launch = [sys.executable, "-IS", "-c", _LAUNCH, *map(str, theirs), *command]
@@ -168,14 +176,17 @@ def _start_page(profile: Path, url: str) -> str:
     page = profile / "start.html"
     page.touch(mode=0o600)
     page.write_text(
-        f"<!doctype html><script>location.replace({json.dumps(url)})</script>", encoding="utf-8"
+        f"<!doctype html><script>location.replace({json.dumps(url)})</script>",
+        encoding="utf-8",
     )
     return page.as_uri()
 
 
 def _silent(command: Sequence[str], **how: Any) -> "subprocess.Popen[bytes]":
     nowhere = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, **how)
+    return subprocess.Popen(
+        command, stdin=nowhere, stdout=nowhere, stderr=nowhere, **how
+    )
 
 
 _STARTING: Final = 60.0
@@ -226,14 +237,20 @@ class Browser:
                 " driver, or a newer Chromium, which brings a software adapter."
             )
         adapter = facts["adapter"]
-        told = (adapter["description"], f"{adapter['vendor']} {adapter['architecture']}".strip())
+        told = (
+            adapter["description"],
+            f"{adapter['vendor']} {adapter['architecture']}".strip(),
+        )
         self.device: str = next(filter(None, told), "an unnamed GPU")
         self.is_software = (
-            adapter["fallback"] or adapter["architecture"] in read_table("browser")["software"]
+            adapter["fallback"]
+            or adapter["architecture"] in read_table("browser")["software"]
         )
         self.has_float16: bool = facts["float16"]
         self.web: str = facts["version"]
-        self.version = "Chromium " + next(iter(re.findall(r"Chrome/(\d+)", facts["agent"])), "")
+        self.version = "Chromium " + next(
+            iter(re.findall(r"Chrome/(\d+)", facts["agent"])), ""
+        )
 
     def _start(self, *, is_software: bool) -> dict[str, Any]:
         """What the page says of itself; without "adapter" if it finds none."""
@@ -288,7 +305,9 @@ class Browser:
                 )
             if monotonic() > until:
                 self._chromium.end()  # what it answers later would pass for the next answer
-                raise RuntimeFailure(f"Chromium did not answer within {seconds:.0f} s ({what}).")
+                raise RuntimeFailure(
+                    f"Chromium did not answer within {seconds:.0f} s ({what})."
+                )
         return answer
 
     def open(self, model: ModelProto | str | PathLike[str]) -> "WebSession":
@@ -343,12 +362,19 @@ class WebSession:
         self._browser, self.number = browser, number
         with source_of(model) as source:
             files = _files(source)
-            names = {f"models/{number}/{place}": location for place, location in enumerate(files)}
-            browser.server.shared |= {name: files[location] for name, location in names.items()}
+            names = {
+                f"models/{number}/{place}": location
+                for place, location in enumerate(files)
+            }
+            browser.server.shared |= {
+                name: files[location] for name, location in names.items()
+            }
             main, *data = names
             where = [{"path": names[name], "url": name} for name in data]
             try:
-                facts, _ = browser.ask("load", {"number": number, "model": main, "data": where})
+                facts, _ = browser.ask(
+                    "load", {"number": number, "model": main, "data": where}
+                )
             finally:
                 for name in names:
                     del browser.server.shared[name]
@@ -366,8 +392,12 @@ class WebSession:
             RuntimeFailure: an input is missing, or of a type that a browser does not take.
         """
         if missing := [name for name in self._inputs if name not in feeds]:
-            raise RuntimeFailure(f"The model in the browser needs the input {missing[0]!r}.")
-        arrays = {name: _typed(name, feeds[name], kind) for name, kind in self._inputs.items()}
+            raise RuntimeFailure(
+                f"The model in the browser needs the input {missing[0]!r}."
+            )
+        arrays = {
+            name: _typed(name, feeds[name], kind) for name, kind in self._inputs.items()
+        }
         self._browser.ask("feed", {"number": self.number}, arrays)
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
@@ -381,9 +411,9 @@ class WebSession:
 
     def time(self, runs: int) -> list[float]:
         """Seconds of each of so many runs in a row on the last inputs, timed in the page, outputs read back."""
-        taken: list[float] = self._browser.ask("time", {"number": self.number, "count": runs})[0][
-            "taken"
-        ]
+        taken: list[float] = self._browser.ask(
+            "time", {"number": self.number, "count": runs}
+        )[0]["taken"]
         return taken
 
 
@@ -393,12 +423,15 @@ def _files(source: bytes | str) -> dict[str, bytes | Path]:
     Raises:
         RuntimeFailure: they are too large for a browser.
     """
-    files: dict[str, bytes | Path] = {"": source if isinstance(source, bytes) else Path(source)}
+    files: dict[str, bytes | Path] = {
+        "": source if isinstance(source, bytes) else Path(source)
+    }
     if isinstance(source, str):
         found = find_data_files(load_model(Path(source)), Path(source).parent)
         files |= {name: file.path for name, file in found.items()}
     size = sum(
-        len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values()
+        len(file) if isinstance(file, bytes) else file.stat().st_size
+        for file in files.values()
     )
     if size > _MEMORY:
         raise RuntimeFailure(
@@ -436,4 +469,6 @@ def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
 
 def _plain(text: str) -> str:
     """The first line of an error of onnxruntime-web, without its numbers."""
-    return _NUMBERS.sub("", text.strip().splitlines()[0] if text.strip() else "unknown error")
+    return _NUMBERS.sub(
+        "", text.strip().splitlines()[0] if text.strip() else "unknown error"
+    )

@@ -31,7 +31,12 @@ from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
 from onnxamp._warnings import warn
-from onnxamp.compat._convert import Range, convert_all_but, tensor_to_float16, to_float16
+from onnxamp.compat._convert import (
+    Range,
+    convert_all_but,
+    tensor_to_float16,
+    to_float16,
+)
 
 __all__ = [
     "DEFAULT_OP_BLOCK_LIST",
@@ -228,7 +233,9 @@ def auto_convert_mixed_precision(
         True
     """
     if validate_fn is None and rtol is None and atol is None:
-        raise ArgumentError("There is nothing to judge by: pass validate_fn, rtol or atol.")
+        raise ArgumentError(
+            "There is nothing to judge by: pass validate_fn, rtol or atol."
+        )
     if rtol is not None or atol is not None:
         rtol, atol = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
     judge = _judge(Model.of(model), validate_fn, rtol, atol)
@@ -298,7 +305,9 @@ def auto_convert_mixed_precision_model_path(
         warn(["verbose=True has no effect: nothing is printed."])
     model = Model.of(as_path(source_model_path))
     if customized_validate_func is None:
-        judge = _judge(model, None, 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol)
+        judge = _judge(
+            model, None, 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol
+        )
     else:
         judge = _judge(model, customized_validate_func, None, None)
     wanted: Provider = "cuda" if any("CUDA" in name for name in provider) else "cpu"
@@ -307,17 +316,24 @@ def auto_convert_mixed_precision_model_path(
     convert_to_file(request, Sink(target))
 
 
-def _judge(model: Model, function: Judge | None, rtol: float | None, atol: float | None) -> Accept:
+def _judge(
+    model: Model, function: Judge | None, rtol: float | None, atol: float | None
+) -> Accept:
     """What accepts outputs: a function of lists, tolerances, or both."""
     names = [entry.name for entry in model.proto.graph.output]
 
     def accepts(reference: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
-        one, other = [reference[name] for name in names], [result[name] for name in names]
+        one, other = (
+            [reference[name] for name in names],
+            [result[name] for name in names],
+        )
         if function is not None and not function(one, other):
             return False
         if rtol is None or atol is None:
             return True
-        return all(np.allclose(a, b, rtol, atol) for a, b in zip(one, other, strict=True))
+        return all(
+            np.allclose(a, b, rtol, atol) for a, b in zip(one, other, strict=True)
+        )
 
     return Accept(getattr(function, "__qualname__", "numpy.allclose"), accepts)
 

@@ -112,7 +112,9 @@ def convert_float_to_float16(
 
 
 def convert_np_to_float16(
-    np_array: ArrayLike, min_positive_val: float = 5.96e-08, max_finite_val: float = 65504.0
+    np_array: ArrayLike,
+    min_positive_val: float = 5.96e-08,
+    max_finite_val: float = 65504.0,
 ) -> NDArray[np.float16]:
     """Numbers in float16, limited to a range; 0, infinities and NaN stay.
 
@@ -135,7 +137,9 @@ def convert_np_to_float16(
 
 
 def convert_tensor_float_to_float16(
-    tensor: TensorProto, min_positive_val: float = 5.96e-08, max_finite_val: float = 65504.0
+    tensor: TensorProto,
+    min_positive_val: float = 5.96e-08,
+    max_finite_val: float = 65504.0,
 ) -> TensorProto:
     """Convert a float32 tensor to float16 in place, limited to a range; others are left alone.
 
@@ -161,7 +165,9 @@ def convert_tensor_float_to_float16(
 
 
 def float_to_float16_max_diff(
-    tensor: TensorProto, min_positive_val: float = 5.96e-08, max_finite_val: float = 65504.0
+    tensor: TensorProto,
+    min_positive_val: float = 5.96e-08,
+    max_finite_val: float = 65504.0,
 ) -> float:
     """The largest absolute difference that float16 makes to an element of a float32 tensor.
 

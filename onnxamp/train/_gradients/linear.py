@@ -29,10 +29,16 @@ def _gemm(call: Call) -> Grads:
     ]
 
 
-def _gemm_of(a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0) -> Tensor:
+def _gemm_of(
+    a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0
+) -> Tensor:
     """Alpha A' B' of two matrices."""
     return a.op(
-        "Gemm", b, alpha=alpha if alpha != 1 else None, transA=flip_a or None, transB=flip_b or None
+        "Gemm",
+        b,
+        alpha=alpha if alpha != 1 else None,
+        transA=flip_a or None,
+        transB=flip_b or None,
     )
 
 
@@ -45,8 +51,12 @@ def _matmul(call: Call) -> Grads:
     if rank_a == 1:
         a, dy = _unsqueezed(a, -2), _unsqueezed(dy, -2)
     return [
-        lambda: _left(dy, a, b).reshape_like(call[0]) if rank_a == 1 else _left(dy, a, b),
-        lambda: _right(dy, a, b).reshape_like(call[1]) if rank_b == 1 else _right(dy, a, b),
+        lambda: (
+            _left(dy, a, b).reshape_like(call[0]) if rank_a == 1 else _left(dy, a, b)
+        ),
+        lambda: (
+            _right(dy, a, b).reshape_like(call[1]) if rank_b == 1 else _right(dy, a, b)
+        ),
     ]
 
 
@@ -68,7 +78,9 @@ def _left(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
     product = dy.op("MatMul", _transposed(b))
     if len(b.dims) == 2:  # a was not broadcast
         return product
-    return sum_to(product, None if dy.dims is None else (*dy.dims[:-2], *a.dims[-2:]), a)
+    return sum_to(
+        product, None if dy.dims is None else (*dy.dims[:-2], *a.dims[-2:]), a
+    )
 
 
 def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -80,7 +92,9 @@ def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
             a, dy = a.reshape(-1, a.size(-1)), dy.reshape(-1, b.size(-1))
         return _gemm_of(a, dy, 1, 0)
     product = _transposed(a).op("MatMul", dy)
-    return sum_to(product, None if dy.dims is None else (*dy.dims[:-2], *b.dims[-2:]), b)
+    return sum_to(
+        product, None if dy.dims is None else (*dy.dims[:-2], *b.dims[-2:]), b
+    )
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -98,7 +112,9 @@ def _einsum(call: Call) -> Grads:
             f"has the equation {equation!r}; only equations with '->' and without '...' have a gradient rule"
         )
     if any(len(set(term)) != len(term) for term in (*terms, result)):
-        raise call.error(f"has the equation {equation!r}, which repeats a letter in one term")
+        raise call.error(
+            f"has the equation {equation!r}, which repeats a letter in one term"
+        )
     grads = []
     for position, term in enumerate(terms):
         others = [i for i in range(len(terms)) if i != position]
@@ -155,8 +171,14 @@ def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
         for axis, stride in enumerate(strides):
             size = call.x.known_size(axis + 2)
             if size is None:
-                raise call.error(f"pads by {auto}, which needs input sizes that are unknown")
-            covered = (-(-size // stride) - 1) * stride + (sizes[axis] - 1) * dilations[axis] + 1
+                raise call.error(
+                    f"pads by {auto}, which needs input sizes that are unknown"
+                )
+            covered = (
+                (-(-size // stride) - 1) * stride
+                + (sizes[axis] - 1) * dilations[axis]
+                + 1
+            )
             totals.append(max(covered - size, 0))
         before = tuple(total // 2 for total in totals)
         after = tuple(total - total // 2 for total in totals)
@@ -192,7 +214,9 @@ def _bias_gradient(dy: Tensor, window: Window) -> Tensor:
     return dy.sum([0, *window.axes], keepdims=False)
 
 
-def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -> Tensor:
+def _spread(
+    dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor
+) -> Tensor:
     """The gradient of a convolution's input: ConvTranspose without padding, cropped to the input.
 
     Asymmetric padding would move ConvTranspose to the CPU, and without padding the result is correct for all input
@@ -206,7 +230,10 @@ def _spread(dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor) -
         group=group,
         kernel_shape=window.kernel,
     )
-    skipped = [max(s - 1 - after, 0) for s, after in zip(window.strides, window.after, strict=True)]
+    skipped = [
+        max(s - 1 - after, 0)
+        for s, after in zip(window.strides, window.after, strict=True)
+    ]
     if any(skipped):
         dx = dx.op("Pad", [*[0] * (len(skipped) + 4), *skipped])
     if not any((*window.before, *window.after)) and max(window.strides) == 1:
@@ -228,7 +255,9 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
     else:
         sizes = x.op("Shape", start=2)
         split = x.reshape(x.size(0), group, -1, sizes)
-        swapped = split.transpose([2, 1, 0, *(axis + 1 for axis in spatial)]).reshape(0, -1, sizes)
+        swapped = split.transpose([2, 1, 0, *(axis + 1 for axis in spatial)]).reshape(
+            0, -1, sizes
+        )
     dw = swapped.op(
         "Conv",
         dy.transpose(swap),
@@ -292,7 +321,9 @@ def _max_pool(call: Call) -> Grads:
         return [_to_first_maxima(call)]
     x, places = call.x, call.saved[0].reshape(-1)
     zeros = x.op("Size").reshape(1).zeros(x.elem)
-    flat = zeros.op("ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add")
+    flat = zeros.op(
+        "ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add"
+    )
     return [flat.reshape_like(x)]
 
 
@@ -315,7 +346,10 @@ def _to_first_maxima(call: Call) -> Tensor:
     for place in np.ndindex(*window.kernel):
         starts = [at * step for at, step in zip(place, window.dilations, strict=True)]
         spans = zip(axes, window.strides, starts, strict=True)
-        ends = (y.size(axis) * stride + (start + 1 - stride) for axis, stride, start in spans)
+        ends = (
+            y.size(axis) * stride + (start + 1 - stride)
+            for axis, stride, start in spans
+        )
         taken = padded.op("Slice", starts, x.writer.vector(*ends), axes, window.strides)
         places.append(taken.reshape(-1, 1, inner))
     first = x.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1)
@@ -350,7 +384,9 @@ def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
     for number, axis in enumerate(window.axes):
         size, out = call.x.known_size(axis), call.y.known_size(axis)
         if size is None or out is None:
-            raise call.error(f"averages beyond the edge of axis {axis}, whose size is unknown")
+            raise call.error(
+                f"averages beyond the edge of axis {axis}, whose size is unknown"
+            )
         before, after = window.before[number], window.after[number]
         starts = np.arange(out)[:, None] * window.strides[number] - before
         places = starts + np.arange(window.kernel[number]) * window.dilations[number]

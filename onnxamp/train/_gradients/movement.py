@@ -50,7 +50,9 @@ def _tile(call: Call) -> Grads:
     rank = call.rank()
     if rank == 0:
         return [call.dy]
-    rows = call.writer.concat([call[1].reshape(1, rank), call.x.shape().reshape(1, rank)], 0)
+    rows = call.writer.concat(
+        [call[1].reshape(1, rank), call.x.shape().reshape(1, rank)], 0
+    )
     pairs = rows.transpose([1, 0]).reshape(-1)
     return [call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False)]
 
@@ -70,10 +72,10 @@ def _slice(call: Call) -> Grads:
         else:
             start = int(places[0]) if places.size else 0
             pads[axis] = (start, size - start - places.size)
-    if (
-        pads
-    ):  # by axis, without the input that names axes: ONNX Runtime's transpose optimizer ignores it
-        amounts = (pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank))
+    if pads:  # by axis, without the input that names axes: ONNX Runtime's transpose optimizer ignores it
+        amounts = (
+            pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank)
+        )
         dy = dy.op("Pad", call.writer.vector(*amounts))
     return [dy]
 
@@ -82,11 +84,14 @@ def _places(call: Call, position: int, axis: int, step: int) -> _Places:
     """Indices along the axis that the slice took: an array where they are constant."""
     size, starts, ends = call.x.known_size(axis), call.constant(1), call.constant(2)
     if size is not None and starts is not None and ends is not None:
-        return np.arange(size, dtype=np.int64)[int(starts[position]) : int(ends[position]) : step]
+        return np.arange(size, dtype=np.int64)[
+            int(starts[position]) : int(ends[position]) : step
+        ]
     zero, one = call.writer.ints(0), call.writer.ints(1)
     every = zero.op("Range", call.writer.vector(call.x.size(axis)).op("Squeeze"), one)
     bounds = [
-        call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64) for port in (1, 2)
+        call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64)
+        for port in (1, 2)
     ]
     return every.op("Slice", *bounds, [0], [step])
 
@@ -100,7 +105,9 @@ def _slice_axes(call: Call, rank: int) -> tuple[list[int], list[int]]:
     axes, steps = call.constant(3), call.constant(4)
     for port, name, known in ((3, "axes", axes), (4, "steps", steps)):
         if call.has(port) and known is None:
-            raise call.error(f"computes its {name}; only constant {name} have a gradient rule")
+            raise call.error(
+                f"computes its {name}; only constant {name} have a gradient rule"
+            )
     count = call[1].known_size(0)
     if count is None:
         raise call.error("slices an unknown number of axes")
@@ -132,7 +139,9 @@ def _pad(call: Call) -> Grads:
     mode = call.attribute("mode")
     rank, pads, given = call.rank(), call.constant(1), call.constant(3)
     if pads is None or (call.has(3) and given is None):
-        raise call.error("computes its pads or axes; only constant ones have a gradient rule")
+        raise call.error(
+            "computes its pads or axes; only constant ones have a gradient rule"
+        )
     axes = list(range(rank)) if given is None else [int(axis) % rank for axis in given]
     ends = dict(zip(axes, np.reshape(pads, (2, -1)).T.tolist(), strict=True))
     dx = call.dy
@@ -142,7 +151,9 @@ def _pad(call: Call) -> Grads:
         size = call.x.known_size(axis)
         if (before, after) != (0, 0):
             if size is None:
-                raise call.error(f"pads axis {axis}, whose size is unknown, in mode {mode!r}")
+                raise call.error(
+                    f"pads axis {axis}, whose size is unknown, in mode {mode!r}"
+                )
             places = np.pad(np.arange(size, dtype=np.int64), (before, after), mode=mode)
             dx = scatter(dx, places, axis, size, rank)
     return [dx]
@@ -150,12 +161,16 @@ def _pad(call: Call) -> Grads:
 
 def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
     """``dy`` cropped by positive amounts and padded by negative ones; ``ends`` has (before, after) by axis."""
-    added = {axis: before for axis, (before, after) in ends.items() if max(before, after) > 0}
+    added = {
+        axis: before for axis, (before, after) in ends.items() if max(before, after) > 0
+    }
     if added:
         starts = [max(before, 0) for before in added.values()]
         stops = [2**62 if ends[axis][1] <= 0 else -ends[axis][1] for axis in added]
         dy = dy.op("Slice", starts, stops, list(added))
-    amounts = [max(-ends.get(axis, (0, 0))[end], 0) for end in (0, 1) for axis in range(rank)]
+    amounts = [
+        max(-ends.get(axis, (0, 0))[end], 0) for end in (0, 1) for axis in range(rank)
+    ]
     return dy.op("Pad", amounts) if any(amounts) else dy
 
 
@@ -188,14 +203,18 @@ def _gather_elements(call: Call) -> Grads:
 
 def _gather_nd(call: Call) -> Grads:
     if call.attribute("batch_dims"):
-        raise call.error("has batch_dims; only GatherND without them has a gradient rule")
+        raise call.error(
+            "has batch_dims; only GatherND without them has a gradient rule"
+        )
     return [call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add")]
 
 
 def _top_k(call: Call) -> Grads:
     indices, axis = call.outputs[1], call.attribute("axis")
     if indices is None:
-        raise call.error("leaves out its second output, the indices, which its gradient needs")
+        raise call.error(
+            "leaves out its second output, the indices, which its gradient needs"
+        )
     return [call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis)]
 
 
@@ -238,12 +257,16 @@ def _resized(call: Call) -> dict[int, float | None]:
     x, y = call.x.dims or (), call.y.dims or (None,) * rank
     # Computed sizes repeat those of batch and channels, even where shape inference cannot show it.
     unclear = [
-        axis for axis in axes if axis > 1 or (isinstance(x[axis], int) and isinstance(y[axis], int))
+        axis
+        for axis in axes
+        if axis > 1 or (isinstance(x[axis], int) and isinstance(y[axis], int))
     ]
     return {axis: None for axis in unclear if x[axis] != y[axis] or x[axis] is None}
 
 
-def _matrix(call: Call, scale: float | None, before: Any, after: Any) -> NDArray[np.float32]:
+def _matrix(
+    call: Call, scale: float | None, before: Any, after: Any
+) -> NDArray[np.float32]:
     """[size before, size after]: the weight of each element of an axis in each element of the resized one."""
     from onnxamp._runtime.session import make_session, run  # noqa: PLC0415
 
@@ -253,15 +276,21 @@ def _matrix(call: Call, scale: float | None, before: Any, after: Any) -> NDArray
         if item.name not in ("axes", "keep_aspect_ratio_policy")
     }
     given: NDArray[Any] = (
-        np.asarray([1, scale], np.float32) if scale else np.asarray([before, after], np.int64)
+        np.asarray([1, scale], np.float32)
+        if scale
+        else np.asarray([before, after], np.int64)
     )
     kind = helper.np_dtype_to_tensor_dtype(given.dtype)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"
+    )
     inputs = [x, helper.make_tensor_value_info("given", kind, [2])]
     reads = ["x", "", "given"] if scale else ["x", "", "", "given"]
     node = helper.make_node("Resize", reads, ["y"], **attributes)
     graph = helper.make_graph([node], "resize", inputs, [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8
+    )
     feeds = {"x": np.eye(before, dtype=np.float32), "given": given}
     weights: NDArray[np.float32] = run(make_session(model), feeds)["y"]
     return weights
@@ -289,7 +318,11 @@ def _scatter_elements(call: Call) -> Grads:
         zeros = call[1].shape().zeros(dy.elem)
         return dy.op("ScatterElements", call[1], zeros, axis=axis)
 
-    return [data if overwrites else dy, None, lambda: dy.op("GatherElements", call[1], axis=axis)]
+    return [
+        data if overwrites else dy,
+        None,
+        lambda: dy.op("GatherElements", call[1], axis=axis),
+    ]
 
 
 def _scatter_nd(call: Call) -> Grads:
@@ -335,5 +368,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
-    "Trilu": lambda call: [call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))],
+    "Trilu": lambda call: [
+        call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))
+    ],
 }

@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, per_channel, sum_to
+from onnxamp.train._gradients.writer import (
+    Call,
+    Forward,
+    Grads,
+    Rule,
+    Tensor,
+    per_channel,
+    sum_to,
+)
 
 SCALED: Final = "scaled"
 """Follows the label of a batch normalisation in the names of the nodes that scale and shift its normalised value."""
@@ -23,7 +31,12 @@ def _normalised(
 
 
 def _through(
-    dy: Tensor, unit: Tensor, inverse: Tensor, axes: Sequence[int], *, centred: bool = True
+    dy: Tensor,
+    unit: Tensor,
+    inverse: Tensor,
+    axes: Sequence[int],
+    *,
+    centred: bool = True,
 ) -> Tensor:
     """The gradient of the input of :func:`_normalised`, from the gradient ``dy`` of its result ``unit``."""
     rest = dy - unit * (dy * unit).mean(axes)
@@ -39,7 +52,9 @@ def _layer(call: Call) -> Grads:
     centred, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
     start = call.attribute("axis")
     axes = range(start, 0 if start < 0 else call.rank())
-    unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"), centred=centred)
+    unit, inverse, *_ = _normalised(
+        call.x, axes, call.attribute("epsilon"), centred=centred
+    )
     return [
         lambda: _through(dy * scale, unit, inverse, axes, centred=centred),
         lambda: sum_to(dy * unit, call.y.dims, scale),
@@ -79,7 +94,9 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
         call.inputs[3:], (mean, variance), call.outputs[1:], strict=False
     ):
         if running is not None and old is not None:
-            (old * momentum).op("Add", statistic.reshape(-1) * (1 - momentum), into=running.name)
+            (old * momentum).op(
+                "Add", statistic.reshape(-1) * (1 - momentum), into=running.name
+            )
     call.writer.prefix = call.node.label
     return unit, inverse
 
@@ -96,7 +113,11 @@ def _batch(call: Call) -> Grads:
         inverse = per_channel(deviation.op("Reciprocal"), rank)
         unit = (call.x - per_channel(call[3], rank)) * inverse
     return [
-        lambda: _through(dy, unit, inverse, axes) * scale if call.saved else dy * (scale * inverse),
+        lambda: (
+            _through(dy, unit, inverse, axes) * scale
+            if call.saved
+            else dy * (scale * inverse)
+        ),
         lambda: (dy * unit).sum(axes, keepdims=False),
         lambda: dy.sum(axes, keepdims=False),
     ]

@@ -55,7 +55,9 @@ def _hard_sigmoid(call: Call) -> Tensor:
 
 
 def _hard_swish(call: Call) -> Tensor:
-    return (call.x > -3).where((call.x < 3).where(call.dy * (call.x / 3 + 0.5), call.dy), 0)
+    return (call.x > -3).where(
+        (call.x < 3).where(call.dy * (call.x / 3 + 0.5), call.dy), 0
+    )
 
 
 def _softsign(call: Call) -> Tensor:
@@ -99,7 +101,9 @@ def _pow(call: Call) -> Grads:
         return call.dy * exponent.equals(0).where(0, exponent * x ** (exponent - 1))
 
     def power() -> Tensor:
-        return (call.dy * (x > 0).where(call.y * (x > 0).where(x, 1).op("Log"), 0)).cast(given.elem)
+        return (
+            call.dy * (x > 0).where(call.y * (x > 0).where(x, 1).op("Log"), 0)
+        ).cast(given.elem)
 
     return base, power
 
@@ -158,7 +162,9 @@ def _reduction(local: _Local, *, wide: bool = True) -> Rule:
     """
 
     def rule(call: Call) -> Grads:
-        dx = local(replace(call, outputs=(_kept(call, call.y),), dys=(_kept(call, call.dy),)))
+        dx = local(
+            replace(call, outputs=(_kept(call, call.y),), dys=(_kept(call, call.dy),))
+        )
         return [dx if wide else dx.op("Expand", call.x.shape())]
 
     return rule
@@ -226,15 +232,21 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "Cos": lambda call: -(call.dy * call.x.op("Sin")),
     "Cosh": lambda call: call.dy * ((call.x.op("Exp") - (-call.x).op("Exp")) * 0.5),
     "Elu": _elu,
-    "Erf": lambda call: call.dy * (-(call.x * call.x)).op("Exp") * (2 / math.sqrt(math.pi)),
+    "Erf": lambda call: (
+        call.dy * (-(call.x * call.x)).op("Exp") * (2 / math.sqrt(math.pi))
+    ),
     "Exp": lambda call: call.dy * call.y,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "Identity": lambda call: call.dy,
-    "LeakyRelu": lambda call: (call.x > 0).where(call.dy, call.dy * call.number("alpha")),
+    "LeakyRelu": lambda call: (call.x > 0).where(
+        call.dy, call.dy * call.number("alpha")
+    ),
     "Log": lambda call: call.dy / call.x,
-    "LogSoftmax": lambda call: call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")]),
+    "LogSoftmax": lambda call: (
+        call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")])
+    ),
     "Mish": _mish,
     "Neg": lambda call: -call.dy,
     "Reciprocal": lambda call: -(call.dy * call.y * call.y),
@@ -243,7 +255,9 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "Sigmoid": lambda call: call.dy * call.y * (1 - call.y),
     "Sin": lambda call: call.dy * call.x.op("Cos"),
     "Sinh": lambda call: call.dy * ((call.x.op("Exp") + (-call.x).op("Exp")) * 0.5),
-    "Softmax": lambda call: call.y * (call.dy - (call.dy * call.y).sum([call.attribute("axis")])),
+    "Softmax": lambda call: (
+        call.y * (call.dy - (call.dy * call.y).sum([call.attribute("axis")]))
+    ),
     "Softplus": lambda call: call.dy * call.x.op("Sigmoid"),
     "Softsign": _softsign,
     "Sqrt": lambda call: call.dy * 0.5 / call.y,
@@ -267,7 +281,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "Max": broadcast(_extremes),
     "Mean": broadcast(_mean),
     "Min": broadcast(_extremes),
-    "Mul": broadcast(lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]),
+    "Mul": broadcast(
+        lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]
+    ),
     "PRelu": broadcast(
         lambda call: [
             lambda: (call.x > 0).where(call.dy, call.dy * call[1]),
@@ -288,7 +304,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "Sub": broadcast(lambda call: [call.dy, lambda: -call.dy]),
     "Sum": broadcast(lambda call: [call.dy] * len(call.inputs)),
     "Where": broadcast(
-        lambda call: [None, lambda: call.x.where(call.dy, 0), lambda: call.x.where(0, call.dy)]
+        lambda call: [
+            None,
+            lambda: call.x.where(call.dy, 0),
+            lambda: call.x.where(0, call.dy),
+        ]
     ),
 }
 FORWARD: Final[Mapping[str, Forward]] = {"Dropout": _dropout_forward}

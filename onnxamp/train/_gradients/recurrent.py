@@ -49,7 +49,9 @@ def unroll(call: Call) -> None:
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors joined along a new first axis."""
-    return tensors[0].writer.concat([tensor.op("Unsqueeze", [0]) for tensor in tensors], 0)
+    return tensors[0].writer.concat(
+        [tensor.op("Unsqueeze", [0]) for tensor in tensors], 0
+    )
 
 
 def _checked_length(call: Call, directions: int) -> int:
@@ -59,7 +61,9 @@ def _checked_length(call: Call, directions: int) -> int:
             "takes sequence lengths; only sequences of one length have a gradient rule"
         )
     if call.has(7) or call.attribute("input_forget"):
-        raise call.error("has peepholes or coupled gates, for which there is no gradient rule")
+        raise call.error(
+            "has peepholes or coupled gates, for which there is no gradient rule"
+        )
     if call.attribute("clip") is not None:
         raise call.error("clips its cell state, for which there is no gradient rule")
     named = [name.decode() for name in call.attribute("activations") or ()]
@@ -102,10 +106,14 @@ def _run(
     steps = inputs.split([1] * length, 0)
     batch = call.x.size(0 if call.attribute("layout") else 1)
     empty = call.writer.vector(batch, width).zeros(x.elem)
-    state: _State = tuple(given.get(port, empty) for port in ((5, 6) if kind == "LSTM" else (5,)))
+    state: _State = tuple(
+        given.get(port, empty) for port in ((5, 6) if kind == "LSTM" else (5,))
+    )
     hidden = []
     for step in reversed(steps) if backward else steps:
-        state = _STEPS[kind](call, recurrence, late_bias, step.op("Squeeze", [0]), state)
+        state = _STEPS[kind](
+            call, recurrence, late_bias, step.op("Squeeze", [0]), state
+        )
         hidden.append(state[0])
     return hidden[::-1] if backward else hidden, state
 
@@ -114,31 +122,42 @@ def _split(call: Call, x: Tensor, count: int) -> list[Tensor]:
     return x.split([call.attribute("hidden_size")] * count, 1)
 
 
-def _lstm(call: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State) -> _State:
+def _lstm(
+    call: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State
+) -> _State:
     hidden, memory = state
     i, o, f, c = _split(call, x + hidden.op("MatMul", recurrence), 4)
     memory = f.op("Sigmoid") * memory + i.op("Sigmoid") * c.op("Tanh")
     return o.op("Sigmoid") * memory.op("Tanh"), memory
 
 
-def _gru(call: Call, recurrence: Tensor, bias: Tensor | None, x: Tensor, state: _State) -> _State:
+def _gru(
+    call: Call, recurrence: Tensor, bias: Tensor | None, x: Tensor, state: _State
+) -> _State:
     (hidden,) = state
     if call.attribute("linear_before_reset"):
         own = hidden.op("MatMul", recurrence)
         ours = _split(call, own if bias is None else own + bias, 3)
         theirs = _split(call, x, 3)
-        z, r = ((a + b).op("Sigmoid") for a, b in zip(theirs[:2], ours[:2], strict=True))
+        z, r = (
+            (a + b).op("Sigmoid") for a, b in zip(theirs[:2], ours[:2], strict=True)
+        )
         new = (theirs[2] + r * ours[2]).op("Tanh")
     else:
         width = call.attribute("hidden_size")
         early, late = recurrence.split([2 * width, width], 1)
         first, last = x.split([2 * width, width], 1)
-        z, r = (gate.op("Sigmoid") for gate in _split(call, first + hidden.op("MatMul", early), 2))
+        z, r = (
+            gate.op("Sigmoid")
+            for gate in _split(call, first + hidden.op("MatMul", early), 2)
+        )
         new = (last + (r * hidden).op("MatMul", late)).op("Tanh")
     return ((1 - z) * new + z * hidden,)
 
 
-def _rnn(_: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State) -> _State:
+def _rnn(
+    _: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State
+) -> _State:
     return ((x + state[0].op("MatMul", recurrence)).op("Tanh"),)
 
 

@@ -21,7 +21,15 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp.train._gradients import linear, movement, normalisations, pointwise
 from onnxamp.train._gradients.recurrent import UNROLLED, unroll
-from onnxamp.train._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer, elem_of
+from onnxamp.train._gradients.writer import (
+    MIN_OPSET,
+    Call,
+    Forward,
+    Rule,
+    Tensor,
+    Writer,
+    elem_of,
+)
 
 RULES: Final[Mapping[str, Rule]] = {
     **linear.RULES,
@@ -72,7 +80,11 @@ class Pass:
     """
 
     def __init__(
-        self, graph: Graph, path: Sequence[Node], moved: Container[int], lacks: Container[str]
+        self,
+        graph: Graph,
+        path: Sequence[Node],
+        moved: Container[int],
+        lacks: Container[str],
     ) -> None:
         self.graph, self.path, self.moved = graph, path, moved
         self.writer = Writer(GraphEditor(graph), lacks=lacks)
@@ -82,7 +94,9 @@ class Pass:
         self.addends: dict[int, list[Tensor]] = {}
         """Gradients through the consumers visited so far."""
         self.totals: dict[int, Tensor] = {}
-        producers = {name: graph.producer(graph.scopes[0].names[name]) for name in self.known}
+        producers = {
+            name: graph.producer(graph.scopes[0].names[name]) for name in self.known
+        }
         computed = {
             name: numpy_helper.from_array(self.known[name], name)
             for name, node in producers.items()
@@ -172,12 +186,16 @@ class Pass:
             addends = self.addends.pop(value)
             if len(addends) > 1:
                 self.writer.prefix = f"{self.graph.values[value].name}/gradient"
-                addends = [addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])]
+                addends = [
+                    addends[0].op("Add" if len(addends) == 2 else "Sum", *addends[1:])
+                ]
             self.totals[value] = addends[0]
         return self.totals.get(value)
 
 
-def expand(model: ModelProto, loss: str, wanted: Sequence[str], lacks: Container[str] = ()) -> Pass:
+def expand(
+    model: ModelProto, loss: str, wanted: Sequence[str], lacks: Container[str] = ()
+) -> Pass:
     """The model, with a rule for each op between the wanted values and the loss.
 
     Raises:
@@ -218,18 +236,24 @@ def value_of(graph: Graph, name: str) -> int:
 
 
 def _check(node: Node) -> None:
-    what = f"Node {node.label!r} ({node.key}) lies between the loss and a trained weight"
+    what = (
+        f"Node {node.label!r} ({node.key}) lies between the loss and a trained weight"
+    )
     if node.bodies:
         raise GradientError(
             f"{what}, and has subgraphs, for which there is no gradient rule: unroll or inline it first."
         )
-    if node.key not in UNROLLED and (node.signature is None or not node.signature.has_function):
+    if node.key not in UNROLLED and (
+        node.signature is None or not node.signature.has_function
+    ):
         raise GradientError(
             f"{what}, and has no gradient rule: replace it, or do not train the weights before it."
         )
 
 
-def find_path(graph: Graph, wanted: Iterable[int], loss: int) -> tuple[list[Node], set[int]]:
+def find_path(
+    graph: Graph, wanted: Iterable[int], loss: int
+) -> tuple[list[Node], set[int]]:
     """Nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
 
     Returns:
@@ -272,7 +296,9 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
         shape = dims[node.inputs[0]] if node.key == "Shape" else None
         if shape is not None and all(isinstance(size, int) for size in shape):
             end = attribute(node.proto, "end")
-            constants[name] = np.asarray(shape[attribute(node.proto, "start") or 0 : end], np.int64)
+            constants[name] = np.asarray(
+                shape[attribute(node.proto, "start") or 0 : end], np.int64
+            )
             known.add(name)
         elif _is_fixed(graph, node, known):
             computed.append(node)
@@ -304,8 +330,12 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
         [node.proto for node in nodes], "constants", [], [*results], initializer=weights
     )
     opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
-    arrays = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, {})
-    return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
+    arrays = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(
+        None, {}
+    )
+    return {
+        name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,9 @@ class Tensor:
     def __neg__(self) -> "Tensor":
         return self.op("Neg")
 
-    def op(self, op_type: str, *others: Any, into: str = "", **attributes: Any) -> "Tensor":
+    def op(
+        self, op_type: str, *others: Any, into: str = "", **attributes: Any
+    ) -> "Tensor":
         """Write an ai.onnx op with one output and this value as its first input.
 
         Args:
@@ -108,7 +110,9 @@ class Tensor:
     def size(self, axis: int) -> "int | Tensor":
         """The size of an axis: a number where it is known, otherwise an int64 vector of one element."""
         size = self.known_size(axis)
-        return self.op("Shape", start=axis, end=axis + 1 or None) if size is None else size
+        return (
+            self.op("Shape", start=axis, end=axis + 1 or None) if size is None else size
+        )
 
     def reshape(self, *sizes: "int | Tensor") -> "Tensor":
         """The value in another shape, made of numbers and int64 vectors."""
@@ -128,7 +132,9 @@ class Tensor:
 
     def sum(self, axes: Sequence[int], *, keepdims: bool = True) -> "Tensor":
         """The sum over some axes; the value itself if there are none."""
-        return self.op("ReduceSum", list(axes), keepdims=int(keepdims)) if axes else self
+        return (
+            self.op("ReduceSum", list(axes), keepdims=int(keepdims)) if axes else self
+        )
 
     def mean(self, axes: Sequence[int]) -> "Tensor":
         """The mean over some axes, which remain with size 1."""
@@ -139,7 +145,9 @@ class Tensor:
         if len(sizes) == 1:
             return [self]
         into = [""] * len(sizes)
-        return self.writer.ops("Split", self, self.writer.vector(*sizes), into=into, axis=axis)
+        return self.writer.ops(
+            "Split", self, self.writer.vector(*sizes), into=into, axis=axis
+        )
 
     def zeros_like(self) -> "Tensor":
         """Zeros of the same shape and type."""
@@ -147,7 +155,9 @@ class Tensor:
 
     def zeros(self, elem: int) -> "Tensor":
         """Zeros in the shape that this int64 vector holds."""
-        return self.op("ConstantOfShape", value=helper.make_tensor("value", elem, [1], [0.0]))
+        return self.op(
+            "ConstantOfShape", value=helper.make_tensor("value", elem, [1], [0.0])
+        )
 
 
 @dataclass(slots=True)
@@ -175,22 +185,35 @@ class Writer:
         names = [name or fresh(f"{self.prefix}/{op_type}") for name in into]
         given = {name: value for name, value in attributes.items() if value is not None}
         reads = ["" if tensor is None else tensor.name for tensor in tensors]
-        node = self.editor.make(op_type, reads, names, fresh(f"{names[0]}/node"), **given)
+        node = self.editor.make(
+            op_type, reads, names, fresh(f"{names[0]}/node"), **given
+        )
         self.nodes.append(node)
-        kinds = [None if tensor is None else tensor_type(tensor.elem) for tensor in tensors]
-        made = output_types(node, op_type, self.editor.view.book.get("", op_type), kinds)
-        return [Tensor(self, name, elem_of(kind)) for name, kind in zip(names, made, strict=True)]
+        kinds = [
+            None if tensor is None else tensor_type(tensor.elem) for tensor in tensors
+        ]
+        made = output_types(
+            node, op_type, self.editor.view.book.get("", op_type), kinds
+        )
+        return [
+            Tensor(self, name, elem_of(kind))
+            for name, kind in zip(names, made, strict=True)
+        ]
 
     def _lifted(self, item: Any) -> Tensor | None:
         """An item as an input of a node."""
         if item is None or isinstance(item, Tensor):
             return item
-        return self.ints(item) if isinstance(item, (list, tuple)) else self.constant(item)
+        return (
+            self.ints(item) if isinstance(item, (list, tuple)) else self.constant(item)
+        )
 
     def constant(self, array: NDArray[Any]) -> Tensor:
         """A constant with the values of the array."""
         name = self.editor.constant(array, "grad/constant")
-        return Tensor(self, name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        return Tensor(
+            self, name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
 
     def ints(self, numbers: Any) -> Tensor:
         """A constant of int64, of the shape of ``numbers``."""
@@ -206,11 +229,15 @@ class Writer:
                 pieces[-1].append(part)
             else:
                 pieces.append([part])
-        return self.concat([self.ints(p) if isinstance(p, list) else p for p in pieces], 0)
+        return self.concat(
+            [self.ints(p) if isinstance(p, list) else p for p in pieces], 0
+        )
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """The parts joined along an axis; a single part is returned as it is."""
-        return parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
+        return (
+            parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
+        )
 
     def input(self, name: str, elem: int, dims: Dims = ()) -> Tensor:
         """An input of the model, which is added unless it is there."""
@@ -376,7 +403,9 @@ def _sum_to_dynamic(dy: Tensor, x: Tensor) -> Tensor:
     """As :func:`sum_to`, over the axes where the shape of ``x``, padded with ones on the left, is 1 at run time."""
     shape = x.op("Shape")
     missing = dy.op("Shape").op("Size") - shape.op("Size")
-    padded = dy.writer.vector(dy.writer.ints([1]).op("Expand", missing.reshape(1)), shape)
+    padded = dy.writer.vector(
+        dy.writer.ints([1]).op("Expand", missing.reshape(1)), shape
+    )
     axes = padded.equals(1).op("NonZero").reshape(-1)
     return dy.op("ReduceSum", axes, keepdims=1, noop_with_empty_axes=1).reshape(shape)
 
