@@ -256,9 +256,17 @@ class OperatorStats:
     def rows(self) -> list[tuple[str, int, int, int, int]]:
         """Per op type, in alphabetical order: calls in float16, bfloat16, float32, and others."""
         ops = sorted({op for op, _ in self.calls})
+        first, second, third, fourth = PRECISIONS
         return [
-            (op, *(self.calls[op, precision] for precision in PRECISIONS)) for op in ops
-        ]  # type: ignore[misc]
+            (
+                op,
+                self.calls[op, first],
+                self.calls[op, second],
+                self.calls[op, third],
+                self.calls[op, fourth],
+            )
+            for op in ops
+        ]
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table as ``.csv`` or ``.xlsx``.

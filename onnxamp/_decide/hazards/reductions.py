@@ -18,15 +18,13 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
         if ABSENT in (node.input(0), node.outputs[0]):
             continue
         before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
-        if (
-            before is None
-            or after is None
-            or None in before
-            or None in after
-            or prod(after) == 0
-        ):  # type: ignore[arg-type]
+        if before is None or after is None:
             continue
-        count = prod(before) // max(prod(after), 1)  # type: ignore[arg-type]
+        sizes = [size for size in before if size is not None]
+        kept = [size for size in after if size is not None]
+        if len(sizes) < len(before) or len(kept) < len(after) or not prod(kept):
+            continue
+        count = prod(sizes) // prod(kept)
         if count > limit:
             yield Hazard(node.index, KIND, f"sums {count} elements at a time")
 
