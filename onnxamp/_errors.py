@@ -1,4 +1,4 @@
-"""All errors that onnxamp raises deliberately.
+"""All errors that onnxamp raises deliberately, and what their messages are made of.
 
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
@@ -21,6 +21,11 @@
 
 Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
 """
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from heapq import nlargest
+from typing import Final
 
 
 def printable(text: str) -> str:
@@ -144,3 +149,26 @@ class InternalError(OnnxAmpError):
 
 for _error in [value for value in list(globals().values()) if isinstance(value, type)]:
     _error.__module__ = "onnxamp"  # tracebacks show where users import them from
+
+
+_LIKELY: Final = 20
+"""Names that are compared letter by letter."""
+
+
+def nearest(names: Iterable[str], text: str) -> str | None:
+    """The name that a text is likely meant to be; None if there is none. Linear in names."""
+    wanted = _triples(text)
+    likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
+    return next(iter(get_close_matches(text, likely, 1)), None)
+
+
+def suggestion(names: Iterable[str], text: str) -> str:
+    """Return a question after the nearest name, to follow a sentence; "" if none is near."""
+    near = nearest(names, text)
+    return "" if near is None else f" Did you mean {near!r}?"
+
+
+def _triples(text: str) -> frozenset[str]:
+    """All runs of three letters."""
+    small = text.lower()
+    return frozenset(small[at : at + 3] for at in range(len(small) - 2))

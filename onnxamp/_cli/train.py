@@ -26,8 +26,7 @@ from onnxamp._cli.options import (
     report_options,
 )
 from onnxamp._dtypes import FORMATS, low_type
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._graph.nearest import suggestion
+from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model

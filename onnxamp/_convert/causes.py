@@ -24,8 +24,7 @@ from onnxamp._options.lists import preset
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._rewrite.fold.fold import reachable, told
-from onnxamp._rewrite.fold.folds import Fold
-from onnxamp._rewrite.fold.search import batch_norms, find_folds
+from onnxamp._rewrite.fold.search import Fold, batch_norms, find_folds
 from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 
 

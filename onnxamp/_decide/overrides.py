@@ -10,9 +10,8 @@ import onnx.defs
 
 from onnxamp._decide.verdicts import Hazard, Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
-from onnxamp._errors import ArgumentError, ContradictionError
+from onnxamp._errors import ArgumentError, ContradictionError, suggestion
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._options.levels import Level

@@ -18,9 +18,8 @@ from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import Format, retyped
-from onnxamp._errors import ArgumentError, ContradictionError
+from onnxamp._errors import ArgumentError, ContradictionError, suggestion
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.nearest import suggestion
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit

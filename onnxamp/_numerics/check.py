@@ -5,8 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._graph.nearest import suggestion
+from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL

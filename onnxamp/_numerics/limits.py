@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._graph.nearest import suggestion
+from onnxamp._errors import ArgumentError, ArgumentTypeError, suggestion
 from onnxamp._numerics.metrics import (
     AT_LEAST,
     AT_MOST,

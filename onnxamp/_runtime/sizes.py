@@ -25,8 +25,7 @@ from typing import Final, NamedTuple
 
 from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
-from onnxamp._errors import ArgumentError
-from onnxamp._graph.nearest import suggestion
+from onnxamp._errors import ArgumentError, suggestion
 
 BATCH: Final = 1
 OTHER: Final = 8

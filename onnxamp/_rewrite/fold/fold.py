@@ -19,9 +19,8 @@ from onnxamp._ops.signature import lookup
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
-from onnxamp._rewrite.fold.folds import Fold
 from onnxamp._rewrite.fold.search import KIND as BATCH_NORM
-from onnxamp._rewrite.fold.search import find_folds
+from onnxamp._rewrite.fold.search import Fold, find_folds
 from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._target.kernels import float_types, takes_anywhere

@@ -1,7 +1,7 @@
 """Every fold that a model offers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose, prod
 from typing import Any, Final, Protocol
@@ -19,7 +19,33 @@ from onnxamp._ops.facts import attribute
 from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._patterns.match import Kind, Match, form_table, only_reader
 from onnxamp._patterns.patterns import find_forms
-from onnxamp._rewrite.fold.folds import Fold, NewWeight
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeight:
+    """A weight that a fold brings, to be called ``base`` or the like; it is made when it is needed."""
+
+    base: str
+    make: Callable[[], TensorProto]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One node for many.
+
+    ``kind`` is what reports call it, ``opset`` the first that has the op. The new node stands where ``last`` stood,
+    with its name, and makes its first output; or ``first`` stays where it is, with its attributes and other ``inputs``.
+    """
+
+    kind: str
+    op: str
+    opset: int
+    nodes: frozenset[int]
+    last: int
+    inputs: tuple[int | NewWeight, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    first: int = ABSENT
+
 
 KIND = "BatchNorm"
 _EPSILON = 1e-5
