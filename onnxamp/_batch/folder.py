@@ -242,8 +242,7 @@ def convert_folder(
 
     Raises:
         ArgumentError: an argument is wrong, there is no model, results could replace originals, or another run writes
-            to ``dst``. With
-            ``strict_options``, at the end: a name matches nothing in any model.
+            to ``dst``. With ``strict_options``, at the end: a name matches nothing in any model.
         ArgumentTypeError: ``accept`` is no text.
         OutputError: ``dst`` cannot be created.
         RuntimeFailure: CUDA is asked for, and cannot be used.
