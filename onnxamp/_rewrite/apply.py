@@ -7,7 +7,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper
 from onnxamp._dtypes import Format, retyped
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Weight
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
@@ -50,10 +50,14 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
         for copy in edits.copies
         if values[copy.value].producer == ABSENT
     }
+    touched = edits.weights | copies.keys() | edits.renamed.keys()
     tensors = {
-        value: editor.weight(value)
-        for value in sorted(edits.weights | copies.keys() | edits.renamed.keys())
-        if values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT)
+        value: tensor
+        for scope, graph in reversed(
+            [*zip(editor.view.scopes, editor.graphs, strict=True)]
+        )
+        for tensor in graph.initializer
+        if (value := scope.names[tensor.name]) in touched
     }
     for value, tensor in tensors.items():
         tensor.name = edits.renamed.get(value, tensor.name)
