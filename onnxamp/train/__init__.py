@@ -5,7 +5,7 @@ from onnxamp.train._build import build_train_network
 from onnxamp.train._feeds import Batches, Loss
 from onnxamp.train._flushed import FlushedGradient
 from onnxamp.train._grad_scaler import GradScaler
-from onnxamp.train._gradients import Gradients, add_gradients
+from onnxamp.train._gradients.walk import Gradients, add_gradients
 from onnxamp.train._levels import Decorated, decorate
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer

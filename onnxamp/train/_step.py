@@ -34,7 +34,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._feeds import Classes, Loss
 from onnxamp.train._forward import Mask, TrainingModel, as_inputs, find_weights
-from onnxamp.train._gradients import differentiate
+from onnxamp.train._gradients.walk import differentiate
 from onnxamp.train._gradients.writer import Tensor, Writer, elem_of
 from onnxamp.train._optimizers import Move, Optimizer
 

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train import add_gradients
-from onnxamp.train._gradients import differentiate
+from onnxamp.train._gradients.walk import differentiate
 
 RNG = np.random.default_rng(0)
 

@@ -2,7 +2,3 @@
 
 The rules write only ops for which ONNX Runtime has kernels on CPU and CUDA.
 """
-
-from onnxamp.train._gradients.walk import Gradients, add_gradients, differentiate
-
-__all__ = ["Gradients", "add_gradients", "differentiate"]
