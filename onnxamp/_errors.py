@@ -148,7 +148,8 @@ class InternalError(OnnxAmpError):
 
 
 for _error in [value for value in list(globals().values()) if isinstance(value, type)]:
-    _error.__module__ = "onnxamp"  # tracebacks show where users import them from
+    if issubclass(_error, OnnxAmpError):
+        _error.__module__ = "onnxamp"  # tracebacks show where users import them from
 
 
 _LIKELY: Final = 20

@@ -22,7 +22,7 @@ from onnxamp._runtime.pieces import fitting, parts_of
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import MaskedModel, converted_error, tuning_engine
+from onnxamp._tuning.runs import MaskedModel, Masking, converted_error, tuning_engine
 from onnxamp._tuning.space import exactly
 
 SIZE, LAYERS = 900, 4
@@ -48,7 +48,8 @@ def samples(model: ModelProto) -> Samples:
 @pytest.mark.parametrize(("low", "budget"), [("float16", 1), ("bfloat16", 2 * MB)])
 def test_a_mask_run_is_the_conversion(model: ModelProto, samples: Samples, low: str, budget: int) -> None:
     space = space_of(model, dtype=low)
-    masked = MaskedModel(Model(model), space.ports(), low_type(low), samples, EXACT, budget)
+    how = Masking(space.ports(), low_type(low), EXACT, budget, threads=0, arithmetic=None, rounded={})
+    masked = MaskedModel(Model(model), samples, how)
     everything = frozenset(unit.key for unit in (*space.tunable, *space.followers))
     assert masked.error(frozenset(), range(2)) == 0
     for chosen in (everything, everything - {"m2", "t3", "y"}):
