@@ -6,7 +6,7 @@ of the core, which knows only its name in that list.
 
 import tomllib
 from functools import cache
-from importlib import import_module, metadata, resources
+from importlib import import_module, resources
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -90,6 +90,8 @@ def _runtime_fault() -> str | None:
     version = import_module("onnxruntime").__version__
     if _numbers(version) >= _numbers(LEAST_RUNTIME):
         return None
+    from importlib import metadata  # noqa: PLC0415 - costs as much as all else that a command begins with
+
     packages = metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
     return (
         f"ONNX Runtime {version} is installed, and onnxamp runs models with {LEAST_RUNTIME} or newer: pip install"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from onnxamp import __version__
 from onnxamp._cli.door import door, note_words
 from onnxamp._graph.collecting import no_collections
 
@@ -82,7 +83,7 @@ class _LazyGroup(click.Group):
         "max_content_width": 100,
     },
 )
-@click.version_option(package_name="onnxamp")
+@click.version_option(__version__, prog_name="onnxamp")
 def group() -> None:
     """Mixed precision for ONNX models: choose the precision of every floating-point value."""
 

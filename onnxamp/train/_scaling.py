@@ -332,7 +332,9 @@ class LossScale:
         if self.manager is None or self.scaling is None:
             return 1.0
         scale = self.manager.get_loss_scale()
-        if self._mover is not None:  # it was valid when given, and the graph keeps it so
+        if (
+            self._mover is not None
+        ):  # it was valid when given, and the graph keeps it so
             return float(scale)
         array = np.asarray(scale)
         number = (
