@@ -32,18 +32,23 @@ _RESHAPE: Final = 5
 """First opset whose Reshape takes the shape as an input."""
 
 
+def may_split(options: Options) -> bool:
+    """Return whether the target sums up float16 in float16, and products may be split for it."""
+    return (
+        emulated_arithmetic(options.target) is not None
+        and options.low is FLOAT16
+        and options.split_k
+        and options.level != Level.O0
+    )
+
+
 def find_splits(graph: Graph, options: Options) -> dict[int, int]:
     """Product to split -> the number of its parts: the least divisor of its terms with which they are accurate enough.
 
     Complexity: linear in nodes, and in the divisors that are tried.
     """
     profile, low = emulated_arithmetic(options.target), options.low
-    if (
-        profile is None
-        or low is not FLOAT16
-        or not options.split_k
-        or options.level == Level.O0
-    ):
+    if profile is None or not may_split(options):
         return {}
     hazards = graph.ask(hazards_on, low, options.target)
     long = [

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._decide.splits import SUM, find_splits
+from onnxamp._decide.splits import SUM, find_splits, may_split
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
@@ -27,17 +27,19 @@ _AXES_ARE_INPUT: Final = 13
 """First opset at which a sum takes its axes as an input."""
 
 
-def applies(draft: Draft, options: Options) -> bool:
-    """Whether the target would sum up products in float16 over too many terms."""
-    return bool(find_splits(draft.graph, options))
+def applies(_: Draft, options: Options) -> bool:
+    """Return whether the target may sum up products in float16 over too many terms."""
+    return may_split(options)
 
 
 def apply(draft: Draft, options: Options) -> Passed:
-    """Split these products.
+    """Split products that are too long; return the same draft if there are none.
 
     Complexity: linear in nodes.
     """
     graph, found = draft.graph, find_splits(draft.graph, options)
+    if not found:
+        return Passed(draft)
     splitter = _Splitter(graph, found, GraphEditor(graph))
     for index in found:
         splitter.editor.replace(index, splitter.nodes(graph.nodes[index]))
