@@ -439,7 +439,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
 
 
 def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
-    """Casts to low precision and back: the pair rounds, perhaps on purpose."""
+    """Report Casts to low precision and back: such a pair rounds, which may be intended."""
     for node in graph.nodes:
         before = graph.producer(node.input(0)) if _is_float_cast(graph, node) else None
         if (

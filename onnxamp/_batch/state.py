@@ -1,4 +1,4 @@
-"""What is remembered of a folder of results, which saves converting what is up to date.
+"""The state of a results folder, which lets a later run skip the models that are up to date.
 
 A result is up to date if its entry in ``.onnxamp.json`` was made by this version of onnxamp with the same options, and
 every file that was read for it (the model, its data files, its inputs) and every file that was written still has the

@@ -68,7 +68,7 @@ def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | 
 
 
 def _is_word(text: str) -> bool:
-    """Whether a text is like "-ne", which is taken for two options of one letter."""
+    """Return whether a text looks like "-ne", which click parses as two one-letter options."""
     return len(text) > len("-n") and text.startswith("-") and not text.startswith("--")
 
 
@@ -456,7 +456,7 @@ class Words(click.Choice[str]):
 
 
 class LevelChoice(click.Choice[str]):
-    """Levels, in either case, and O1 to O3 as numbers, too."""
+    """Accept levels in upper or lower case; 0 to 3 also stand for O0 to O3."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
