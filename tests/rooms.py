@@ -18,6 +18,7 @@ ROOMS = (
     "_decide",
     "_rewrite",
     "_runtime",
+    "_gradients",
     "_convert",
     "_audit",
     "_numerics",

@@ -1,11 +1,11 @@
 """Training of ONNX models in mixed precision: a training step is one ordinary ONNX graph, run by ONNX Runtime."""
 
+from onnxamp._gradients.walk import Gradients, add_gradients
 from onnxamp._public import export
 from onnxamp.train._build import build_train_network
 from onnxamp.train._feeds import Batches, Loss
 from onnxamp.train._flushed import FlushedGradient
 from onnxamp.train._grad_scaler import GradScaler
-from onnxamp.train._gradients.walk import Gradients, add_gradients
 from onnxamp.train._levels import Decorated, decorate
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
+from onnxamp._gradients.writer import Tensor
 from onnxamp._graph.shapes import Dims
 from onnxamp._runtime.values import check_shape
 from onnxamp.train._forward import Mask
-from onnxamp.train._gradients.writer import Tensor
 
 Feeds = Mapping[str, NDArray[Any]]
 

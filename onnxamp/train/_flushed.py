@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Problem, Window
 from onnxamp._dtypes import FLOAT, FLOAT16
+from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -19,7 +20,6 @@ from onnxamp._model.protos import copy_without
 from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp.train._gradients.writer import Tensor, Writer
 from onnxamp.train._step import LOSS, SCALE, Step
 
 _HEADROOM: Final = 4

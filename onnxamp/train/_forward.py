@@ -9,6 +9,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
 from onnxamp._errors import GradientError, ModelError
+from onnxamp._gradients.normalisations import RUNNING
+from onnxamp._gradients.walk import find_path
+from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
@@ -21,9 +24,6 @@ from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._runtime.emulate import without_rounding
-from onnxamp.train._gradients.normalisations import RUNNING
-from onnxamp.train._gradients.walk import find_path
-from onnxamp.train._gradients.writer import MIN_OPSET, Tensor, Writer
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {
     "BatchNormalization": frozenset({3, 4}),

@@ -28,6 +28,8 @@ from onnxamp._api import convert_as
 from onnxamp._decide.problem import check_opset
 from onnxamp._dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._gradients.normalisations import RUNNING, SCALED
+from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_key
@@ -37,8 +39,6 @@ from onnxamp._options.lists import ops_named
 from onnxamp._options.options import Options, Rule
 from onnxamp._patterns.patterns import find_patterns, patterns_of
 from onnxamp.train._forward import Masters
-from onnxamp.train._gradients.normalisations import RUNNING, SCALED
-from onnxamp.train._gradients.writer import MIN_OPSET
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import OWN, Step
 

@@ -11,7 +11,7 @@ from math import isfinite
 from typing import ClassVar, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp.train._gradients.writer import Tensor
+from onnxamp._gradients.writer import Tensor
 
 Schedule: TypeAlias = Callable[[int], float]
 """From the number of a step, counted from 0, to its learning rate."""

@@ -29,13 +29,13 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._gradients.walk import differentiate
+from onnxamp._gradients.writer import Tensor, Writer, elem_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
 from onnxamp.train._feeds import Classes, Loss
 from onnxamp.train._forward import Mask, TrainingModel, as_inputs, find_weights
-from onnxamp.train._gradients.walk import differentiate
-from onnxamp.train._gradients.writer import Tensor, Writer, elem_of
 from onnxamp.train._optimizers import Move, Optimizer
 
 LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from onnxamp.train._gradients.writer import Call, Tensor
+from onnxamp._gradients.writer import Call, Tensor
 
 _GATES: Final = {"GRU": 3, "LSTM": 4, "RNN": 1}
 _ACTIVATIONS: Final = {

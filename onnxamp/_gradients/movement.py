@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, sum_to
 from onnxamp._ops.facts import op_facts
-from onnxamp.train._gradients.writer import Call, Grads, Rule, Tensor, sum_to
 
 _SAMPLE: Final = 5
 """Stands for an unknown size of an axis, to see how an integer scale copies its elements."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
+from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
 
 _Local = Callable[[Call], Tensor]
 """The gradient of the only differentiable input."""

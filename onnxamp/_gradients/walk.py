@@ -10,6 +10,17 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
+from onnxamp._gradients import linear, movement, normalisations, pointwise
+from onnxamp._gradients.recurrent import UNROLLED, unroll
+from onnxamp._gradients.writer import (
+    MIN_OPSET,
+    Call,
+    Forward,
+    Rule,
+    Tensor,
+    Writer,
+    elem_of,
+)
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -19,17 +30,6 @@ from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp.train._gradients import linear, movement, normalisations, pointwise
-from onnxamp.train._gradients.recurrent import UNROLLED, unroll
-from onnxamp.train._gradients.writer import (
-    MIN_OPSET,
-    Call,
-    Forward,
-    Rule,
-    Tensor,
-    Writer,
-    elem_of,
-)
 
 RULES: Final[Mapping[str, Rule]] = {
     **linear.RULES,

@@ -9,9 +9,9 @@ from gradient_cases import OPSET, Array, Case, central_difference, gradients_of,
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
+from onnxamp._gradients.walk import differentiate
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train import add_gradients
-from onnxamp.train._gradients.walk import differentiate
 
 RNG = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp.train._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
+from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
 
 
 def _gemm(call: Call) -> Grads:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from onnxamp.train._gradients.writer import (
+from onnxamp._gradients.writer import (
     Call,
     Forward,
     Grads,
