@@ -243,8 +243,8 @@ def tensor_type(elem: int) -> str:
 
 def element_name(type_name: str | None) -> str:
     """The element type of a tensor type, as ONNX calls it: "float" of ``tensor(float)``; "" of any other type."""
-    found = _TENSOR.fullmatch(type_name or "")
-    return found[1] if found else ""
+    head, _, name = (type_name or "").partition("tensor(")
+    return "" if head else name[:-1]
 
 
 def readable_types(text: str | None) -> str:

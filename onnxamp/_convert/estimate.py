@@ -55,6 +55,12 @@ class Estimate:
     low: Format = FLOAT16
 
     @cached_property
+    def floats(self) -> Sequence[tuple[Node, int, Work]]:
+        """Nodes that launch kernels, with how many they launch and what these do."""
+        nodes = ((node, self.launches(node)) for node in self.graph.nodes)
+        return [(node, count, self.work(node)) for node, count in nodes if count]
+
+    @cached_property
     def trips(self) -> Sequence[int]:
         """How often each scope runs."""
         return self.graph.ask(loop_trips)
@@ -65,9 +71,11 @@ class Estimate:
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""
-        values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
-        is_quiet = node.key in op_facts().unlaunched or node.index in self.constant
-        if is_quiet or _FLOATS.isdisjoint(map(self.graph.types.__getitem__, values)):
+        if node.key in op_facts().unlaunched or node.index in self.constant:
+            return 0
+        types = self.graph.types
+        values = (*node.inputs, *node.outputs)
+        if _FLOATS.isdisjoint([types[value] for value in values if value != ABSENT]):
             return 0
         return self.trips[node.scope]
 
@@ -126,12 +134,9 @@ class Estimate:
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
         """Microseconds of all nodes in one run with these in low precision, without Casts."""
         time = 0.0
-        for node in self.graph.nodes:
-            if launches := self.launches(node):
-                made = self.low if node.index in low else None
-                time += launches * LAUNCH_US + self.work(node).time(
-                    self.device, low=made
-                )
+        for node, launches, work in self.floats:
+            made = self.low if node.index in low else None
+            time += launches * LAUNCH_US + work.time(self.device, low=made)
         return time
 
 
@@ -230,31 +235,28 @@ def time_on_target(analysis: Analysis) -> float:
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:
     """Nodes with a low-precision port."""
-    ports = ((node.index, low_ports(analysis, node)) for node in analysis.graph.nodes)
-    return frozenset(index for index, at in ports if at.inputs or at.outputs)
+    low = (low_ports(analysis, node) for node in analysis.graph.nodes)
+    return frozenset(index for index, at in enumerate(low) if at.inputs or at.outputs)
 
 
 def low_ports(analysis: Analysis, node: Node) -> Ports:
     """The low-precision ports of a node."""
-    decision, ports, graph = analysis.decision, analysis.ports, analysis.graph
-
-    def is_low(value: int, variable: int) -> bool:
-        return (
-            value != ABSENT
-            and graph.types[value] == FLOAT
-            and decision.is_low(variable)
-        )
-
-    consumed = ports.consumed[node.index]
-    made = [ports.produced[value] for value in node.outputs]
+    types, is_low = analysis.graph.types, analysis.decision.is_low
+    consumed, made = analysis.ports.consumed[node.index], analysis.ports.produced
     return Ports(
         tuple(
-            port
-            for port, value in enumerate(node.inputs)
-            if is_low(value, consumed[port])
+            [
+                port
+                for port, value in enumerate(node.inputs)
+                if value != ABSENT and types[value] == FLOAT and is_low(consumed[port])
+            ]
         ),
         tuple(
-            port for port, value in enumerate(node.outputs) if is_low(value, made[port])
+            [
+                port
+                for port, value in enumerate(node.outputs)
+                if value != ABSENT and types[value] == FLOAT and is_low(made[value])
+            ]
         ),
     )
 
@@ -275,6 +277,8 @@ def shapes_at(
     graph: Graph, given: Mapping[str, tuple[int, ...]]
 ) -> Sequence[Shape | None]:
     """:func:`bound_shapes` for inputs of these shapes."""
+    if given == declared_shapes(graph) and not any(map(_is_open, graph.shapes)):
+        return graph.shapes
     named: dict[str, int] = {}
     for entry in graph.model.graph.input:
         sizes = given.get(entry.name, ())
@@ -290,3 +294,7 @@ def shapes_at(
         other if one is None or (None in one and other and None not in other) else one
         for one, other in pairs
     ]
+
+
+def _is_open(shape: Shape | None) -> bool:
+    return shape is None or None in shape

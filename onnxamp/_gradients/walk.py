@@ -22,6 +22,7 @@ from onnxamp._gradients.writer import (
     elem_of,
 )
 from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
@@ -394,6 +395,7 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
     return differentiate(Model.of(model).embedded(), loss, wanted)
 
 
+@no_collections()
 def differentiate(
     model: ModelProto, loss: str, wanted: Iterable[str], lacks: Container[str] = ()
 ) -> Gradients:

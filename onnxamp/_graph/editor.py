@@ -1,6 +1,6 @@
 """The one editor of models: changes are noted against a frozen view, and made in one sweep per scope."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._graph.view import View, scope_graphs
-from onnxamp._model.protos import all_nodes, copied
+from onnxamp._model.protos import all_nodes, arrange, copied, drop_named
 
 WEIGHTS_ALONE: Final = 4
 """First IR version at which a weight need not be listed as a graph input."""
@@ -53,8 +53,8 @@ class GraphEditor:
         self._given = model
         self._names = names
         self._constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = {}
-        self._inserted: dict[int, dict[int, list[NodeProto]]] = {}
-        """Scope -> index of the node before which new nodes stand -> these."""
+        self._inserted: dict[int, dict[int, list[NodeProto | int]]] = {}
+        """Scope -> index of a node -> what comes before it: new nodes, and the indices of nodes that move."""
         self._removed: dict[int, set[int]] = {}
         self._undeclared: dict[int, set[str]] = {}
         self._added: dict[int, list[TensorProto]] = {}
@@ -162,9 +162,9 @@ class GraphEditor:
 
     def move(self, index: int, before: int) -> None:
         """Move a node before another one of its scope."""
-        scope = self.view.nodes[index].scope
-        self.insert(scope, before, self.node(index))
-        self._removed.setdefault(scope, set()).add(index)
+        self.remove(index)
+        moved = self._inserted.setdefault(self.view.nodes[index].scope, {})
+        moved.setdefault(before, []).append(index)
 
     def undeclare(self, scope: int, names: Iterable[str]) -> None:
         """Remove what is declared of values of a scope."""
@@ -181,102 +181,64 @@ class GraphEditor:
     def finish(self) -> ModelProto:
         """Make all changes that were noted, and return the edited model. The editor is of no use afterwards.
 
-        Complexity: linear in the nodes of scopes in which nodes come or go.
+        Only new nodes are copied. Complexity: linear in the nodes of scopes in which nodes come or go.
         """
-        changed = {*self._inserted, *self._removed, *self._undeclared, *self._added}
-        changed |= {self.view.values[value].scope for value in self._dropped}
-        graphs = self.graphs
-        for scope in sorted(
-            changed, reverse=True
-        ):  # bodies first: a new node list holds copies
-            self._rebuild_nodes(scope, graphs[scope])
-            self._drop_weights(scope, graphs[scope])
-            graphs[scope].initializer.extend(self._added.get(scope, ()))
+        for scope, graph in reversed([*enumerate(self.graphs)]):  # bodies first
+            self._rebuild(scope, graph)
         if self._constants:
-            read = {
-                name for node in all_nodes(self.model.graph.node) for name in node.input
-            }
-            made = self._constants.values()
-            add_constants(
-                self.model, [tensor for tensor in made if tensor.name in read]
+            read = set[str]()
+            for node in all_nodes(self.model.graph.node):
+                read.update(node.input[:])
+            self._add_constants(
+                [row for row in self._constants.values() if row.name in read]
             )
         return self.model
 
-    def _rebuild_nodes(self, scope: int, graph: GraphProto) -> None:
-        inserted, removed = (
-            self._inserted.get(scope, {}),
-            self._removed.get(scope, set()),
-        )
-        first = self.view.scopes[scope].nodes.start
-        undeclared = self._undeclared.get(scope, set())
-        undeclared |= {
-            name for index in removed for name in graph.node[index - first].output
-        }
-        if undeclared:
-            undeclared -= {
-                name
-                for nodes in inserted.values()
-                for node in nodes
-                for name in node.output
-            }
-        if inserted or removed:
-            kept = list(self._in_order(scope, graph))
-            rebuilt = GraphProto()
-            rebuilt.node.extend(kept)
-            del graph.node[:]
-            graph.node.extend(rebuilt.node)
-        drop_declared(graph, undeclared)
-
-    def _in_order(self, scope: int, graph: GraphProto) -> Iterator[NodeProto]:
-        inserted, removed = (
-            self._inserted.get(scope, {}),
-            self._removed.get(scope, set()),
-        )
+    def _rebuild(self, scope: int, graph: GraphProto) -> None:
+        inserted = self._inserted.get(scope, {})
+        removed = self._removed.get(scope, set())
         nodes = self.view.scopes[scope].nodes
-        for index, proto in enumerate(graph.node, nodes.start):
-            yield from inserted.get(index, ())
-            if index not in removed:
-                yield proto
-        yield from inserted.get(nodes.stop, ())
-
-    def _drop_weights(self, scope: int, graph: GraphProto) -> None:
-        names = {
-            self.view.values[value].name
-            for value in self._dropped
-            if self.view.values[value].scope == scope
+        gone = {
+            name for index in removed for name in graph.node[index - nodes.start].output
         }
-        for position in reversed(range(len(graph.initializer) if names else 0)):
-            if graph.initializer[position].name in names:
-                del graph.initializer[position]
+        gone |= self._undeclared.get(scope, set())
+        if inserted or removed:
+            order = list[int]()
+            for index in range(nodes.start, nodes.stop + 1):
+                for node in inserted.get(index, ()):
+                    if isinstance(node, int):
+                        order.append(node - nodes.start)
+                        gone.difference_update(graph.node[order[-1]].output)
+                        continue
+                    order.append(len(graph.node))
+                    gone.difference_update(node.output)
+                    graph.node.append(node)
+                if index < nodes.stop and index not in removed:
+                    order.append(index - nodes.start)
+            arrange(graph.node, order)
+        if gone:
+            drop_named(graph.value_info, gone)
+        if self._dropped:
+            names = (
+                held.name
+                for held in map(self.view.values.__getitem__, self._dropped)
+                if held.scope == scope
+            )
+            drop_named(graph.initializer, {*names})
+        graph.initializer.extend(self._added.get(scope, ()))
 
-
-def drop_declared(graph: GraphProto, names: Iterable[str]) -> None:
-    """Remove what is declared of intermediate values of these names."""
-    gone = set(names)
-    kept = (
-        [entry for entry in graph.value_info if entry.name not in gone] if gone else []
-    )
-    if gone and len(kept) < len(graph.value_info):
-        rebuilt = GraphProto()
-        rebuilt.value_info.extend(kept)
-        del graph.value_info[:]
-        graph.value_info.extend(rebuilt.value_info)
-
-
-def add_constants(model: ModelProto, tensors: Iterable[TensorProto]) -> None:
-    """Add constants to the main graph: as nodes where every initializer has to be an input."""
-    if model.ir_version >= WEIGHTS_ALONE:
-        model.graph.initializer.extend(tensors)
-        return
-    nodes = [
-        helper.make_node("Constant", [], [tensor.name], value=tensor)
-        for tensor in tensors
-    ]
-    if nodes:
-        rebuilt = GraphProto()
-        rebuilt.node.extend([*nodes, *model.graph.node])
-        del model.graph.node[:]
-        model.graph.node.extend(rebuilt.node)
+    def _add_constants(self, tensors: Sequence[TensorProto]) -> None:
+        """Add constants to the main graph: as nodes where every initializer has to be an input."""
+        graph = self.model.graph
+        if self.model.ir_version >= WEIGHTS_ALONE:
+            graph.initializer.extend(tensors)
+            return
+        count = len(graph.node)
+        graph.node.extend(
+            helper.make_node("Constant", [], [tensor.name], value=tensor)
+            for tensor in tensors
+        )
+        arrange(graph.node, [*range(count, len(graph.node)), *range(count)])
 
 
 def set_attribute(proto: NodeProto, name: str, value: Any) -> None:
@@ -289,9 +251,6 @@ def set_attribute(proto: NodeProto, name: str, value: Any) -> None:
     proto.attribute.append(new)
 
 
-def drop_attributes(proto: NodeProto, names: Iterable[str]) -> None:
+def drop_attributes(proto: NodeProto, names: Collection[str]) -> None:
     """Remove attributes of a node."""
-    gone = {*names}
-    for position in reversed(range(len(proto.attribute))):
-        if proto.attribute[position].name in gone:
-            del proto.attribute[position]
+    drop_named(proto.attribute, names)

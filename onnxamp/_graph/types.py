@@ -6,7 +6,7 @@ nor a rule determines the type of an output, the file's declaration does.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
@@ -34,22 +34,16 @@ def infer_types(view: View) -> Types:
         _seed(scope, types)
     declared = _declared(view)
     entered = {0}
-    facts, nodes = op_facts(), view.nodes
-    with_say = (
-        _ATTRIBUTED | facts.dtype_attribute.keys() | facts.output_parameter.keys()
-    )
-    for index in view.order:
-        node = nodes[index]
+    control_flow = op_facts().control_flow
+    for node in map(view.nodes.__getitem__, view.order):
         if node.scope not in entered or node.bodies:
             for scope_index in (node.scope, *(body for _, body in node.bodies)):
                 _enter(view, scope_index, entered, types, declared)
-        inputs = tuple([types[value] for value in node.inputs])
-        if node.key in facts.control_flow:
-            kinds: Sequence[str | None] = _control_flow(view, node, types)
-        elif node.signature is None or node.key in with_say:
-            kinds = output_types(node.proto, node.key, node.signature, inputs)
+        if node.key in control_flow:
+            kinds = _control_flow(view, node, types)
         else:
-            kinds = _plain_types(node.key, node.signature, inputs, len(node.outputs))
+            inputs = [types[value] for value in node.inputs]
+            kinds = output_types(node.proto, node.key, node.signature, inputs)
         for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
@@ -173,22 +167,10 @@ def _enter(
                 types[value] = kind or declared.get(value)
 
 
-_ATTRIBUTED = frozenset({"Constant", "Optional"})
-"""Ops whose output types depend on attributes that no table of facts has."""
-
-
-@lru_cache(maxsize=1 << 12)
-def _plain_types(
-    key: str, signature: Signature, inputs: tuple[str | None, ...], count: int
-) -> Sequence[str | None]:
-    """Types of ``count`` outputs where attributes have no say: large models repeat few combinations."""
-    return output_types(NodeProto(output=[""] * count), key, signature, inputs)
-
-
 def _control_flow(
     view: View, node: Node, types: Sequence[str | None]
-) -> list[str | None]:
-    """Types of the outputs of If, Loop, Scan and SequenceMap from those of their bodies' outputs."""
+) -> Sequence[str | None]:
+    """Return the types of the outputs of If, Loop, Scan and SequenceMap from those of their bodies' outputs."""
     result: list[str | None] = [None] * len(node.outputs)
     for _, body in node.bodies:
         outputs = view.scopes[body].outputs
@@ -293,26 +275,55 @@ def output_types(
     key: str,
     signature: Signature | None,
     inputs: Sequence[str | None],
-) -> list[str | None]:
-    """Types of a node's outputs from those of its inputs; None if neither schema nor rule determines one."""
+) -> Sequence[str | None]:
+    """Return the types of a node's outputs; None if neither the schema nor a rule determines one.
+
+    Args:
+        proto: the node.
+        key: its op type, see :func:`onnxamp._ops.facts.op_key`.
+        signature: its schema; None if it has none.
+        inputs: the types of its inputs.
+    """
     count = len(proto.output)
     if signature is None:
         return [None] * count
+    if key in typed_by_attribute():
+        return _output_types(proto, key, signature, inputs)
+    return _plain_types(key, signature, tuple(inputs), count)
+
+
+@cache
+def typed_by_attribute() -> frozenset[str]:
+    """Return the ops whose output types depend on attributes."""
+    facts = op_facts()
+    return frozenset(
+        {"Constant", "Optional", *facts.dtype_attribute, *facts.output_parameter}
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _plain_types(
+    key: str, signature: Signature, inputs: tuple[str | None, ...], count: int
+) -> Sequence[str | None]:
+    """Return the types of ``count`` outputs. Large models repeat few combinations."""
+    return _output_types(NodeProto(output=[""] * count), key, signature, inputs)
+
+
+def _output_types(
+    proto: NodeProto, key: str, signature: Signature, inputs: Sequence[str | None]
+) -> list[str | None]:
     bound = bind(signature, inputs)
     first = _first_output(proto, key, signature, bound, inputs)
     result: list[str | None] = []
-    for position in range(count):
+    for position in range(len(proto.output)):
         port = signature.output(position)
         if position == 0 and first is not None:
             result.append(first)
-        elif port is None:
-            result.append(None)
-        elif port.type not in signature.params:
-            result.append(port.type)
+        elif port is None or port.type not in signature.params:
+            result.append(None if port is None else port.type)
         else:
-            kind = bound.get(signature.param(port, position)) or _only(
-                signature.params[port.type]
-            )
+            kind = bound.get(signature.param(port, position))
+            kind = kind or _only(signature.params[port.type])
             result.append(kind or _by_attribute(proto, key, port.type))
     return result
 

@@ -62,10 +62,10 @@ def opset_imports(model: ModelProto) -> dict[str, int]:
 def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
     """The node's subgraphs, each with the name of its attribute."""
     bodies = []
-    for item in node.attribute:
-        if item.type == AttributeProto.GRAPH or item.HasField("g"):
-            bodies.append((item.name, item.g))
-        bodies += [(item.name, graph) for graph in item.graphs]
+    for item in node.attribute[:]:
+        if item.type not in PLAIN:
+            graphs = [item.g] if item.HasField("g") else []
+            bodies += [(item.name, graph) for graph in (*graphs, *item.graphs)]
     return bodies
 
 
@@ -87,9 +87,8 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
         if isinstance(graph, GraphProto):
             yield from graph.initializer
         for node in graph.node:
-            for item in node.attribute:
-                kind = item.type
-                if kind in PLAIN:
+            for item in node.attribute[:]:
+                if item.type in PLAIN:
                     continue
                 if item.HasField("t"):
                     yield item.t
@@ -160,6 +159,23 @@ def copy_without(model: ModelProto, *graph_fields: str) -> ModelProto:
     copy_fields(model, result, {"graph"})
     copy_fields(model.graph, result.graph, graph_fields)
     return result
+
+
+def arrange(items: Any, order: Sequence[int]) -> None:
+    """Keep the messages of a repeated field that are at these positions, in this order. Nothing is copied."""
+    ranks = [len(items)] * len(items)
+    for rank, position in enumerate(order):
+        ranks[position] = rank
+    following = iter(ranks)
+    items.sort(key=lambda _: next(following))
+    del items[len(order) :]
+
+
+def drop_named(items: Any, names: Container[str]) -> None:
+    """Remove the messages with one of these names from a repeated field."""
+    order = [at for at, item in enumerate(items) if item.name not in names]
+    if len(order) < len(items):
+        arrange(items, order)
 
 
 T = TypeVar("T")

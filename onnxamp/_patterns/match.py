@@ -52,13 +52,12 @@ Pattern: TypeAlias = Var | Number | Op | Choice
 
 
 class Form(NamedTuple):
-    """One way to write an op as several. ``roots`` are the types that its last node may have."""
+    """One way to write an op as several."""
 
     kind: str
     cores: frozenset[str]
     """The types that the core of a decomposed pattern may have in which the form is looked for."""
     pattern: Pattern
-    roots: frozenset[str]
 
 
 class Kind(NamedTuple):
@@ -77,6 +76,8 @@ class FormTable(NamedTuple):
 
     kinds: Mapping[str, Kind]
     forms: tuple[Form, ...]
+    ending_in: Mapping[str, Sequence[Form]]
+    """Op type -> the forms whose last node may be of it."""
 
 
 @cache
@@ -94,11 +95,13 @@ def form_table() -> FormTable:
         )
         for name, row in data.items()
     }
-    forms = list[Form]()
+    forms, ending_in = list[Form](), defaultdict[str, list[Form]](list)
     for name, row in data.items():
         for pattern in (parse(text, rules) for text in row["forms"]):
-            forms.append(Form(name, frozenset(row["cores"]), pattern, heads(pattern)))
-    return FormTable(kinds, tuple(forms))
+            forms.append(Form(name, frozenset(row["cores"]), pattern))
+            for key in heads(pattern):
+                ending_in[key].append(forms[-1])
+    return FormTable(kinds, tuple(forms), ending_in)
 
 
 Rules: TypeAlias = Mapping[str, tuple[list[str], list[str]]]
@@ -228,22 +231,26 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
         return
     if graph.types[node.outputs[0]] != FLOAT:
         return
+    is_reduction = node.key in op_facts().reduces_axes
+    if not is_reduction and len(node.inputs) != len(pattern.inputs):
+        return
+    inputs = node.inputs[: len(pattern.inputs)]
+    swaps = node.key in op_facts().commutative and inputs[0] != inputs[1]
+    orders = [
+        order
+        for order in ((inputs, inputs[::-1]) if swaps else (inputs,))
+        if all(_maker_key(graph, order[at]) in keys for at, keys in pattern.heads)
+    ]
+    if not orders:
+        return
     axes = state.axes
-    if node.key in op_facts().reduces_axes:
+    if is_reduction:
         counted = axes_of(graph, node)
         if counted is None or axes not in ((), counted):
             return
         axes = counted
-    elif len(node.inputs) != len(pattern.inputs):
-        return
     here = _State(scope, state.nodes.union(passing, (node.index,)), state.values, axes)
-    inputs = node.inputs[: len(pattern.inputs)]
-    swaps = node.key in op_facts().commutative and inputs[0] != inputs[1]
-    for order in (inputs, inputs[::-1]) if swaps else (inputs,):
-        if any(
-            _maker_key(graph, order[place]) not in keys for place, keys in pattern.heads
-        ):
-            continue
+    for order in orders:
         states = [here]
         for place in pattern.places:
             states = [

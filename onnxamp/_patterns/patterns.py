@@ -339,13 +339,13 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
 
     Complexity: near linear. A form is tried only at the nodes of patterns, and at those right behind.
     """
-    cores_at = _last_nodes(graph)
+    cores_at, forms = _last_nodes(graph), form_table().ending_in
     return tuple(
         match
         for node in (graph.nodes[index] for index in graph.order if index in cores_at)
         if not graph.scopes[node.scope].opaque
-        for form in form_table().forms
-        if node.key in form.roots and not form.cores.isdisjoint(cores_at[node.index])
+        for form in forms.get(node.key, ())
+        if not form.cores.isdisjoint(cores_at[node.index])
         for match in matches(graph, form, node)
         if is_closed(graph, match)
     )

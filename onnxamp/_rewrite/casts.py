@@ -68,9 +68,10 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     return _find_removal(view, view.types, lossy=lossy).apply()
 
 
-def applies(_: Draft, options: Options) -> bool:
-    """Whether Casts may go: the user may want to keep all of them."""
-    return options.level != Level.O0 and "Cast" not in options.black
+def applies(draft: Draft, options: Options) -> bool:
+    """Return whether there are Casts that may go: the user may want to keep all of them."""
+    may_go = options.level != Level.O0 and "Cast" not in options.black
+    return may_go and "Cast" in draft.graph.by_key
 
 
 def apply(draft: Draft, options: Options) -> Passed:

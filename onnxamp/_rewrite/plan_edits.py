@@ -233,20 +233,17 @@ class _Maker:
 
     def needs(self, value: int) -> tuple[bool, bool]:
         """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
-        consumed, returned, needed = (
-            self.ports.consumed,
-            self.ports.returned,
-            set[bool](),
-        )
+        consumed, low, nodes = self.ports.consumed, self.low, self.graph.nodes
+        needed = set[bool]()
         for node, port in self.graph.uses[value]:
             variable = consumed[node][port]
-            if variable != NONE and (
-                variable != LOW or self.graph.nodes[node].key != "Cast"
+            if variable >= 0 or (
+                variable != NONE and (variable != LOW or nodes[node].key != "Cast")
             ):
-                needed.add(self.low[variable])
+                needed.add(low[variable])
         for key in self.graph.results[value]:
-            if key in returned:
-                needed.add(self.low[returned[key]])
+            if key in self.ports.returned:
+                needed.add(low[self.ports.returned[key]])
         return False in needed, True in needed
 
     def public(self, value: int) -> bool | None:

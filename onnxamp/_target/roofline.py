@@ -5,7 +5,7 @@ nothing, and look-ups read the rows that they return, not their table.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from onnxamp._dtypes import FLOAT32_BYTES, Format
@@ -87,21 +87,24 @@ class Work(NamedTuple):
 
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     """The work of a node that runs ``trips`` times, from the shapes of its values."""
-    if node.key in op_facts().views:
-        return Work(0, 0)
-    tables = {lookup.table for lookup in op_facts().lookups.get(node.key, ())}
-    read = [
-        value
-        for port, value in enumerate(node.inputs)
-        if value != ABSENT and port not in tables
-    ]
-    touched = sum(
-        elements(shapes[value]) for value in (*read, *node.outputs) if value != ABSENT
-    )
-    written = sum(elements(shapes[value]) for value in node.outputs if value != ABSENT)
     terms = expected_terms(node, shapes)
+    sizes = [0 if value == ABSENT else elements(shapes[value]) for value in node.inputs]
+    made = [0 if value == ABSENT else elements(shapes[value]) for value in node.outputs]
+    return _work(node.key, tuple(sizes), sum(made), terms, trips)
+
+
+@lru_cache(maxsize=1 << 12)
+def _work(
+    key: str, read: tuple[int, ...], written: int, terms: int | None, trips: int
+) -> Work:
+    """Return the work of a node by the elements that it reads and writes: a model repeats few."""
+    if key in op_facts().views:
+        return Work(0, 0)
+    tables = {lookup.table for lookup in op_facts().lookups.get(key, ())}
+    touched = sum(size for port, size in enumerate(read) if port not in tables)
+    touched += written * (1 + bool(tables))
     flops = written * (1 if terms is None else 2 * terms) * trips
-    return Work((touched + written * bool(tables)) * trips, flops, terms is not None)
+    return Work(touched * trips, flops, terms is not None)
 
 
 LAUNCH: Final = 64
