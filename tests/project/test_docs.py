@@ -1,105 +1,207 @@
 """Every command and every Python block of the documentation does what the page says."""
 
+import contextlib
+import io
 import logging
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import click
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from doc_pages import COMMANDS, PAGES, blocks, spans
 from repository import ROOT
 
 import onnxamp
 from onnxamp._cli import group
 from onnxamp._decide.hazards import kinds
 
-PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"])
-WITH_README = [*PAGES, ROOT / "README.md"]
 GRAPHS = ROOT / "docs" / "explain" / "graphs"
-BLOCK = re.compile(r"^( *)```([^`\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-SCRIPT = re.compile(r"`((?:[A-Z_]+=\S+ )?python3 scripts/[^`]+)`")
+REGENERATE = "ONNXAMP_REGENERATE" in os.environ
+SCRIPT = re.compile(r"(?:[A-Z_]+=\S+ )?python3? (?:scripts|benchmarks)/.+")
+EXTRAS = re.compile(r"pip install [\"']?(?:\.|onnxamp)\[([\w,]+)\]")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 PRIVATE = re.compile(r"onnxamp(?:\.\w+)*\._\w+(?:\.\w+)*")
 DOCTEST = re.compile(r"^ *(?:>>>|\.\.\.) .*", re.MULTILINE)
+VERSION = re.compile(r"ONNX Runtime [\d.]+")
+PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
+FOREIGN = {
+    "CONTRIBUTING": {"--dist"},  # pytest
+    "README": {"--fp16"},  # trtexec
+    "index": {"--fp16"},
+    "tensorrt": {"--fp16", "--stronglyTyped"},
+    "webgpu": {"--check"},  # scripts/ask_engine.py
+}
+"""Options of other programs, by page."""
+
+MARKS = {name: [getattr(pytest.mark, name)] for name in ("browser", "openvino", "tensorrt", "webgpu")}
+"""Engines that the page of the same name needs."""
+RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
 
 
-class Block(NamedTuple):
-    kind: str
-    text: str
-
-
-def blocks(page: Path) -> list[Block]:
-    """All blocks but directives of Sphinx."""
-    found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [Block(kind, text) for _, kind, text in found if not kind.startswith("{")]
-
-
-RUNNABLE = [page for page in PAGES if any(block.kind in ("", "python") for block in blocks(page))]
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that pages name."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(ROOT / "models", folder / "models")
+    shutil.copytree(GRAPHS, folder / "graphs")
+    shutil.copy(folder / "models" / "classifier.onnx", folder / "model.onnx")
+    model = onnx.load(folder / "model.onnx")
+    onnx.save(onnxamp.convert_model(model), folder / "model_fp16.onnx")
+    np.savez(folder / "samples.npz", **onnxamp.random_samples(model)[0])
+    encoder = onnx.load(folder / "models" / "encoder.onnx")
+    onnx.save(encoder, folder / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
+    return folder
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """What the pages name, in a place where they may write."""
+def checkout(materials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: it holds what pages name, and they may write there."""
     monkeypatch.setattr(logging.getLogger("onnxamp"), "level", logging.NOTSET)  # pages may set it
-    shutil.copytree(ROOT / "models", tmp_path / "models")
-    shutil.copytree(GRAPHS, tmp_path / "graphs")
+    shutil.copytree(materials, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    shutil.copy("models/classifier.onnx", "model.onnx")
-    model = onnx.load("models/encoder.onnx")
-    np.savez("samples.npz", **onnxamp.random_samples(onnx.load("model.onnx"))[0])
-    onnx.save(model, "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
     return tmp_path
 
 
-MARKS = {name: [getattr(pytest.mark, name)] for name in ("browser", "openvino", "tensorrt", "webgpu")}
-"""What pages need."""
-
-
-def test_there_are_pages_to_run():
+def test_there_are_pages_to_run() -> None:
     folders = (ROOT / "docs" / folder for folder in ("how-to", "reference/commands"))
     pages = {page.stem for folder in folders for page in folder.glob("*.md")}
-    others = {"coming-from", "coming-from-converters", "tutorial", "hazards"}
+    others = {"README", "coming-from", "coming-from-converters", "tutorial", "hazards"}
     assert {page.stem for page in RUNNABLE} >= (pages - {"train"}) | others
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=page.stem, marks=MARKS.get(page.stem, ())) for page in RUNNABLE],
+    "page", [pytest.param(page, id=page.stem, marks=MARKS.get(page.stem, ())) for page in RUNNABLE]
 )
-def test_page(page, checkout):
-    """Commands and programs run from top to bottom, as a reader would run them."""
-    if page.stem == "object-storage":
-        pytest.importorskip("fsspec", reason="fsspec is not installed: pip install onnxamp[remote]")
+def test_page(page: Path, checkout: Path) -> None:
+    """Commands and programs run from top to bottom, as a reader would run them, and print what the page shows."""
+    printed = ""
+    shown: list[tuple[int, str, str]] = []
     for block in blocks(page):
-        if block.text.startswith("import torch") and not find_spec("torch"):
-            continue  # what it exports is there: a model of the same inputs
-        if "--cluster" in block.text and not find_spec("ray"):
+        if block.obstacle:
             continue
-        if block.kind == "python":
-            exec(compile(block.text, str(page), "exec"), {"__name__": "__main__"})
+        if block.kind == "text":
+            shown.append((block.start, block.text, "".join(printed.splitlines(True)[: block.text.count("\n")])))
+        elif block.kind == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as stream:
+                exec(compile(block.text, str(page), "exec"), {"__name__": "__main__"})
+            printed = stream.getvalue()
         else:
-            assert block.kind == "", f"{page.name}: a block of {block.kind!r} is not run"
-            for line in block.text.splitlines():
-                run(line.strip())
+            assert block.kind in COMMANDS, f"{page.name}: a block of {block.kind!r} is neither run nor compared"
+            for line in block.commands:
+                printed = run(line)
+    if REGENERATE:
+        rewrite(page, shown)
+    assert [VERSION.sub("", text) for _, text, _ in shown] == [VERSION.sub("", found) for *_, found in shown]
 
 
-def run(line: str) -> None:
+def run(line: str) -> str:
+    """Run one command in this process, and return what it prints."""
     command, _, comment = line.partition("  # ")
-    name, *arguments = shlex.split(command)
-    assert name == "onnxamp", line
-    result = CliRunner(env={"COLUMNS": None}).invoke(group, arguments)
+    program, *arguments = shlex.split(command)
+    if SCRIPT.fullmatch(command):
+        return ""  # that it exists is another test; scripts set up environments of their own
+    assert program == "onnxamp", line
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(group, arguments)
     assert result.exit_code == (int(comment.removeprefix("exits with ")) if comment else 0), f"{line}\n{result.output}"
     assert "Traceback" not in result.output
     assert result.output.strip()
+    return result.stdout
+
+
+def rewrite(page: Path, shown: list[tuple[int, str, str]]) -> None:
+    """Put what commands print today in place of what the page shows."""
+    text = page.read_text(encoding="utf-8")
+    for start, old, new in reversed(shown):
+        text = text[:start] + new + text[start + len(old) :]
+    page.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_options_exist(page: Path) -> None:
+    """Those of blocks that do not run here, and those in running text."""
+    lines = [line for block in blocks(page) for line in block.commands]
+    for line in lines:
+        if line.startswith("onnxamp "):
+            parse(line.partition("  # ")[0], whole=True)
+    code = [] if page.stem in ("changelog", "coming-from", "coming-from-converters") else spans(page)
+    for span in code:
+        if re.match(r"onnxamp [a-z]+( |$)", span):
+            parse(span, whole=False)
+        if span.startswith("--"):
+            flags = {word.partition("=")[0] for word in span.split() if word.startswith("--")}
+            assert flags <= OPTIONS | FOREIGN.get(page.stem, set()), span
+    extras = {extra for line in (*lines, *code) for names in EXTRAS.findall(line) for extra in names.split(",")}
+    assert extras <= set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    scripts = [line for line in (*lines, *code) if SCRIPT.fullmatch(line)]
+    files = [word for line in scripts for word in line.split() if word.endswith(".py")]
+    assert [word for word in files if not (ROOT / word).is_file()] == []
+
+
+CONTEXT = click.Context(group)
+SUBCOMMANDS = {name: group.get_command(CONTEXT, name) for name in group.list_commands(CONTEXT)}
+OPTIONS = {
+    flag
+    for command in SUBCOMMANDS.values()
+    for parameter in command.get_params(CONTEXT)
+    for flag in (*parameter.opts, *parameter.secondary_opts)
+}
+
+
+def parse(line: str, *, whole: bool) -> None:
+    """Parse a command as the program does; one that is not ``whole`` may lack arguments or have placeholders."""
+    name, *arguments = shlex.split(line)[1:]
+    try:
+        SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
+    except click.MissingParameter:
+        assert not whole, line
+    except click.BadParameter:
+        assert not whole, line
+        assert PLACEHOLDER.search(line), line
+    except click.ClickException as error:
+        if "needs a package that is not installed" not in error.message:  # it does for a URL, which parses
+            raise
+
+
+def test_a_command_with_an_unknown_option_fails() -> None:
+    with pytest.raises(click.NoSuchOption):
+        parse("onnxamp convert MODEL --no-such-option", whole=False)
+    with pytest.raises(AssertionError):
+        parse("onnxamp convert model.onnx --level O7", whole=True)
+
+
+def test_the_readme_is_read_in_a_few_minutes() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
+
+
+def test_the_readme_names_the_command_that_ci_runs() -> None:
+    (readme,) = (page for page in PAGES if page.stem == "README")
+    demo, suite = (line for block in blocks(readme) for line in block.commands if line.startswith("python3"))
+    assert suite in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert demo == "python3 scripts/demo.py"
+
+
+def test_the_module_is_the_command(checkout: Path) -> None:
+    """``python -m onnxamp`` in a process of its own prints what ``onnxamp`` prints."""
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxamp", "lists", "default"],
+        cwd=checkout, capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run("onnxamp lists default")
 
 
 def test_every_command_has_a_page():
@@ -127,14 +229,7 @@ def test_pictures_of_graphs_are_current(tmp_path):
     assert len(list(tmp_path.iterdir())) == len(list(GRAPHS.glob("*.svg")))
 
 
-def test_scripts_exist():
-    found = [command for page in PAGES for command in SCRIPT.findall(page.read_text(encoding="utf-8"))]
-    named = [word for command in found for word in command.split() if word.endswith(".py")]
-    assert named
-    assert all((ROOT / word).is_file() for word in named)
-
-
-@pytest.mark.parametrize("page", WITH_README, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
@@ -142,7 +237,7 @@ def test_links_lead_somewhere(page):
 
 def test_examples_import_nothing_private():
     """In Python blocks of pages, and in the examples of docstrings."""
-    examples = {page.name: [block.text for block in blocks(page) if block.kind == "python"] for page in WITH_README}
+    examples = {page.name: [block.text for block in blocks(page) if block.kind == "python"] for page in PAGES}
     for path in (ROOT / "onnxamp").rglob("*.py"):
         examples[str(path.relative_to(ROOT))] = DOCTEST.findall(path.read_text(encoding="utf-8"))
     private = {name: PRIVATE.findall("\n".join(texts)) for name, texts in examples.items()}
