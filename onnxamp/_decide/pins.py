@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from onnx import NodeProto
 
+from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.listed import listed, unmet_lists
 from onnxamp._decide.overrides import forced_hazards, lost_weights
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import Format, retyped
@@ -23,7 +23,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
-from onnxamp._ops.profiles import computes_low, profile_of
+from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
@@ -207,7 +207,7 @@ class _Claims:
             problem.options,
             problem.ports,
         )
-        self.profile = profile_of(self.options.target)
+        self.builder = builder_of(self.graph, self.options.target)
         self.hard, self.high, self.asked, self.default, self.low = (
             dict[int, Verdict]() for _ in range(5)
         )
@@ -291,9 +291,7 @@ class _Claims:
                 Verdict(variables[param], False, Reason.NO_KERNEL, why),
                 hard=True,
             )
-        if self.profile is not None and reads_no_input(
-            self.graph, self.ports, self.profile, node
-        ):
+        if self.builder.reads_no_input(self.ports, node):
             why = f"{options.target} wants it to read an input of the model, without a Cast"
             self.keep(node.index, Reason.NO_KERNEL, why, hard=True)
         for p, q in free.implies:
@@ -344,16 +342,14 @@ class _Claims:
 
     def straight(self) -> None:
         """What the target's builder does not read through a Cast is low only where its reader is."""
-        if self.profile is None:
-            return
-        for node, fact in high_nodes(self.graph, self.profile):
+        for node, fact in self.builder.high_nodes():
             self.keep(
                 node.index,
                 Reason.NO_KERNEL,
                 f"on {self.options.target}, {fact}",
                 hard=True,
             )
-        for made, reader in straight_pairs(self.graph, self.ports, self.profile):
+        for made, reader in self.builder.implications(self.ports):
             if reader == HIGH:
                 why = f"its float32 reader takes no Cast on {self.options.target}"
                 self.pin(made, Verdict(made, False, Reason.TIE, why), hard=True)
