@@ -18,7 +18,7 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
+from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of, target_table
@@ -26,6 +26,7 @@ from onnxamp._target.kernels import (
     Kernel,
     Typed,
     carries,
+    deciding_form,
     fails,
     has_kernel,
     kernel_table,
@@ -312,7 +313,9 @@ def distinct_typings(
             value != ABSENT and graph.types[value] == FLOAT16.tensor
             for value in node.inputs
         )
-        keys.append((_typing(target, node, bound), wrapped))
+        types = tuple(sorted(bound.items()))
+        form = deciding_form(target, node)
+        keys.append((node.key, id(node.signature), types, form, wrapped))
         if keys[-1] not in examples:
             kinds = (
                 graph.types[value]
@@ -351,26 +354,6 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
         for node in graph.nodes
         if node.signature is None and not graph.scopes[node.scope].opaque
     ]
-
-
-def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
-    """What decides where a node runs.
-
-    Attributes, optional inputs and outputs count only if a function body may run instead, or kernels have limits.
-    """
-    limited = any(
-        has_kernel_limits(device, node.key)
-        for device in map(device_of, (target, cpu_of(target)))
-    )
-    counts = limited or (node.signature is not None and node.signature.has_function)
-    ports = (node.proto.input, node.proto.output) if counts else ()
-    present = tuple(tuple(bool(name) for name in names) for names in ports)
-    body = (
-        tuple(item.SerializeToString() for item in node.proto.attribute)
-        if counts
-        else ()
-    )
-    return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
 def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911

@@ -8,12 +8,16 @@ from typing import Final, NamedTuple
 
 import onnx.defs
 
-from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._decide.ports import HIGH, PortVariables
+from onnxamp._decide.variables import unknown_floats
+from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError, suggestion
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
+from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
 from onnxamp._options.options import Options
@@ -339,3 +343,71 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
     if opinion is None:
         return []
     return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
+
+
+def unmet_lists(
+    graph: Graph, options: Options, ports: PortVariables, pins: Mapping[int, Verdict]
+) -> list[str]:
+    """Return why ops of the user's white list stay float32: one sentence per op type and reason. Linear in nodes.
+
+    Args:
+        graph: the prepared model.
+        options: the options of the conversion.
+        ports: the precision variables.
+        pins: deciding variable -> its pin.
+    """
+    found = dict[tuple[str, str], list[tuple[Node, str]]]()
+    for node in graph.nodes_of(options.user_white if options.level != Level.O0 else ()):
+        if (refusal := _refusal(graph, ports, pins, node, options.low)) is not None:
+            found.setdefault((node.key, refusal[0]), []).append((node, refusal[1]))
+    return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
+
+
+_SCHEMA: Final = "schema"
+_OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
+"""What the user wants of single nodes is no news."""
+
+
+def _refusal(
+    graph: Graph,
+    ports: PortVariables,
+    pins: Mapping[int, Verdict],
+    node: Node,
+    low: Format,
+) -> tuple[str, str] | None:
+    """Return why a listed node stays float32: the reason and its detail; None if it does not stay so."""
+    variables = ports.of_node.get(node.index, {}).values()
+    for variable in variables:
+        pin = pins.get(ports.root(variable))
+        if pin is not None and not pin.low and pin.reason not in _OF_USER:
+            own = ports.variables[pin.variable].node in (node.index, ABSENT)
+            return pin.reason.value, pin.detail + " (shares its precision)" * (not own)
+    produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
+    if variables or HIGH not in (*ports.consumed[node.index], *produced):
+        return None
+    if node.signature is None or graph.scopes[node.scope].opaque:
+        return _SCHEMA, "its schema is unknown, or that of an op around it"
+    if unknown := unknown_floats(graph, node):
+        name = graph.values[unknown[0]].name
+        return _SCHEMA, f"nothing tells the type of {name!r} beside it"
+    if node.key in op_facts().pinned_parameters:
+        return _SCHEMA, "what it reads must not be rounded"
+    return (
+        _SCHEMA,
+        f"that of opset {node.signature.since} allows no {low.name}",
+    )
+
+
+_WAYS_OUT: Final = {
+    Reason.NO_KERNEL.value: "Another target (--target) or opset (--opset) may have one.",
+    _SCHEMA: "",
+    Reason.BLACK.value: "",
+    Reason.TIE.value: "",
+}
+
+
+def _sentence(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+    first, detail = nodes[0]
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it all the same.")
+    return f"{op} of your white list stays float32 in {first.label!r}{more}: {told(reason, detail)}. {way_out}".rstrip()

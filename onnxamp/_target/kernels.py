@@ -23,7 +23,7 @@ from onnxamp._graph.types import bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts, type_giver
-from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
+from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._ops.targets import device_of, target_json, target_table
 from onnxamp._target.targets import (
@@ -183,6 +183,25 @@ def has_kernel(provider: str, op: Typed) -> bool:
     """Whether a kernel of the provider takes the op with these types."""
     kernels = kernel_table(provider).get(op.signature.key, ())
     return any(kernel.takes(op.signature, op.bound) for kernel in kernels)
+
+
+def deciding_form(target: str, node: Node) -> tuple[object, ...]:
+    """Return what decides where a node runs besides its op and types: the ports that it has and its attributes.
+
+    They count only where kernels have limits, a function body may run, or an attribute sets a type; "()" elsewhere.
+    """
+    proto, signature = node.proto, node.signature
+    if not (signature and signature.has_function) and not _counts(target, node.key):
+        return ()
+    present = (tuple(map(bool, names)) for names in (proto.input, proto.output))
+    return (*present, *(item.SerializeToString() for item in proto.attribute))
+
+
+@cache
+def _counts(target: str, key: str) -> bool:
+    devices = map(device_of, (target, cpu_of(target)))
+    is_limited = any(has_kernel_limits(device, key) for device in devices)
+    return is_limited or key in op_facts().dtype_attribute
 
 
 def runs_on(provider: str, op: Typed) -> bool:
