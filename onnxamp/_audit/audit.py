@@ -27,7 +27,7 @@ from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
@@ -318,7 +318,7 @@ def _static(
 
 
 def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
-    scopes = _scope_names(graph)
+    scopes = [scope_path(graph, scope.index) for scope in graph.scopes]
     for node, provider in zip(graph.nodes, providers, strict=True):
         yield NodeFacts(
             position=node.index,
@@ -328,18 +328,6 @@ def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
             precision=_precision(graph, node),
             provider=provider,
         )
-
-
-def _scope_names(graph: Graph) -> list[str]:
-    """Name of each scope: "" for the main graph, "loop1.body" below it, "loop1.body/if2.then_branch" below that."""
-    names = [""] * len(graph.scopes)
-    for scope in graph.scopes[1:]:
-        owner = graph.nodes[scope.owner]
-        attribute = next(name for name, body in owner.bodies if body == scope.index)
-        names[scope.index] = "/".join(
-            filter(None, (names[scope.parent], f"{owner.label}.{attribute}"))
-        )
-    return names
 
 
 def _precision(graph: Graph, node: Node) -> str:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._audit.faults import Sized, element_bytes
 from onnxamp._audit.findings import Finding, finding
+from onnxamp._convert.estimate import constant_nodes
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -171,20 +172,13 @@ def _prefers_host(
     return True
 
 
-def is_constant(view: View, value: int) -> bool:
-    """Whether the value is an initializer that callers cannot override, or the output of a Constant."""
-    producer = view.producer(value)
-    return view.values[value].origin is Origin.INITIALIZER or (
+def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
+    """Return whether a value is a constant, or the default of an input, of few elements."""
+    shape, producer = shapes[value], view.producer(value)
+    is_stored = view.values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT) or (
         producer is not None and producer.key == "Constant"
     )
-
-
-def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
-    shape, stored = (
-        shapes[value],
-        is_constant(view, value) or view.values[value].origin is Origin.DEFAULT,
-    )
-    return stored and shape is not None and elements(shape) <= _FEW
+    return is_stored and shape is not None and elements(shape) <= _FEW
 
 
 def _reader(view: View, maker: int, user: int) -> int:
@@ -239,7 +233,7 @@ def place_nodes(
     shaping = host_nodes(
         graph, shapes, [found.provider for found in places], device_of(target)
     )
-    folded = _folded(graph)
+    folded = graph.ask(constant_nodes)
     providers, findings, copied = [], _unknown_ops(graph), set[int]()
     for node, found in zip(graph.nodes, places, strict=True):
         falls_back, on_host = found.kind == "fallback", node.index in shaping
@@ -447,22 +441,6 @@ def _control_flow(target: str, typing: Typing) -> Place:
         if any(kernel.covers(signature.since) for kernel in typing.kernels(provider)):
             return Place(home(provider))
     return Place("")
-
-
-def _folded(view: View) -> set[int]:
-    """Nodes that depend on constants only, and are computed once, while the model is loaded."""
-    constant, folded = set[int](), set[int]()
-    for index in view.order:
-        node = view.nodes[index]
-        if node.bodies or node.key in op_facts().random:
-            continue
-        if all(
-            value == ABSENT or value in constant or is_constant(view, value)
-            for value in node.inputs
-        ):
-            constant.update(node.outputs)
-            folded.add(index)
-    return folded
 
 
 def _summary(

@@ -18,7 +18,7 @@ from onnxamp._decide.hazards import epsilons, fusions, kinds
 from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
 from onnxamp._decide.verdicts import Reason
 from onnxamp._decide.words import title_of
-from onnxamp._dtypes import FLOAT, FORMATS
+from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.levels import Level
@@ -342,9 +342,6 @@ def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     for node in (*inside, *map(graph.producer, read), *behind):
         if node is not None and node.key == "Cast":
             ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
-            if ends[0] != ends[1] and _FLOATS.issuperset(ends):
+            if ends[0] != ends[1] and FLOAT_TENSORS.issuperset(ends):
                 casts.add(node.index)
     return casts
-
-
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})

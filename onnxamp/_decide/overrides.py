@@ -13,7 +13,7 @@ from onnxamp._decide.variables import unknown_floats
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
-from onnxamp._errors import ArgumentError, ContradictionError, suggestion
+from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
@@ -189,8 +189,8 @@ def node_names(graph: Graph) -> list[str]:
 
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     if parts := [name for name in names if pattern.search(name)]:
-        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        return f" It matches a part of {parts[0]!r}{more}: write {f'.*{pattern.pattern}.*'!r}."
+        whole = f".*{pattern.pattern}.*"
+        return f" It matches a part of {first_of(parts)}: write {whole!r}."
     return suggestion(names, pattern.pattern)
 
 
@@ -281,9 +281,7 @@ def _told(
 ) -> Iterator[str]:
     """A sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
-        label, first = next(iter(rows.items()))
-        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        what = does.format(f"{label!r}{more}")
+        what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
 
 
@@ -407,7 +405,8 @@ _WAYS_OUT: Final = {
 
 
 def _sentence(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
-    first, detail = nodes[0]
-    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    where, why = first_of([node.label for node, _ in nodes]), told(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it all the same.")
-    return f"{op} of your white list stays float32 in {first.label!r}{more}: {told(reason, detail)}. {way_out}".rstrip()
+    return (
+        f"{op} of your white list stays float32 in {where}: {why}. {way_out}".rstrip()
+    )

@@ -14,7 +14,7 @@ from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
 from onnxamp._dtypes import retyped
-from onnxamp._errors import ArgumentError, ContradictionError, suggestion
+from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
@@ -406,8 +406,7 @@ class _Claims:
             pins = self.low if low else self.high
             self.pin(pins, variable.index, low, Reason.PLAN, "as the plan says")
         if unknown := sorted(decisions.keys() - set(keys)):
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            text = f"The plan decides {unknown[0]!r}{more}, which the model lacks: it was made for another model."
+            text = f"The plan decides {first_of(unknown)}, which the model lacks: it was made for another model."
             if self.options.strict_options:
                 raise ArgumentError(text)
             self.warnings.append(text)

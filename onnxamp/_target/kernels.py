@@ -10,13 +10,13 @@ matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernel
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, Format, retyped
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_TENSORS, Format, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node, infer_types
@@ -38,8 +38,6 @@ from onnxamp._target.targets import (
     versioned,
     with_kernels,
 )
-
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 Binding = Mapping[str, str]
 """Type parameter -> type."""
@@ -141,7 +139,7 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
         for row in rows
         for names in row.types.values()
         for name in names
-        if name in _FLOATS
+        if name in FLOAT_TENSORS
     }
 
 
@@ -235,7 +233,7 @@ def agrees(op: Typed) -> bool:
     A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
     """
     if (
-        len(_FLOATS.intersection(op.bound.values())) < 2
+        len(FLOAT_TENSORS.intersection(op.bound.values())) < 2
         or not op.signature.has_function
     ):
         return True

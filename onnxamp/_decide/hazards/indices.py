@@ -6,13 +6,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
+from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, FORMATS, Format
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
-_FLOATS = frozenset({FLOAT, *LOW_TENSORS})
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset(
     f"tensor({name})"
@@ -172,7 +171,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     counting, position = set[int](), set[int]()
     for index in graph.scopes[0].inputs:
         is_given = graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT)
-        if is_given and graph.types[index] in _FLOATS:
+        if is_given and graph.types[index] in FLOAT_TENSORS:
             position.add(index)
     sinks: list[Node] = []
     for index in graph.order:
@@ -188,7 +187,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
             continue
         if position.isdisjoint(given):
             continue
-        sources = [value for value in given if graph.types[value] in _FLOATS]
+        sources = [value for value in given if graph.types[value] in FLOAT_TENSORS]
         if node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
             if node.key in facts.rounding:
