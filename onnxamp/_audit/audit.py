@@ -62,7 +62,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
     low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in builder.stacked_up():
         if name := low_names.get(types[node.outputs[0]] or ""):
-            why = f"a loop stacks up its {name} as they are"
+            why = f"a loop stacks up its {name} results unchanged"
             yield node, why, "Convert for TARGET, or make it float32."
     for node, first, second in builder.split_scales():
         if types[first.outputs[0]] != types[second.outputs[0]]:
@@ -77,15 +77,15 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
         readers = {node.key for value in moved for node, _ in graph.consumers(value)}
         if loop is not None and "Cast" in readers:
             action = "Convert for TARGET, or give what reads the state one type."
-            yield loop, "its body moves a state that is cast behind it", action
+            yield loop, "its body moves a state that is cast after the loop", action
     for read in builder.reads:
         cast = graph.producer(read.value)
         if cast is None or cast.key != "Cast" or types[read.value] != FLOAT:
             continue
         if name := low_names.get(types[cast.input(0)] or ""):
             what = "stacks up" if read.owner.bodies else "reads"
-            action = "Convert for TARGET, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
-            yield read.owner, f"it {what} float32 that is a Cast of {name}", action
+            action = "Convert for TARGET, or keep the input of the Cast in float32 (--keep-fp32 NAME)."
+            yield read.owner, f"it {what} a float32 Cast of {name}", action
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:

@@ -100,9 +100,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     black, causes = frozenset({Reason.BLACK}), list[Cause]()
     for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
         causes += ignoring(Reason.BLACK.value, advice, black, nodes)
-    advice = (
-        "--force-low REGEX lowers such nodes all the same, --no-hazards all of them"
-    )
+    advice = "--force-low REGEX lowers such nodes anyway, --no-hazards all of them"
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
@@ -120,7 +118,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         wanted = changing(Reason.RULE.value, "your rule says so", nodes, rule=None)
         causes.append(wanted)
     if options.keep_io_types is not False:
-        advice = "--io-types low lowers them, too"
+        advice = "--io-types low lowers them as well"
         signature = changing(SIGNATURE, advice, set(), keep_io_types=False)
         causes += [signature] if signature.casts else []
     return tuple(

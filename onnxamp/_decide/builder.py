@@ -249,19 +249,22 @@ class Builder:
     def high_nodes(self) -> Iterator[tuple[Node, str]]:
         """Yield (node, why) where the builder takes no low precision."""
         for nodes, why in (
-            (self.stacked_up(), "it is stacked up in float32 alone"),
+            (self.stacked_up(), "a loop can stack up its results in float32 only"),
             (
                 (node for node, _ in self.casts_of_constants()),
-                "no constant is read there, only a Cast of it",
+                "it reads a Cast of a constant, but never the constant itself",
             ),
             (
                 self._integer_factors(),
-                "no integers stand beside dequantized numbers",
+                "dequantized numbers cannot be multiplied by cast integers in low precision",
             ),
-            (self._computed_high(), "its numbers are constants, or float32"),
+            (
+                self._computed_high(),
+                "its parameters must be constants to be low precision",
+            ),
             (
                 self._pooled_twice(),
-                "a value between loops is pooled once, or in float32",
+                "several pools of a value that one loop passes to another stay float32",
             ),
         ):
             yield from ((node, why) for node in nodes)

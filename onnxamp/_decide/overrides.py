@@ -151,7 +151,7 @@ def weight_names(graph: Graph) -> set[str]:
 def _nodes(graph: Graph, given: Iterable[str]) -> Iterator[Unmatched]:
     names = node_names(graph) if given else []
     for name in sorted(set(given).difference(names)):
-        text = f"No node is called {name!r}, nor is its output."
+        text = f"No node and no output of a node is called {name!r}."
         yield Unmatched("keep_nodes", name, text + suggestion(names, name))
 
 
@@ -384,15 +384,15 @@ def _refusal(
     if variables or HIGH not in (*ports.consumed[node.index], *produced):
         return None
     if node.signature is None or graph.scopes[node.scope].opaque:
-        return _SCHEMA, "its schema is unknown, or that of an op around it"
+        return _SCHEMA, "its schema, or that of an op around it, is unknown"
     if unknown := unknown_floats(graph, node):
         name = graph.values[unknown[0]].name
-        return _SCHEMA, f"nothing tells the type of {name!r} beside it"
+        return _SCHEMA, f"the type of {name!r}, which it reads or writes, is unknown"
     if node.key in op_facts().pinned_parameters:
-        return _SCHEMA, "what it reads must not be rounded"
+        return _SCHEMA, "its input must not be rounded"
     return (
         _SCHEMA,
-        f"that of opset {node.signature.since} allows no {low.name}",
+        f"opset {node.signature.since} does not allow {low.name}",
     )
 
 
@@ -406,7 +406,7 @@ _WAYS_OUT: Final = {
 
 def _sentence(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
     where, why = first_of([node.label for node, _ in nodes]), told(reason, nodes[0][1])
-    way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it all the same.")
+    way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
     return (
         f"{op} of your white list stays float32 in {where}: {why}. {way_out}".rstrip()
     )

@@ -155,10 +155,10 @@ def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
     return any(verdict.low for verdict in verdicts if verdict is not None)
 
 
-_MADE_UP: Final = "Exponents follow from made-up inputs, which reach other ranges than real ones: give samples (--inputs)."
+_MADE_UP: Final = "Exponents were chosen for made-up inputs, whose ranges differ from real ones: pass samples (--inputs)."
 _NOT_HONOURED: Final = (
-    "{target} computes float32 nodes in float16, too, so that no type protects a value: onnxamp check --target {target}"
-    " tells what does not fit."
+    "{target} computes float32 nodes in float16 as well, so keeping a node in float32 protects nothing: onnxamp check"
+    " --target {target} lists the values that do not fit."
 )
 _UNSOUND: Final = (
     "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report"
@@ -263,7 +263,7 @@ class _Claims:
             why = self.no_kernel(node, layout, param)
             self.pin(self.hard, variables[param], False, Reason.NO_KERNEL, why)
         if self.builder.reads_no_input(self.ports, node):
-            why = f"{self.options.target} wants it to read an input of the model, without a Cast"
+            why = f"on {self.options.target}, it must read an input of the model directly, without a Cast"
             self.keep(self.hard, node.index, Reason.NO_KERNEL, why)
         self.implies += ((variables[p], variables[q]) for p, q in free.implies)
         if free.falls_back:
@@ -304,7 +304,7 @@ class _Claims:
             self.keep(self.hard, node.index, Reason.NO_KERNEL, f"on {target}, {fact}")
         for made, reader in self.builder.implications(self.ports):
             if reader == HIGH:
-                why = f"its float32 reader takes no Cast on {target}"
+                why = f"on {target}, its float32 reader cannot read a Cast"
                 self.pin(self.hard, made, False, Reason.TIE, why)
             else:
                 self.implies.append((made, reader))

@@ -56,10 +56,15 @@ def index_paths(graph: Graph) -> Indices:
         stack.append((value, f"{why} {node.label!r}"))
         if node.key == "Range" and node.index not in seen:
             seen.add(node.index)
-            hazards.append(Hazard(node.index, KIND, "counts in floats"))
+            hazards.append(Hazard(node.index, KIND, "counts in floating point"))
         elif node.key != "Cast" or value in counting or _counts(graph, value):
             hazards.append(
-                Hazard(node.index, KIND, "reads numbers that count", value=value)
+                Hazard(
+                    node.index,
+                    KIND,
+                    "reads integers that are stored as floats",
+                    value=value,
+                )
             )
     while stack:
         value, why = stack.pop()
@@ -179,7 +184,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
         if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
-            yield Hazard(index, KIND, "counts in floats")
+            yield Hazard(index, KIND, "counts in floating point")
             continue
         given = [value for value in node.inputs if value != ABSENT]
         if node.key == "Cast" and given and graph.types[given[0]] in _INTEGERS:
