@@ -130,6 +130,8 @@ FLOAT_ELEMS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}
 """Element type numbers of all floats that models calculate with."""
 
 FLOAT: Final = "tensor(float)"
+FLOAT_TENSORS: Final = LOW_TENSORS | {FLOAT}
+"""Types of float32 tensors and of those in low precision."""
 
 ELEM_NAMES: Final[dict[int, str]] = {
     TensorProto.FLOAT: "float",

@@ -22,7 +22,7 @@
 Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from heapq import nlargest
 from typing import Final
@@ -154,6 +154,12 @@ for _error in [value for value in list(globals().values()) if isinstance(value, 
 
 _LIKELY: Final = 20
 """Names that are compared letter by letter."""
+
+
+def first_of(names: Collection[str]) -> str:
+    """Return the first of some names, quoted, with the number of the others."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{next(iter(names))!r}{more}"
 
 
 def nearest(names: Iterable[str], text: str) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from onnx import ModelProto
 
@@ -22,23 +22,15 @@ from onnxamp._audit.findings import (
 )
 from onnxamp._audit.hazards import low_hazards, weight_findings, weight_types
 from onnxamp._convert.causes import decomposed
+from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
-from onnxamp._decide.ports import straight_reads
-from onnxamp._decide.straight import (
-    constant_reads,
-    passed_states,
-    shared_factors,
-    split_scales,
-    stacked_up,
-)
 from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._ops.profiles import Profile, profile_of
 from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
@@ -52,73 +44,48 @@ from onnxamp._target.targets import (
     version_of,
 )
 
-Doubt: TypeAlias = tuple[Node, str, str]
-"""A node that a builder may refuse, why, and what to do about it."""
-
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
-    """Nodes around Casts, or results of loops, that the target's builder may refuse. Complexity: linear in nodes."""
-    profile = profile_of(target)
-    if profile is None:
-        return
-    for node, position in constant_reads(graph, profile):
+    """Yield the nodes around Casts that the target's builder may refuse. Complexity: linear in nodes."""
+    builder = builder_of(graph, target)
+    for node, position in builder.constant_reads():
         text = f"input {position} is a constant: {target}'s builder takes none there"
         yield finding(node, "error", "kernel", text, "Put an Identity before it.")
-    doubts = (_stacks, _products, _states, _cast_reads)
-    for node, why, action in (
-        doubt for rule in doubts for doubt in rule(graph, profile)
-    ):
+    for node, why, action in _doubts(builder):
         text = f"{why}: {target}'s builder may refuse that"
         yield finding(node, "warning", "kernel", text, action.replace("TARGET", target))
 
 
-def _stacks(graph: Graph, profile: Profile) -> Iterator[Doubt]:
+def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
+    """Yield the nodes that a builder may refuse, with the reason and the remedy."""
+    graph, types = builder.graph, builder.graph.types
     low_names = {low.tensor: low.name for low in FORMATS.values()}
-    for node in stacked_up(graph, profile):
-        if name := low_names.get(graph.types[node.outputs[0]] or ""):
-            yield (
-                node,
-                f"a loop stacks up its {name} as they are",
-                "Convert for TARGET, or make it float32.",
-            )
-
-
-def _products(graph: Graph, profile: Profile) -> Iterator[Doubt]:
-    """Products of dequantized numbers."""
-    for node, *dequantized in split_scales(graph, profile):
-        if len({graph.types[found.outputs[0]] for found in dequantized}) > 1:
-            text = "its factors are dequantized to different types"
-            yield node, text, "Give both scales one type."
-    for first, node in shared_factors(graph, profile):
-        if graph.types[node.outputs[0]] != graph.types[first.outputs[0]]:
-            text = "it shares a dequantized factor with a product of another type"
-            yield node, text, "Give both products one type."
-
-
-def _states(graph: Graph, profile: Profile) -> Iterator[Doubt]:
-    for state, moved in passed_states(graph, profile):
-        owner = graph.producer(state)
+    for node in builder.stacked_up():
+        if name := low_names.get(types[node.outputs[0]] or ""):
+            why = f"a loop stacks up its {name} results unchanged"
+            yield node, why, "Convert for TARGET, or make it float32."
+    for node, first, second in builder.split_scales():
+        if types[first.outputs[0]] != types[second.outputs[0]]:
+            why = "its factors are dequantized to different types"
+            yield node, why, "Give both scales one type."
+    for first, node in builder.shared_factors():
+        if types[node.outputs[0]] != types[first.outputs[0]]:
+            why = "it shares a dequantized factor with a product of another type"
+            yield node, why, "Give both products one type."
+    for state, moved in builder.states:
+        loop = graph.producer(state)
         readers = {node.key for value in moved for node, _ in graph.consumers(value)}
-        if owner is not None and "Cast" in readers:
+        if loop is not None and "Cast" in readers:
             action = "Convert for TARGET, or give what reads the state one type."
-            yield owner, "its body moves a state that is cast behind it", action
-
-
-def _cast_reads(graph: Graph, profile: Profile) -> Iterator[Doubt]:
-    """Reads of float32 that a Cast of low precision makes."""
-    for read in straight_reads(graph, profile):
-        made = graph.producer(read.value)
-        if made is None or made.key != "Cast" or graph.types[read.value] != FLOAT:
+            yield loop, "its body moves a state that is cast after the loop", action
+    for read in builder.reads:
+        cast = graph.producer(read.value)
+        if cast is None or cast.key != "Cast" or types[read.value] != FLOAT:
             continue
-        for low in FORMATS.values():
-            if graph.types[made.input(0)] == low.tensor:
-                what = "stacks up" if read.owner.bodies else "reads"
-                action = "Convert for TARGET, or keep what the Cast reads float32, too (--keep-fp32 NAME)."
-                yield (
-                    read.owner,
-                    f"it {what} float32 that is a Cast of {low.name}",
-                    action,
-                )
+        if name := low_names.get(types[cast.input(0)] or ""):
+            what = "stacks up" if read.owner.bodies else "reads"
+            action = "Convert for TARGET, or keep the input of the Cast in float32 (--keep-fp32 NAME)."
+            yield read.owner, f"it {what} a float32 Cast of {name}", action
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
@@ -219,10 +186,8 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
     """A refusal, with what to do about it."""
-    rules: Sequence[Mapping[str, str]] = target_table(target, "arithmetic").get(
-        "rules", ()
-    )
-    rule = next((row for row in rules if row["says"] in refusal.text), {})
+    rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
+    rule = next((row for row in rows if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
     text = f"{by} refuses it: {refusal.text}{why}"
     if node is None:
@@ -353,7 +318,7 @@ def _static(
 
 
 def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
-    scopes = _scope_names(graph)
+    scopes = [scope_path(graph, scope.index) for scope in graph.scopes]
     for node, provider in zip(graph.nodes, providers, strict=True):
         yield NodeFacts(
             position=node.index,
@@ -363,18 +328,6 @@ def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
             precision=_precision(graph, node),
             provider=provider,
         )
-
-
-def _scope_names(graph: Graph) -> list[str]:
-    """Name of each scope: "" for the main graph, "loop1.body" below it, "loop1.body/if2.then_branch" below that."""
-    names = [""] * len(graph.scopes)
-    for scope in graph.scopes[1:]:
-        owner = graph.nodes[scope.owner]
-        attribute = next(name for name, body in owner.bodies if body == scope.index)
-        names[scope.index] = "/".join(
-            filter(None, (names[scope.parent], f"{owner.label}.{attribute}"))
-        )
-    return names
 
 
 def _precision(graph: Graph, node: Node) -> str:

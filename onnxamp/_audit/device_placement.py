@@ -12,13 +12,14 @@ from typing import Final, NamedTuple
 
 from onnxamp._audit.faults import Sized, element_bytes
 from onnxamp._audit.findings import Finding, finding
+from onnxamp._convert.estimate import constant_nodes
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
+from onnxamp._ops.kernel_limits import kernel_limit
 from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of, target_table
@@ -26,6 +27,7 @@ from onnxamp._target.kernels import (
     Kernel,
     Typed,
     carries,
+    deciding_form,
     fails,
     has_kernel,
     kernel_table,
@@ -170,20 +172,13 @@ def _prefers_host(
     return True
 
 
-def is_constant(view: View, value: int) -> bool:
-    """Whether the value is an initializer that callers cannot override, or the output of a Constant."""
-    producer = view.producer(value)
-    return view.values[value].origin is Origin.INITIALIZER or (
+def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
+    """Return whether a value is a constant, or the default of an input, of few elements."""
+    shape, producer = shapes[value], view.producer(value)
+    is_stored = view.values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT) or (
         producer is not None and producer.key == "Constant"
     )
-
-
-def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
-    shape, stored = (
-        shapes[value],
-        is_constant(view, value) or view.values[value].origin is Origin.DEFAULT,
-    )
-    return stored and shape is not None and elements(shape) <= _FEW
+    return is_stored and shape is not None and elements(shape) <= _FEW
 
 
 def _reader(view: View, maker: int, user: int) -> int:
@@ -238,7 +233,7 @@ def place_nodes(
     shaping = host_nodes(
         graph, shapes, [found.provider for found in places], device_of(target)
     )
-    folded = _folded(graph)
+    folded = graph.ask(constant_nodes)
     providers, findings, copied = [], _unknown_ops(graph), set[int]()
     for node, found in zip(graph.nodes, places, strict=True):
         falls_back, on_host = found.kind == "fallback", node.index in shaping
@@ -312,7 +307,9 @@ def distinct_typings(
             value != ABSENT and graph.types[value] == FLOAT16.tensor
             for value in node.inputs
         )
-        keys.append((_typing(target, node, bound), wrapped))
+        types = tuple(sorted(bound.items()))
+        form = deciding_form(target, node)
+        keys.append((node.key, id(node.signature), types, form, wrapped))
         if keys[-1] not in examples:
             kinds = (
                 graph.types[value]
@@ -351,26 +348,6 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
         for node in graph.nodes
         if node.signature is None and not graph.scopes[node.scope].opaque
     ]
-
-
-def _typing(target: str, node: Node, bound: Mapping[str, str]) -> object:
-    """What decides where a node runs.
-
-    Attributes, optional inputs and outputs count only if a function body may run instead, or kernels have limits.
-    """
-    limited = any(
-        has_kernel_limits(device, node.key)
-        for device in map(device_of, (target, cpu_of(target)))
-    )
-    counts = limited or (node.signature is not None and node.signature.has_function)
-    ports = (node.proto.input, node.proto.output) if counts else ()
-    present = tuple(tuple(bool(name) for name in names) for names in ports)
-    body = (
-        tuple(item.SerializeToString() for item in node.proto.attribute)
-        if counts
-        else ()
-    )
-    return node.key, id(node.signature), tuple(sorted(bound.items())), present, body
 
 
 def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
@@ -464,22 +441,6 @@ def _control_flow(target: str, typing: Typing) -> Place:
         if any(kernel.covers(signature.since) for kernel in typing.kernels(provider)):
             return Place(home(provider))
     return Place("")
-
-
-def _folded(view: View) -> set[int]:
-    """Nodes that depend on constants only, and are computed once, while the model is loaded."""
-    constant, folded = set[int](), set[int]()
-    for index in view.order:
-        node = view.nodes[index]
-        if node.bodies or node.key in op_facts().random:
-            continue
-        if all(
-            value == ABSENT or value in constant or is_constant(view, value)
-            for value in node.inputs
-        ):
-            constant.update(node.outputs)
-            folded.add(index)
-    return folded
 
 
 def _summary(

@@ -13,7 +13,7 @@ from onnxamp._audit.findings import Casts, Finding, finding
 from onnxamp._convert.estimate import shapes_at
 from onnxamp._dtypes import (
     ELEM_NUMBERS,
-    FORMATS,
+    FLOAT_TENSORS,
     element_name,
     is_lossless,
     readable_types,
@@ -352,9 +352,7 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     return Sized(shapes_at(graph, shapes), assumed)
 
 
-_FLOATS: Final = frozenset(
-    {"tensor(float)", "tensor(double)", *(low.tensor for low in FORMATS.values())}
-)
+_FLOATS: Final = FLOAT_TENSORS | {"tensor(double)"}
 _CLEAN: Final = (
     "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
 )

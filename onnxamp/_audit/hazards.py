@@ -290,7 +290,7 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
             and cast.key == "Cast"
             and graph.actual[cast.inputs[0]] == graph.low.tensor
         ):
-            text = "ONNX Runtime fuses this Cast with the normalisation behind it, and then cannot load the model"
+            text = "ONNX Runtime fuses this Cast with the normalisation that follows, and then cannot load the model"
             action = (
                 "Convert the original again: onnxamp convert keeps such Casts apart."
             )
@@ -362,7 +362,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
             yield _hazard(graph, node, text, "error", action)
         elif mask_path(graph, node):
             text = "masks with infinities in LOW: a fully masked row becomes NaN"
-            action = "Harmless if the original does so, too; else convert it again (onnxamp convert saturates masks)."
+            action = "Harmless if the original does the same; otherwise convert it again (onnxamp convert saturates masks)."
             yield _hazard(graph, node, text, "note", action)
 
 
@@ -507,7 +507,7 @@ def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
             if len(failures) > 1
             else ""
         )
-        action = "Hazards are not looked for, since they depend on the weights."
+        action = "Hazards are not checked, since they depend on the weights."
         yield finding(name, "error", "weight", why + more, action)
 
 

@@ -116,7 +116,7 @@ class RoundedWeights:
         if not self.weights:
             return "No product outside of bodies has a low-precision weight that could be rounded with compensation."
         if not self.chosen:
-            return f"Rounding with compensation brings nothing: it is to nearest for all {self.weights:,} weights."
+            return f"Rounding with compensation brings nothing: all {self.weights:,} weights are rounded to nearest."
         kept = self.weights - len(self.chosen)
         rest = (
             f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest"

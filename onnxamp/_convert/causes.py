@@ -4,8 +4,10 @@ The Casts are counted by solving the same problem again without the reason in qu
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ from onnxamp._decide.hazards import epsilons, fusions, kinds
 from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
 from onnxamp._decide.verdicts import Reason
 from onnxamp._decide.words import title_of
-from onnxamp._dtypes import FLOAT, FORMATS
+from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.levels import Level
@@ -67,144 +69,104 @@ _KERNELS: Final = frozenset(
 """Missing and wrong kernels of the target."""
 
 
-_Kept = Mapping[Reason, frozenset[int]]
-"""Nodes that stay float32, by the reason of their pin."""
-
-
 def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     """Return what keeps nodes in float32, the costliest reason first.
 
     Complexity: one solution of the cut for each kind of reason that keeps nodes in float32, if there are Casts at all.
     """
-    if analysis.options.level in (Level.O0, Level.AUTO):
+    options, kept = analysis.options, _kept_nodes(analysis)
+    if options.level in (Level.O0, Level.AUTO):
         return ()
-    kept = _kept_nodes(analysis)
-    causes = [*_listed(analysis, kept), *_pinned(analysis, kept)]
-    if not any(cause.casts for cause in causes):
-        causes += _together(analysis, kept)
-    causes += [*_wished(analysis, kept), *_signature(analysis)]
+
+    def ignoring(
+        reason: str, advice: str, reasons: frozenset[Reason], nodes: AbstractSet[int]
+    ) -> Iterator[Cause]:
+        freed = dict.fromkeys(nodes, reasons)
+        if nodes:
+            yield _cause(
+                analysis, reason, advice, nodes, lambda: analysis.without(freed)
+            )
+
+    def changing(
+        reason: str, advice: str, nodes: AbstractSet[int], **changes: Any
+    ) -> Cause:
+        changed = replace(options, **changes)
+        without = partial(analyse, analysis.graph, changed)
+        return _cause(analysis, reason, advice, nodes, without)
+
+    def kept_for(reasons: Iterable[Reason]) -> set[int]:
+        return set[int]().union(*(kept.get(reason, ()) for reason in reasons))
+
+    black, causes = frozenset({Reason.BLACK}), list[Cause]()
+    for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
+        causes += ignoring(Reason.BLACK.value, advice, black, nodes)
+    advice = "--force-low REGEX lowers such nodes anyway, --no-hazards all of them"
+    causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
+    reason = f"no {options.dtype} kernel on {options.target}"
+    causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
+    if not any(cause.casts for cause in causes):  # neither of them alone costs anything
+        both = _HAZARDS | black
+        reason = "known hazards and the black list"
+        causes += ignoring(reason, "", both, kept_for(both))
+    if nodes := kept.get(Reason.PATTERN, set()):
+        advice = "you named them (--keep-node, --keep-fp32)"
+        wanted = changing(
+            Reason.PATTERN.value, advice, nodes, keep_high=(), keep_nodes=()
+        )
+        causes.append(wanted)
+    if nodes := kept.get(Reason.RULE, set()):
+        wanted = changing(Reason.RULE.value, "your rule says so", nodes, rule=None)
+        causes.append(wanted)
+    if options.keep_io_types is not False:
+        advice = "--io-types low lowers them as well"
+        signature = changing(SIGNATURE, advice, set(), keep_io_types=False)
+        causes += [signature] if signature.casts else []
     return tuple(
         sorted(causes, key=lambda cause: (-cause.casts, -cause.nodes, cause.reason))
     )
 
 
-def _kept_nodes(analysis: Analysis) -> _Kept:
-    """Return the nodes that stay float32, with those that share their precision."""
-    ports, found = analysis.ports, dict[Reason, set[int]]()
+def _kept_nodes(analysis: Analysis) -> Mapping[Reason, set[int]]:
+    """Return the nodes that stay float32 by the reason of their pin, with those that share their precision."""
+    ports, kept = analysis.ports, dict[Reason, set[int]]()
     for index, variable in enumerate(ports.variables):
         pin = analysis.pins.verdicts.get(ports.root(index))
         if pin is not None and not pin.low and variable.node != ABSENT:
-            found.setdefault(pin.reason, set()).add(variable.node)
-    return {reason: frozenset(nodes) for reason, nodes in found.items()}
+            kept.setdefault(pin.reason, set()).add(variable.node)
+    return kept
 
 
-def _kept_for(kept: _Kept, reasons: frozenset[Reason]) -> frozenset[int]:
-    """Return the nodes that stay float32 for one of these reasons."""
-    return frozenset[int]().union(
-        *(nodes for reason, nodes in kept.items() if reason in reasons)
-    )
-
-
-def _listed(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
-    """Yield what the black list costs: the user's part, what another preset would lower, and the rest."""
+def _black_listed(
+    analysis: Analysis, nodes: Iterable[int]
+) -> Mapping[str, AbstractSet[int]]:
+    """Return the nodes that the black list keeps in float32, by the advice that lowers them."""
     by_op: dict[str, set[int]] = {}
-    for node in kept.get(Reason.BLACK, ()):
+    for node in nodes:
         by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
     for op in (
         by_op.keys() & analysis.options.black
     ):  # others share the precision of one of these
         groups.setdefault(_list_advice(analysis.options, op), set()).update(by_op[op])
-    ignored = frozenset({Reason.BLACK})
-    for advice, nodes in groups.items():
-        yield _ignoring(analysis, Reason.BLACK.value, ignored, frozenset(nodes), advice)
+    return groups
 
 
 def _list_advice(options: Options, op: str) -> str:
     """Return what takes an op type off the black list."""
     if op in options.user_black:
         return "they are on your own black list"
-    if (
-        op
-        not in Options(
-            lists="default", dtype=options.dtype, target=options.target
-        ).black
-    ):
+    default = Options(lists="default", dtype=options.dtype, target=options.target)
+    if op not in default.black:
         return "--lists default lowers them, as the kernels accumulate in float32"
     is_fast = op not in preset("fast").black
     return "--lists fast lowers them" if is_fast else "--white OP lowers them"
 
 
-def _pinned(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
-    """Yield what hazards and missing kernels cost."""
-    if hazards := _kept_for(kept, _HAZARDS):
-        advice = (
-            "--force-low REGEX lowers such nodes all the same, --no-hazards all of them"
-        )
-        yield _ignoring(analysis, "known hazards", _HAZARDS, hazards, advice)
-    if lacking := _kept_for(kept, _KERNELS):
-        reason = f"no {analysis.options.dtype} kernel on {analysis.options.target}"
-        yield _ignoring(analysis, reason, _KERNELS, lacking, advice="")
-
-
-def _together(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
-    """Yield what the black list and hazards cost where neither of them alone costs anything."""
-    reasons = _HAZARDS | {Reason.BLACK}
-    if nodes := _kept_for(kept, reasons):
-        yield _ignoring(
-            analysis, "known hazards and the black list", reasons, nodes, advice=""
-        )
-
-
-def _wished(analysis: Analysis, kept: _Kept) -> Iterator[Cause]:
-    """Yield what the user's own choice of single nodes costs."""
-    if nodes := kept.get(Reason.PATTERN):
-        advice = "you named them (--keep-node, --keep-fp32)"
-        yield _changing(
-            analysis, Reason.PATTERN.value, nodes, advice, keep_high=(), keep_nodes=()
-        )
-    if nodes := kept.get(Reason.RULE):
-        yield _changing(
-            analysis, Reason.RULE.value, nodes, "your rule says so", rule=None
-        )
-
-
-def _signature(analysis: Analysis) -> Iterator[Cause]:
-    """Yield the Casts that go if the model's inputs and outputs may be low."""
-    if analysis.options.keep_io_types is not False:
-        advice = "--io-types low lowers them, too"
-        cause = _changing(analysis, SIGNATURE, frozenset(), advice, keep_io_types=False)
-        if cause.casts:
-            yield cause
-
-
-def _ignoring(
-    analysis: Analysis,
-    reason: str,
-    ignored: frozenset[Reason],
-    nodes: frozenset[int],
-    advice: str,
-) -> Cause:
-    """Return what reasons cost that keep nodes in float32."""
-    freed = dict.fromkeys(nodes, ignored)
-    return _cause(analysis, reason, nodes, advice, lambda: analysis.without(freed))
-
-
-def _changing(
-    analysis: Analysis, reason: str, nodes: frozenset[int], advice: str, **options: Any
-) -> Cause:
-    """Return what options cost that others do without."""
-    changed = replace(analysis.options, **options)
-    return _cause(
-        analysis, reason, nodes, advice, lambda: analyse(analysis.graph, changed)
-    )
-
-
 def _cause(
     analysis: Analysis,
     reason: str,
-    nodes: frozenset[int],
     advice: str,
+    nodes: AbstractSet[int],
     without: Callable[[], Analysis],
 ) -> Cause:
     """Return what a reason costs, by the analysis ``without`` it; where there are no Casts nothing is analysed."""
@@ -378,9 +340,6 @@ def _casts_around(graph: Graph, fold: Fold) -> set[int]:
     for node in (*inside, *map(graph.producer, read), *behind):
         if node is not None and node.key == "Cast":
             ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
-            if ends[0] != ends[1] and _FLOATS.issuperset(ends):
+            if ends[0] != ends[1] and FLOAT_TENSORS.issuperset(ends):
                 casts.add(node.index)
     return casts
-
-
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})

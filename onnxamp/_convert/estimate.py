@@ -16,7 +16,7 @@ import numpy as np
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FORMATS, Format
+from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -42,7 +42,17 @@ UNIT_US: Final = 0.0327
 LAUNCH_US: Final = LAUNCH * UNIT_US
 """Microseconds that launching a kernel takes, as the cut has it."""
 
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
+
+def constant_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes that depend on constants only: runtimes compute them once, while they load the model."""
+    known, folded = {ABSENT, *graph.constants.tensors}, set[int]()
+    for index in graph.order:
+        node = graph.nodes[index]
+        is_settled = node.key not in op_facts().random and not node.bodies
+        if is_settled and known.issuperset(node.inputs):
+            folded.add(index)
+            known.update(node.outputs)
+    return frozenset(folded)
 
 
 @dataclass(frozen=True)
@@ -75,21 +85,11 @@ class Estimate:
             return 0
         types = self.graph.types
         values = (*node.inputs, *node.outputs)
-        if _FLOATS.isdisjoint([types[value] for value in values if value != ABSENT]):
+        if FLOAT_TENSORS.isdisjoint(
+            [types[value] for value in values if value != ABSENT]
+        ):
             return 0
         return self.trips[node.scope]
-
-    @cached_property
-    def constant(self) -> frozenset[int]:
-        """Nodes of constants alone, which are folded when the model is loaded."""
-        known, folded = {ABSENT, *self.graph.constants.tensors}, set[int]()
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
-            is_settled = node.key not in op_facts().random and not node.bodies
-            if is_settled and known.issuperset(node.inputs):
-                folded.add(index)
-                known.update(node.outputs)
-        return frozenset(folded)
 
     def cast_time(self, value: int) -> float:
         """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""

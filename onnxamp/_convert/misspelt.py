@@ -36,7 +36,7 @@ def prepared(model: Model, options: Options) -> Prepared:
     warn(_changed(model.ask(graph_of), options))
     held = held_types(model.ask(graph_of))
     note = (
-        f"The weights were {' and '.join(held)} before: all was raised to float32 first (--from), which brings back"
+        f"The weights were {' and '.join(held)} before: everything was raised to float32 first (--from), which brings back"
         " nothing that was rounded away."
     )
     widened = weight_bytes(source.proto) - model.stock.size
@@ -97,8 +97,8 @@ def low_note(graph: Graph, options: Options) -> str | None:
     if not others or options.from_dtype is not None or options.level == Level.O0:
         return None
     return (
-        f"What is {others[0]} in the model stays {others[0]}: --from {others[0]} raises it to float32 first, so that it"
-        f" can become {options.dtype}."
+        f"The {others[0]} values of the model stay {others[0]}: --from {others[0]} raises them to float32 first, so that"
+        f" they can become {options.dtype}."
     )
 
 

@@ -20,7 +20,7 @@ from onnxamp._decide.verdicts import Reason
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, retyped
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind
+from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_facts
@@ -382,13 +382,7 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         if newer is None:
             continue
         if newer.has_function:
-            bound = bind(
-                node.signature,
-                [
-                    None if value == ABSENT else graph.types[value]
-                    for value in node.inputs
-                ],
-            )
+            bound = bind_node(node, graph.types)
             old, new = (
                 Typed(one, bound, node.proto) for one in (node.signature, newer)
             )
@@ -429,13 +423,11 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         if newer is None:
             continue
         for node in (graph.nodes[index] for index in indices):
-            kinds = [
-                None if value == ABSENT else graph.types[value]
-                for value in (*node.inputs, *node.outputs)
-            ]
+            values = {*node.inputs, *node.outputs} - {ABSENT}
+            kinds = map(graph.types.__getitem__, values)
             if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
                 continue
-            bound = bind(node.signature, kinds[: len(node.inputs)])
+            bound = bind_node(node, graph.types)
             old, new = (
                 Typed(one, bound, node.proto) for one in (node.signature, newer)
             )

@@ -8,12 +8,16 @@ from typing import Final, NamedTuple
 
 import onnx.defs
 
-from onnxamp._decide.verdicts import Hazard, Reason
+from onnxamp._decide.ports import HIGH, PortVariables
+from onnxamp._decide.variables import unknown_floats
+from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
-from onnxamp._errors import ArgumentError, ContradictionError, suggestion
+from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
+from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
 from onnxamp._options.options import Options
@@ -147,7 +151,7 @@ def weight_names(graph: Graph) -> set[str]:
 def _nodes(graph: Graph, given: Iterable[str]) -> Iterator[Unmatched]:
     names = node_names(graph) if given else []
     for name in sorted(set(given).difference(names)):
-        text = f"No node is called {name!r}, nor is its output."
+        text = f"No node and no output of a node is called {name!r}."
         yield Unmatched("keep_nodes", name, text + suggestion(names, name))
 
 
@@ -185,8 +189,8 @@ def node_names(graph: Graph) -> list[str]:
 
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     if parts := [name for name in names if pattern.search(name)]:
-        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        return f" It matches a part of {parts[0]!r}{more}: write {f'.*{pattern.pattern}.*'!r}."
+        whole = f".*{pattern.pattern}.*"
+        return f" It matches a part of {first_of(parts)}: write {whole!r}."
     return suggestion(names, pattern.pattern)
 
 
@@ -277,9 +281,7 @@ def _told(
 ) -> Iterator[str]:
     """A sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
-        label, first = next(iter(rows.items()))
-        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        what = does.format(f"{label!r}{more}")
+        what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
 
 
@@ -339,3 +341,72 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
     if opinion is None:
         return []
     return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
+
+
+def unmet_lists(
+    graph: Graph, options: Options, ports: PortVariables, pins: Mapping[int, Verdict]
+) -> list[str]:
+    """Return why ops of the user's white list stay float32: one sentence per op type and reason. Linear in nodes.
+
+    Args:
+        graph: the prepared model.
+        options: the options of the conversion.
+        ports: the precision variables.
+        pins: deciding variable -> its pin.
+    """
+    found = dict[tuple[str, str], list[tuple[Node, str]]]()
+    for node in graph.nodes_of(options.user_white if options.level != Level.O0 else ()):
+        if (refusal := _refusal(graph, ports, pins, node, options.low)) is not None:
+            found.setdefault((node.key, refusal[0]), []).append((node, refusal[1]))
+    return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
+
+
+_SCHEMA: Final = "schema"
+_OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
+"""What the user wants of single nodes is no news."""
+
+
+def _refusal(
+    graph: Graph,
+    ports: PortVariables,
+    pins: Mapping[int, Verdict],
+    node: Node,
+    low: Format,
+) -> tuple[str, str] | None:
+    """Return why a listed node stays float32: the reason and its detail; None if it does not stay so."""
+    variables = ports.of_node.get(node.index, {}).values()
+    for variable in variables:
+        pin = pins.get(ports.root(variable))
+        if pin is not None and not pin.low and pin.reason not in _OF_USER:
+            own = ports.variables[pin.variable].node in (node.index, ABSENT)
+            return pin.reason.value, pin.detail + " (shares its precision)" * (not own)
+    produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
+    if variables or HIGH not in (*ports.consumed[node.index], *produced):
+        return None
+    if node.signature is None or graph.scopes[node.scope].opaque:
+        return _SCHEMA, "its schema, or that of an op around it, is unknown"
+    if unknown := unknown_floats(graph, node):
+        name = graph.values[unknown[0]].name
+        return _SCHEMA, f"the type of {name!r}, which it reads or writes, is unknown"
+    if node.key in op_facts().pinned_parameters:
+        return _SCHEMA, "its input must not be rounded"
+    return (
+        _SCHEMA,
+        f"opset {node.signature.since} does not allow {low.name}",
+    )
+
+
+_WAYS_OUT: Final = {
+    Reason.NO_KERNEL.value: "Another target (--target) or opset (--opset) may have one.",
+    _SCHEMA: "",
+    Reason.BLACK.value: "",
+    Reason.TIE.value: "",
+}
+
+
+def _sentence(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+    where, why = first_of([node.label for node, _ in nodes]), told(reason, nodes[0][1])
+    way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
+    return (
+        f"{op} of your white list stays float32 in {where}: {why}. {way_out}".rstrip()
+    )

@@ -3,32 +3,26 @@
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from onnx import NodeProto
-
+from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
-from onnxamp._decide.listed import listed, unmet_lists
-from onnxamp._decide.overrides import forced_hazards, lost_weights
+from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.straight import high_nodes, reads_no_input, straight_pairs
 from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
-from onnxamp._dtypes import Format, retyped
-from onnxamp._errors import ArgumentError, ContradictionError, suggestion
+from onnxamp._dtypes import retyped
+from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_limit
-from onnxamp._ops.profiles import computes_low, profile_of
-from onnxamp._ops.signature import Signature
+from onnxamp._ops.kernel_limits import kernel_limit
+from onnxamp._ops.profiles import computes_low
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
-from onnxamp._target.kernels import Freedom, Typed, freedom
-from onnxamp._target.targets import cpu_of
+from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom
 
 
 class VariableName(NamedTuple):
@@ -109,16 +103,16 @@ def find_pins(
     graph, options, ports = problem.graph, problem.options, problem.ports
     claims = _Claims(problem, freed)
     for variable in ports.fixed_high:
-        verdict = Verdict(
-            variable, False, Reason.TIE, "shares its type with a float32 value"
-        )
-        claims.pin(variable, verdict, hard=True)
+        why = "shares its type with a float32 value"
+        claims.pin(claims.hard, variable, False, Reason.TIE, why)
     for variable in ports.requested_low:
-        claims.requested(variable)
+        is_weight = ports.variables[variable].param == "value"
+        said = (Reason.PATTERN, _LOW_WEIGHT) if is_weight else (Reason.LEVEL, _IO)
+        claims.pin(claims.low, variable, True, *said)
     for index, layout in ports.layouts.items():
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
             claims.kernels(graph.nodes[index], layout)
-    claims.straight()
+    claims.builder_rules()
     claims.unsound()
     claims.user_overrides()
     if replay is not None:
@@ -135,7 +129,7 @@ def find_pins(
     if options.hazards and options.level != Level.O0:
         claims.warnings += signature_warnings(graph, options)
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
-        claims.keep(index, Reason.MEASURED, why)
+        claims.keep(claims.high, index, Reason.MEASURED, why)
     claims.lists()
     pins = claims.finish()
     low = (hazard for hazard in heeded if _is_low(problem, pins, hazard))
@@ -143,7 +137,7 @@ def find_pins(
         *pins.warnings,
         *forced_hazards(graph, problem.overrides, low),
         *lost_weights(graph, problem.overrides, heeded, options.low),
-        *unmet_lists(problem, pins.verdicts),
+        *unmet_lists(graph, options, ports, pins.verdicts),
     ]
     if options.rescaling is not None and options.rescaling.made_up:
         warnings.append(_MADE_UP)
@@ -155,47 +149,42 @@ def find_pins(
 
 
 def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
-    """Whether what a hazard is about is pinned to low precision."""
+    """Return whether a port that a hazard is about is pinned to low precision."""
     variables = problem.ports.at(problem.graph.nodes[hazard.node], hazard.value)
-    found = map(pins.verdicts.get, map(problem.ports.root, variables))
-    return any(verdict.low for verdict in found if verdict is not None)
+    verdicts = map(pins.verdicts.get, map(problem.ports.root, variables))
+    return any(verdict.low for verdict in verdicts if verdict is not None)
 
 
-_MADE_UP = "Exponents follow from made-up inputs, which reach other ranges than real ones: give samples (--inputs)."
-
-
-_NOT_HONOURED = (
-    "{target} computes float32 nodes in float16, too, so that no type protects a value: onnxamp check --target {target}"
-    " tells what does not fit."
+_MADE_UP: Final = "Exponents were chosen for made-up inputs, whose ranges differ from real ones: pass samples (--inputs)."
+_NOT_HONOURED: Final = (
+    "{target} computes float32 nodes in float16 as well, so keeping a node in float32 protects nothing: onnxamp check"
+    " --target {target} lists the values that do not fit."
+)
+_UNSOUND: Final = (
+    "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report"
+    " the model."
 )
 
-_UNSOUND = "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report the model."
+_IO: Final = "keep_io_types is off for it"
+_LOW_WEIGHT: Final = "low_weights (--low-weight)"
 
-_IO = "keep_io_types is off for it"
-
-
-@lru_cache(maxsize=1 << 12)
-def _by_types(
-    target: str, signature: Signature, layout: Layout, low: Format
-) -> Freedom:
-    """The choices that kernels leave to an op of which neither attributes nor inputs decide where it runs."""
-    proto = NodeProto(domain=signature.domain, op_type=signature.op_type)
-    return freedom(target, Typed(signature, layout.bound, proto), layout.params, low)
+_Pinned: TypeAlias = dict[int, Verdict]
+"""Pins of one strength, by deciding variable; the first one of a variable explains it."""
 
 
 class _Claims:
-    """What facts, the user, lists and the level want of variables, by deciding variable.
+    """The precision that facts, the user, lists and the level demand of variables.
 
     Attributes:
         hard: float32 by kernels and ties.
-        forced, kept: low and float32 by an override, with the label of its node.
+        forced, kept: low and float32 by an override.
         high: float32 by hazards, the user's black list or a plan.
         asked: low by the user's white list.
         default: float32 by the preset's black list or the level.
         low: low by the preset's white list, the level or a plan.
         implies: pairs (p, q) of variables: if p is low, q must be low.
-        climbed: constants that :meth:`constant` has seen to.
-        freedoms: answers of the kernel tables by all that they depend on.
+        climbed: constants that :meth:`constant` has visited.
+        freedoms: answers of the kernel tables by everything that they depend on.
     """
 
     def __init__(
@@ -207,14 +196,10 @@ class _Claims:
             problem.options,
             problem.ports,
         )
-        self.profile = profile_of(self.options.target)
-        self.hard, self.high, self.asked, self.default, self.low = (
-            dict[int, Verdict]() for _ in range(5)
-        )
-        self.forced, self.kept = (
-            dict[int, tuple[Verdict, str]](),
-            dict[int, tuple[Verdict, str]](),
-        )
+        self.builder = builder_of(self.graph, self.options.target)
+        self.hard, self.forced, self.kept = _Pinned(), _Pinned(), _Pinned()
+        self.high, self.asked = _Pinned(), _Pinned()
+        self.default, self.low = _Pinned(), _Pinned()
         self.implies = list[tuple[int, int]]()
         self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
         self.climbed = set[int]()
@@ -222,42 +207,42 @@ class _Claims:
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
 
-    def keep(self, node: int, reason: Reason, why: str, *, hard: bool = False) -> None:
+    def pin(
+        self, pins: _Pinned, variable: int, low: bool, reason: Reason, why: str
+    ) -> None:
+        """Add a pin to those of its strength."""
+        verdict = Verdict(variable, low, reason, why)
+        pins.setdefault(self.ports.root(variable), verdict)
+
+    def keep(self, pins: _Pinned, node: int, reason: Reason, why: str) -> None:
         """Pin a node to float32."""
         for variable in self.ports.of_node.get(node, {}).values():
-            self.pin(variable, Verdict(variable, False, reason, why), hard=hard)
+            self.pin(pins, variable, False, reason, why)
 
     def heed(self, hazard: Hazard) -> None:
-        """Pin what a hazard is about to float32."""
+        """Pin the ports that a hazard is about to float32."""
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
-            self.pin(variable, Verdict(variable, False, hazard.reason, hazard.detail))
+            self.pin(self.high, variable, False, hazard.reason, hazard.detail)
         if self.options.user_white and not hazard.reason.is_shielded:
             for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
                 self.constant(value, hazard)
 
     def constant(self, value: int, hazard: Hazard) -> None:
-        """Pin what makes and moves a constant that a hazard needs as it is, where the user's white list has it."""
-        constants = self.graph.constants
-        while (
-            value != ABSENT
-            and value not in self.climbed
-            and constants.is_constant(value)
-        ):
+        """Pin white-listed nodes that make or move a constant which a hazard needs unrounded."""
+        is_constant = self.graph.constants.is_constant
+        why = f"makes a number for {self.graph.nodes[hazard.node].label!r}"
+        while value != ABSENT and value not in self.climbed and is_constant(value):
             self.climbed.add(value)
             maker = self.graph.producer(value)
             if maker is None:
                 return
             if maker.key in self.options.user_white:
-                self.keep(
-                    maker.index,
-                    hazard.reason,
-                    f"makes a number for {self.graph.nodes[hazard.node].label!r}",
-                )
+                self.keep(self.high, maker.index, hazard.reason, why)
             value = maker.input(0)
 
     def heeds(self, hazard: Hazard) -> bool:
-        """Whether the options let a hazard decide."""
+        """Return whether the options let a hazard decide."""
         level, options = self.options.level, self.options
         is_measured = (
             level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
@@ -270,34 +255,17 @@ class _Claims:
             return (keeps or level != Level.O3) and not is_white
         return keeps
 
-    def requested(self, variable: int) -> None:
-        """Pin what is to be low: an input or output of the model, or a weight."""
-        is_weight = self.ports.variables[variable].param == "value"
-        said = (
-            (Reason.PATTERN, "low_weights (--low-weight)")
-            if is_weight
-            else (Reason.LEVEL, _IO)
-        )
-        self.pin(variable, Verdict(variable, True, *said))
-
     def kernels(self, node: Node, layout: Layout) -> None:
-        """Pins and implications from the target's kernels."""
-        options, variables = self.options, self.ports.of_node[node.index]
-        free = self.freedoms.get(layout) or self.freedom(node, layout)
+        """Add the pins and implications of the target's kernels."""
+        variables = self.ports.of_node[node.index]
+        free = self.freedom(node, layout)
         for param in free.high:
             why = self.no_kernel(node, layout, param)
-            self.pin(
-                variables[param],
-                Verdict(variables[param], False, Reason.NO_KERNEL, why),
-                hard=True,
-            )
-        if self.profile is not None and reads_no_input(
-            self.graph, self.ports, self.profile, node
-        ):
-            why = f"{options.target} wants it to read an input of the model, without a Cast"
-            self.keep(node.index, Reason.NO_KERNEL, why, hard=True)
-        for p, q in free.implies:
-            self.implies.append((variables[p], variables[q]))
+            self.pin(self.hard, variables[param], False, Reason.NO_KERNEL, why)
+        if self.builder.reads_no_input(self.ports, node):
+            why = f"on {self.options.target}, it must read an input of the model directly, without a Cast"
+            self.keep(self.hard, node.index, Reason.NO_KERNEL, why)
+        self.implies += ((variables[p], variables[q]) for p, q in free.implies)
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
@@ -307,7 +275,7 @@ class _Claims:
             self.preferred.update(map(self.ports.root, able))
 
     def no_kernel(self, node: Node, layout: Layout, param: str) -> str:
-        """Why the target's kernels do not take a parameter in low precision."""
+        """Return why the target's kernels do not take a parameter in low precision."""
         target, signature, low = self.options.target, node.signature, self.options.low
         assert signature is not None
         lowered = {**layout.bound, param: retyped(layout.bound[param], low)}
@@ -318,45 +286,26 @@ class _Claims:
         return why if limit is None else f"{why}, since {limit}"
 
     def freedom(self, node: Node, layout: Layout) -> Freedom:
-        """What the target's kernels leave to the node."""
-        target, low = self.options.target, self.options.low
-        signature, proto = node.signature, node.proto
-        assert signature is not None
-        devices = (device_of(target), device_of(cpu_of(target)))
-        has_say = node.key in op_facts().dtype_attribute or any(
-            has_kernel_limits(one, node.key) for one in devices
-        )
-        if not signature.has_function and not has_say:
-            found = self.freedoms[layout] = _by_types(target, signature, layout, low)
-            return found
-        present = tuple(
-            tuple(map(bool, names)) for names in (proto.input[:], proto.output[:])
-        )
-        key = (
-            layout,
-            present,
-            tuple(item.SerializeToString() for item in proto.attribute),
+        """Return the choices that the target's kernels leave to a node."""
+        target, key = (
+            self.options.target,
+            (layout, deciding_form(self.options.target, node)),
         )
         if key not in self.freedoms:
-            typed = Typed(signature, layout.bound, proto)
-            self.freedoms[key] = freedom(target, typed, layout.params, low)
+            assert node.signature is not None
+            typed = Typed(node.signature, layout.bound, node.proto)
+            self.freedoms[key] = freedom(target, typed, layout.params, self.options.low)
         return self.freedoms[key]
 
-    def straight(self) -> None:
-        """What the target's builder does not read through a Cast is low only where its reader is."""
-        if self.profile is None:
-            return
-        for node, fact in high_nodes(self.graph, self.profile):
-            self.keep(
-                node.index,
-                Reason.NO_KERNEL,
-                f"on {self.options.target}, {fact}",
-                hard=True,
-            )
-        for made, reader in straight_pairs(self.graph, self.ports, self.profile):
+    def builder_rules(self) -> None:
+        """Add the pins and implications of Casts that the target's builder does not take."""
+        target = self.options.target
+        for node, fact in self.builder.high_nodes():
+            self.keep(self.hard, node.index, Reason.NO_KERNEL, f"on {target}, {fact}")
+        for made, reader in self.builder.implications(self.ports):
             if reader == HIGH:
-                why = f"its float32 reader takes no Cast on {self.options.target}"
-                self.pin(made, Verdict(made, False, Reason.TIE, why), hard=True)
+                why = f"on {target}, its float32 reader cannot read a Cast"
+                self.pin(self.hard, made, False, Reason.TIE, why)
             else:
                 self.implies.append((made, reader))
 
@@ -366,7 +315,7 @@ class _Claims:
         among = self.graph.nodes if wrong else ()
         nodes = [node for node in among if not wrong.isdisjoint(node.proto.output)]
         for node in nodes:
-            self.keep(node.index, Reason.UNSOUND, "", hard=True)
+            self.keep(self.hard, node.index, Reason.UNSOUND, "")
         if nodes:
             more = (
                 f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
@@ -374,24 +323,18 @@ class _Claims:
             self.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
 
     def user_overrides(self) -> None:
-        """Pins from overrides of single nodes."""
+        """Add the pins of overrides of single nodes."""
         self.warnings += self.problem.overrides.warnings
         for index, override in self.problem.overrides.of_node.items():
             pins = self.forced if override.low else self.kept
             for variable in self.ports.of_node.get(index, {}).values():
-                verdict = Verdict(
-                    variable, override.low, override.reason, override.detail
-                )
-                pins.setdefault(
-                    self.ports.root(variable), (verdict, self.graph.nodes[index].label)
-                )
+                self.pin(pins, variable, *override)
 
     def lists(self) -> None:
-        """Pins from the lists and, for all other ops, from the level."""
+        """Add the pins of the lists and, for all other ops, of the level."""
         options, problem, all_exact = self.options, self.problem, self.graph.exact
         by_user = options.user_white if options.level != Level.O0 else ()
         gains, following = options.level == Level.O2, op_facts().following
-        known: dict[object, tuple[bool, Reason, str] | None] = {}
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
             follows = (
@@ -399,47 +342,51 @@ class _Claims:
                 or index in problem.folded
                 or index in problem.constant_fed
             )
-            form = (
-                node.key,
-                exact,
-                follows,
-                index in problem.folded,
-                self.freed.get(index),
-            )
-            if form not in known:
-                freed = self.freed.get(index, frozenset())
-                known[form] = listed(
-                    problem, node, exact=exact, follows=follows, freed=freed
-                )
-            pin = known[form]
+            # A Cast with two variables changes no type.
+            is_asked = node.key in by_user and (node.key, len(variables)) != ("Cast", 2)
+            pin = self.listed(node, exact=exact, follows=follows)
             for variable in variables.values():
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
-                if node.key in by_user and not (
-                    node.key == "Cast" and len(variables) > 1
-                ):  # which changes no type
-                    self.asked.setdefault(
-                        root, Verdict(variable, True, Reason.WHITE, node.key)
-                    )
-                elif (
-                    pin is not None
-                    and not pin[0]
-                    and node.key not in options.user_black
-                ):
-                    self.default.setdefault(root, Verdict(variable, *pin))
-                elif (
-                    pin is not None
-                    and index in problem.shares
-                    and pin[1] is Reason.WHITE
-                ):
-                    self.worthy.add(
-                        root
-                    )  # its error has a price, which Casts may not be worth
-                elif pin is not None:
-                    self.pin(variable, Verdict(variable, *pin))
-                elif not follows and (gains or node.key in options.white):
-                    self.preferred.add(root)
+                if is_asked:
+                    self.pin(self.asked, variable, True, Reason.WHITE, node.key)
+                elif pin is None:
+                    if not follows and (gains or node.key in options.white):
+                        self.preferred.add(root)
+                elif not pin[0]:
+                    is_own = node.key in options.user_black
+                    self.pin(self.high if is_own else self.default, variable, *pin)
+                elif index in problem.shares and pin[1] is Reason.WHITE:
+                    self.worthy.add(root)  # Casts may cost more than its error is worth
+                else:
+                    self.pin(self.low, variable, *pin)
+
+    def listed(
+        self, node: Node, *, exact: bool, follows: bool
+    ) -> tuple[bool, Reason, str] | None:
+        """Return whether lists or the level lower a node, and why; None if they leave it to the cut.
+
+        Args:
+            node: the node.
+            exact: whether low precision costs it no accuracy.
+            follows: whether it has no preference of its own.
+        """
+        options, level, key = self.options, self.options.level, node.key
+        if level == Level.AUTO and key not in options.listed_by_user:
+            return None
+        if level == Level.O0:
+            return False, Reason.LEVEL, "O0 lowers nothing"
+        if key in options.black and Reason.BLACK not in self.freed.get(node.index, ()):
+            is_folded = node.index in self.problem.folded
+            return None if is_folded else (False, Reason.BLACK, key)
+        if key in options.white and not exact and not follows:
+            return True, Reason.WHITE, key
+        lowers = level == Level.O3 or (options.strict and level == Level.O2)
+        if follows or not (lowers or (level == Level.O1 and not exact)):
+            return None
+        lowered = "every op it can" if lowers else "only white-listed ops"
+        return lowers, Reason.LEVEL, f"{level} lowers {lowered}"
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""
@@ -456,19 +403,16 @@ class _Claims:
                     f"The plan does not know {key!r}: it was made for another model.{near}"
                 )
             low = decisions[key]
-            self.pin(
-                variable.index,
-                Verdict(variable.index, low, Reason.PLAN, "as the plan says"),
-            )
+            pins = self.low if low else self.high
+            self.pin(pins, variable.index, low, Reason.PLAN, "as the plan says")
         if unknown := sorted(decisions.keys() - set(keys)):
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            text = f"The plan decides {unknown[0]!r}{more}, which the model lacks: it was made for another model."
+            text = f"The plan decides {first_of(unknown)}, which the model lacks: it was made for another model."
             if self.options.strict_options:
                 raise ArgumentError(text)
             self.warnings.append(text)
 
     def finish(self) -> Pins:
-        """The pins that win."""
+        """Return the pins that win."""
         root = self.ports.root
         return Pins(
             verdicts=self.settled(),
@@ -480,54 +424,37 @@ class _Claims:
             warnings=tuple(self.warnings),
         )
 
-    def pin(self, variable: int, verdict: Verdict, *, hard: bool = False) -> None:
-        """Record a pin; the first of a kind is the explanation."""
-        pins = self.hard if hard else self.low if verdict.low else self.high
-        pins.setdefault(self.ports.root(variable), verdict)
-
     def settled(self) -> dict[int, Verdict]:
-        """The strongest pin of each variable, implications included.
+        """Return the strongest pin of each variable, implications included.
 
         Raises:
             ContradictionError: overrides pull a variable both ways.
         """
-        self._refuse_contradictions()
-        self._spread_forced()
-        soft = ChainMap(
-            self.high, self.asked, self.default, self.low
-        )  # the strongest first
-        settled: dict[int, Verdict] = {}
-        for root in {*self.hard, *self.forced, *self.kept, *soft}:
-            if root in self.hard:
-                settled[root] = self.hard[root]
-                if root in self.forced:
-                    label = self.forced[root][1]
-                    self.warnings.append(
-                        f"{label!r} cannot be forced low: {self.hard[root].detail}."
-                    )
-            elif root in self.forced or root in self.kept:
-                settled[root] = (self.forced.get(root) or self.kept[root])[0]
-            else:
-                settled[root] = soft[root]
+        for root in self.forced.keys() & self.kept.keys():
+            low, high = self.forced[root], self.kept[root]
+            one, other = (f"{self.label(pin)!r} ({pin.detail})" for pin in (low, high))
+            raise ContradictionError(
+                f"{one} and {other} share one precision: drop one of the two."
+            )
+        implies = [(self.ports.root(p), self.ports.root(q)) for p, q in self.implies]
+        for p, q in implies:
+            if p in self.forced and q not in self.kept:
+                self.forced.setdefault(q, self.forced[p])
+        for root in sorted(self.hard.keys() & self.forced.keys()):
+            label, why = self.label(self.forced[root]), self.hard[root].detail
+            self.warnings.append(f"{label!r} cannot be forced low: {why}.")
+        overrides = self.forced, self.kept
+        by_strength = self.hard, *overrides, self.high, self.asked, self.default
+        settled = dict(ChainMap(*by_strength, self.low))
         self._spread_high(settled)
         return settled
 
-    def _refuse_contradictions(self) -> None:
-        for root in self.forced.keys() & self.kept.keys():
-            (low, first), (high, second) = self.forced[root], self.kept[root]
-            raise ContradictionError(
-                f"{first!r} ({low.detail}) and {second!r} ({high.detail}) share one precision: drop one of the two."
-            )
-
-    def _spread_forced(self) -> None:
-        """Force what a forced variable needs in low precision."""
-        for first, second in self.implies:
-            p, q = self.ports.root(first), self.ports.root(second)
-            if p in self.forced and q not in self.kept:
-                self.forced.setdefault(q, self.forced[p])
+    def label(self, verdict: Verdict) -> str:
+        """Return the label of the node that a verdict is about."""
+        return self.graph.nodes[self.ports.variables[verdict.variable].node].label
 
     def _spread_high(self, settled: dict[int, Verdict]) -> None:
-        """Pin to float32 what needs a float32 variable in low precision."""
+        """Pin the variables to float32 that need a float32 variable in low precision."""
         needed_by: dict[int, list[int]] = {}
         for p, q in self.implies:
             needed_by.setdefault(self.ports.root(q), []).append(p)

@@ -325,7 +325,7 @@ def _unfit(
         if judged or number * 2.0**-exponent <= low.max_finite:
             continue
         if exponents.get(value, 0):
-            why = f"the model's interface: a Mul by 2^{exponents[value]} stands there"
+            why = f"a Mul by 2^{exponents[value]} at the model's interface has to stay float32"
         else:
             why = chain_text(equations, solution.chain(equations.values[value]))
         yield Unfit(names[value], number, why)
@@ -342,7 +342,7 @@ def chain_text(equations: Equations, chain: Iterable[int]) -> str:
             else _called(graph.nodes[owner])
         ] = None
     if not labels:
-        return "what it is multiplied with would leave its range"
+        return "the value that it is multiplied by would leave the range"
     shown = list(labels)
     if len(shown) > _SHOWN:
         shown = [*shown[: _SHOWN - 1], "...", shown[-1]]

@@ -5,9 +5,9 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import TypeAlias
 
+from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.indices import index_paths
 from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
-from onnxamp._decide.straight import uncast_values
 from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
@@ -15,7 +15,6 @@ from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._model.statistics import tensor_stats
 from onnxamp._ops.facts import attribute, op_facts, type_giver
-from onnxamp._ops.profiles import profile_of
 from onnxamp._ops.signature import Port, Signature
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
@@ -161,9 +160,8 @@ def find_variables(
         groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
         low_weights: constants to store in low precision.
     """
-    profile = profile_of(options.target)
-    uncast = uncast_values(graph, profile) if profile is not None else frozenset()
-    finder = _Finder(graph, options, low_weights, uncast)
+    builder = builder_of(graph, options.target)
+    finder = _Finder(graph, options, low_weights, builder.uncast_values())
     for scope in graph.scopes:
         finder.scope_values(scope.index)
     for node in graph.nodes:
@@ -179,9 +177,7 @@ def find_variables(
                 for variable in finder.of_node.get(node, {}).values()
             ]
         )
-    finder.wholes(
-        [*graph.nodes_of(profile.whole_bodies)] if profile is not None else ()
-    )
+    finder.wholes(builder.nodes("whole_bodies"))
     return finder.finish()
 
 

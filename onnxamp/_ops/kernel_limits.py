@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT, FORMATS
+from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.targets import target_names, target_table
 
 ANY: Final = "any"
 """The target that stands for whatever provider: a missing kernel limits it nowhere, one that fails does."""
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 
 @cache
@@ -83,7 +82,11 @@ def has_kernel_limits(provider: str, key: str) -> bool:
 def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -> bool:
     if "differ" in rule:
         return (
-            len({bound[name] for name in rule["differ"] if name in bound} & _FLOATS) > 1
+            len(
+                {bound[name] for name in rule["differ"] if name in bound}
+                & FLOAT_TENSORS
+            )
+            > 1
         )
     if "present" in rule:
         return any(item.name in rule["present"] for item in node.attribute)

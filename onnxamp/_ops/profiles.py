@@ -5,10 +5,10 @@ been asked says where its facts are from.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from math import sqrt
-from typing import Any, Final, NamedTuple, get_origin
+from typing import Any, Final, NamedTuple
 
 from onnx import NodeProto
 
@@ -71,25 +71,7 @@ class Profile:
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
         formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.exponents`.
         cancelling: normalisations that subtract the mean in float16.
-        signature_inputs: by op, the inputs that must be inputs of the model itself, without a Cast.
-        signature_outputs: by op, the outputs that must be outputs of the model itself, without a Cast.
-        computed_inputs: by op, the inputs that are no constants.
-        one_scale: products whose dequantized factors have scales of one type.
-        one_choice: ops that pass on no Cast of dequantized numbers that all their bodies choose.
-        shared_factors: products of dequantized factors that share a first factor in one precision.
-        passing: ops that compute nothing where they read but one value of their result's type.
-        undivided_inputs: ops that read an input of the model low only if all do, beside one of ``beside``.
-        computed_high: by op, the inputs that keep it float32 if they are computed, beside one of ``beside``.
-        beside: ops that matter to others anywhere in the model.
-        unread_outputs: ops in bodies whose unread outputs come from no Cast of a value from outside.
-        whole_bodies: ops whose bodies have one precision, since no Cast may be in them.
         folded_first: kinds of folds to make before any number is rounded.
-        pooled_once: pools that are float32 where they share what a loop makes, and another one takes.
-        stored_inputs: by op, the inputs whose constants are stored as they are read.
-        uncast_inputs: by op, the inputs that are not read in float32 from a Cast of something low.
-        uncast_scans: loops that do not stack up in float32 what is a Cast of something low.
-        uncast_states: loops without Casts behind their last state, where the body moves it instead of computing it.
-        stacked_high: ops that no loop stacks up in low precision as they make it.
     """
 
     name: str
@@ -102,25 +84,7 @@ class Profile:
     roundings: Mapping[str, float]
     formulas: Mapping[str, str]
     cancelling: frozenset[str]
-    signature_inputs: Mapping[str, tuple[int, ...]]
-    signature_outputs: Mapping[str, tuple[int, ...]]
-    computed_inputs: Mapping[str, tuple[int, ...]]
-    one_scale: frozenset[str]
-    one_choice: frozenset[str]
-    shared_factors: frozenset[str]
-    passing: frozenset[str]
-    undivided_inputs: frozenset[str]
-    computed_high: Mapping[str, tuple[int, ...]]
-    beside: frozenset[str]
-    unread_outputs: frozenset[str]
-    whole_bodies: frozenset[str]
     folded_first: frozenset[str]
-    pooled_once: frozenset[str]
-    stored_inputs: Mapping[str, tuple[int, ...]]
-    uncast_inputs: Mapping[str, tuple[int, ...]]
-    uncast_scans: frozenset[str]
-    uncast_states: frozenset[str]
-    stacked_high: frozenset[str]
 
     def product(self, node: NodeProto, terms: int) -> Accumulation:
         """How a product of so many terms accumulates. Its op is one of ``products``."""
@@ -175,34 +139,22 @@ def profile_of(target: str) -> Profile | None:
             products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
     norms = data["normalisations"]
     steps = norms | data.get("steps", {}) | data.get("elementwise", {})
-    facts: dict[str, Any] = {
-        "name": device_of(target),
-        "seen": data["seen"],
-        "source": data["source"],
-        "values": data["values"],
-        "products": products,
-        "sums": {name: Accumulation(**row) for name, row in data["sums"].items()},
-        "dots": dots,
-        "roundings": {
+    return Profile(
+        name=device_of(target),
+        seen=data["seen"],
+        source=data["source"],
+        values=data["values"],
+        products=products,
+        sums={name: Accumulation(**row) for name, row in data["sums"].items()},
+        dots=dots,
+        roundings={
             name: row["growth"]
             for name, row in steps.items()
             if row.get("growth", 1.0) > _STEPS
         },
-        "formulas": {
+        formulas={
             name: row["computed"] for name, row in steps.items() if "computed" in row
         },
-        "cancelling": frozenset(
-            name for name, row in norms.items() if row.get("cancels")
-        ),
-        "folded_first": frozenset(data.get("folds", {}).get("first", ())),
-    }
-    for item in fields(Profile):
-        if item.name in facts:
-            continue
-        if get_origin(item.type) is frozenset:
-            facts[item.name] = frozenset(data.get(item.name, ()))
-        else:  # positions by op
-            facts[item.name] = {
-                op: tuple(at) for op, at in data.get(item.name, {}).items()
-            }
-    return Profile(**facts)
+        cancelling=frozenset(name for name, row in norms.items() if row.get("cancels")),
+        folded_first=frozenset(data.get("folds", {}).get("first", ())),
+    )

@@ -17,10 +17,9 @@ from functools import partial
 
 from onnx import ModelProto
 
+from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.ports import own_casts
-from onnxamp._decide.straight import casts_of_constants
 from onnxamp._dtypes import FLOAT, FORMATS, is_lossless
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.editor import GraphEditor
@@ -28,7 +27,6 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, View, shadowing
 from onnxamp._ops.facts import attribute
-from onnxamp._ops.profiles import profile_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.pairs import find_pairs, remove_pairs
@@ -92,11 +90,9 @@ def _kept(graph: Graph, options: Options) -> set[int]:
     kept |= {node.index for node in graph.nodes if node.key in options.black}
     if options.init_max is not None:
         kept |= {hazard.node for hazard in beyond_init_max(graph, options)}
-    profile = profile_of(options.target)
-    if profile is not None:
-        needed = (*casts_of_constants(graph, profile), *own_casts(graph, profile))
-        kept |= {cast.index for _, cast in needed}
-    return kept
+    builder = builder_of(graph, options.target)
+    needed = (*builder.casts_of_constants(), *builder.own_casts())
+    return kept | {cast.index for _, cast in needed}
 
 
 def _idle_casts(

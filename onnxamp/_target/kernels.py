@@ -10,20 +10,20 @@ matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernel
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, Format, retyped
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_TENSORS, Format, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node, infer_types
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts, type_giver
-from onnxamp._ops.kernel_limits import kernel_failure, kernel_limit
+from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._ops.targets import device_of, target_json, target_table
 from onnxamp._target.targets import (
@@ -38,8 +38,6 @@ from onnxamp._target.targets import (
     versioned,
     with_kernels,
 )
-
-_FLOATS: Final = frozenset({FLOAT, *(low.tensor for low in FORMATS.values())})
 
 Binding = Mapping[str, str]
 """Type parameter -> type."""
@@ -141,7 +139,7 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
         for row in rows
         for names in row.types.values()
         for name in names
-        if name in _FLOATS
+        if name in FLOAT_TENSORS
     }
 
 
@@ -185,6 +183,25 @@ def has_kernel(provider: str, op: Typed) -> bool:
     return any(kernel.takes(op.signature, op.bound) for kernel in kernels)
 
 
+def deciding_form(target: str, node: Node) -> tuple[object, ...]:
+    """Return what decides where a node runs besides its op and types: the ports that it has and its attributes.
+
+    They count only where kernels have limits, a function body may run, or an attribute sets a type; "()" elsewhere.
+    """
+    proto, signature = node.proto, node.signature
+    if not (signature and signature.has_function) and not _counts(target, node.key):
+        return ()
+    present = (tuple(map(bool, names)) for names in (proto.input, proto.output))
+    return (*present, *(item.SerializeToString() for item in proto.attribute))
+
+
+@cache
+def _counts(target: str, key: str) -> bool:
+    devices = map(device_of, (target, cpu_of(target)))
+    is_limited = any(has_kernel_limits(device, key) for device in devices)
+    return is_limited or key in op_facts().dtype_attribute
+
+
 def runs_on(provider: str, op: Typed) -> bool:
     """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
     signature, key = op.signature, op.signature.key
@@ -216,7 +233,7 @@ def agrees(op: Typed) -> bool:
     A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
     """
     if (
-        len(_FLOATS.intersection(op.bound.values())) < 2
+        len(FLOAT_TENSORS.intersection(op.bound.values())) < 2
         or not op.signature.has_function
     ):
         return True

@@ -289,15 +289,15 @@ def test_a_name_has_to_match_in_one_of_the_models() -> None:
         assert result.exit_code == 2
         said = " ".join(result.stderr.split())
         for text in (
-            "No node is called 'in_c', nor is its output.",
+            "No node and no output of a node is called 'in_c'.",
             "The inputs have no dimension 'c'.",
             "Did you mean 'MatMul'?",
         ):
             assert said.count(text) == 1
         assert files("out") == {"a.onnx", "b.onnx", NAME}
-    with pytest.warns(onnxamp.OptionWarning, match="^No node is called 'in_c'"):
+    with pytest.warns(onnxamp.OptionWarning, match="^No node and no output of a node is called 'in_c'"):
         assert convert(keep_nodes=["in_c"]).count("converted") == 2
-    with pytest.raises(onnxamp.ArgumentError, match="No node is called 'in_c'"):
+    with pytest.raises(onnxamp.ArgumentError, match="No node and no output of a node is called 'in_c'"):
         convert(keep_nodes=["in_c"], strict_options=True)
 
 

@@ -188,7 +188,7 @@ def _() -> None:
 def _() -> None:
     assert low_nodes(convert(model())) == {"first", "last"}
     assert low_nodes(convert(model(), node_block_list=["first"])) == {"last"}
-    warns("No node is called 'firs'", convert, model(), node_block_list=["firs"])
+    warns("No node and no output of a node is called 'firs'", convert, model(), node_block_list=["firs"])
 
 
 @row("`check_fp16_ready=True`: `ValueError`")

@@ -48,7 +48,7 @@ def test_a_list_of_the_user_is_the_users_own(source: Path) -> None:
 
 @pytest.mark.parametrize("black", [[], ["Softmax"]])
 def test_inputs_and_outputs_cost_what_low_ones_save(source: Path, black: list[str]) -> None:
-    found = causes(source, black_list=black)["inputs and outputs", "--io-types low lowers them, too"]
+    found = causes(source, black_list=black)["inputs and outputs", "--io-types low lowers them as well"]
     assert found.casts == casts(source, black_list=black) - casts(source, black_list=black, keep_io_types=False) == 2
 
 
@@ -69,7 +69,7 @@ def test_reports_say_it(source: Path) -> None:
         "4 Casts: 2 nodes in float32: on the black list (LayerNormalization ×1, Softmax ×1). --lists default lowers"
         in told
     )
-    assert "2 Casts: The model's inputs and outputs stay float32. --io-types low lowers them, too." in told
+    assert "2 Casts: The model's inputs and outputs stay float32. --io-types low lowers them as well." in told
     told = " ".join(commands.run("inspect", source, "--level", "O2", "--black", "Softmax").output.split())
     assert "2 Casts: 1 node in float32: on the black list (Softmax ×1). They are on your own black list." in told
 

@@ -155,7 +155,7 @@ def test_what_was_done_is_told(tmp_path: Path) -> None:
         return " ".join(made.notes)
 
     assert "The weights were float16 before" in notes("low.onnx", dtype="bfloat16", from_dtype="float16")
-    assert "--from float16 raises it to float32 first" in notes("low.onnx", dtype="bfloat16")
+    assert "--from float16 raises them to float32 first" in notes("low.onnx", dtype="bfloat16")
     assert "--from" not in notes("low.onnx", dtype="float16")
     onnx.save(
         onnxamp.convert_model(low_model(PLAIN), "O0", from_dtype="auto", keep_io_types=False), tmp_path / "a.onnx"

@@ -126,7 +126,7 @@ def test_what_stays_unknown_keeps_what_it_touches_in_float32() -> None:
     )
     plan = onnxamp.plan_model(model, "O3")
     assert {row.node for row in plan.rows if row.low and row.op not in onnxamp._convert.plan.CONSTANTS} == {"project"}
-    with pytest.warns(onnxamp.OptionWarning, match="nothing tells the type of 'e' beside it"):
+    with pytest.warns(onnxamp.OptionWarning, match="the type of 'e', which it reads or writes, is unknown"):
         onnxamp.convert_model(model, "O2", white_list=["SequenceInsert"])
 
 

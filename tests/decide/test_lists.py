@@ -88,7 +88,7 @@ AGAINST = {
         (ENCODER,), {"white_list": ["ReduceSum", "Sqrt"]},
         ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op,"
         " whose inner values leave the range of low precision: part of the normalisation around"
-        " 'embeddings/norm/deviation'. force_low (--force-low) lowers it all the same."),
+        " 'embeddings/norm/deviation'. force_low (--force-low) lowers it anyway."),
     ),
     "kernel": (
         (parse("(float[N] X) => (float[N] Y) <float low = {0}> { [here] Y = Clip (X, low) }"),),
@@ -99,19 +99,19 @@ AGAINST = {
     "schema": (
         (parse("(float[N,3] X) => (float[N,3] Y) { [here] Y = MeanVarianceNormalization <axes = [0]> (X) }"),),
         {"white_list": ["MeanVarianceNormalization"]},
-        ("MeanVarianceNormalization of your white list stays float32 in 'here': schema: what it reads must not be"
+        ("MeanVarianceNormalization of your white list stays float32 in 'here': schema: its input must not be"
         " rounded."),
     ),
     "schema of an old opset": (
         (parse("(float[N] X) => (float[N] Y) { [here] Y = Selu (X) }", opset=21),),
         {"white_list": ["Selu"], "dtype": "bfloat16"},
-        "Selu of your white list stays float32 in 'here': schema: that of opset 6 allows no bfloat16.",
+        "Selu of your white list stays float32 in 'here': schema: opset 6 does not allow bfloat16.",
     ),
     "unknown schema": (
         (parse("(float[N] X) => (float[N] Y) { [here] Y = own.Op (X) }"),),
         {"white_list": ["own::Op"]},
-        ("own::Op of your white list stays float32 in 'here': schema: its schema is unknown, or that of an op around"
-        " it."),
+        ("own::Op of your white list stays float32 in 'here': schema: its schema, or that of an op around it,"
+         " is unknown."),
     ),
     "a tie": (
         (parse("""(float[2,2] X, int64 i) => (float[2,2] Y) {

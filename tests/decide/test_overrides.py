@@ -48,7 +48,7 @@ def test_names_of_nodes_are_taken_literally() -> None:
 
 def test_a_name_that_no_node_has_is_told_with_the_nearest() -> None:
     assert said(keep_nodes=["first.a-b"]) == [
-        "No node is called 'first.a-b', nor is its output. Did you mean 'first.a+b'?"
+        "No node and no output of a node is called 'first.a-b'. Did you mean 'first.a+b'?"
     ]
     assert said(keep_nodes=["first.a+b"]) == []
 

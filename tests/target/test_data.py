@@ -164,7 +164,7 @@ def test_the_table_of_tensorrt_says_what_was_asked_and_when():
     assert version(table["tensorrt_rtx"]) >= (1, 7)
     assert table["date"] >= "2026-11-22"
     assert len(table["kernels"]) > 150
-    for rule in tomllib.loads((DATA / "targets" / "tensorrt" / "arithmetic.toml").read_text(encoding="utf-8"))["rules"]:
+    for rule in tomllib.loads((DATA / "targets" / "tensorrt" / "builder.toml").read_text(encoding="utf-8"))["refusals"]:
         assert set(rule) - {"cure"} == {"says", "rule", "source"}
 
 

@@ -6,13 +6,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
+from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, FORMATS, Format
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
-_FLOATS = frozenset({FLOAT, *LOW_TENSORS})
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 _INTEGERS = frozenset(
     f"tensor({name})"
@@ -57,10 +56,15 @@ def index_paths(graph: Graph) -> Indices:
         stack.append((value, f"{why} {node.label!r}"))
         if node.key == "Range" and node.index not in seen:
             seen.add(node.index)
-            hazards.append(Hazard(node.index, KIND, "counts in floats"))
+            hazards.append(Hazard(node.index, KIND, "counts in floating point"))
         elif node.key != "Cast" or value in counting or _counts(graph, value):
             hazards.append(
-                Hazard(node.index, KIND, "reads numbers that count", value=value)
+                Hazard(
+                    node.index,
+                    KIND,
+                    "reads integers that are stored as floats",
+                    value=value,
+                )
             )
     while stack:
         value, why = stack.pop()
@@ -172,7 +176,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
     counting, position = set[int](), set[int]()
     for index in graph.scopes[0].inputs:
         is_given = graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT)
-        if is_given and graph.types[index] in _FLOATS:
+        if is_given and graph.types[index] in FLOAT_TENSORS:
             position.add(index)
     sinks: list[Node] = []
     for index in graph.order:
@@ -180,7 +184,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
         if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
-            yield Hazard(index, KIND, "counts in floats")
+            yield Hazard(index, KIND, "counts in floating point")
             continue
         given = [value for value in node.inputs if value != ABSENT]
         if node.key == "Cast" and given and graph.types[given[0]] in _INTEGERS:
@@ -188,7 +192,7 @@ def position_paths(graph: Graph) -> Iterator[Hazard]:
             continue
         if position.isdisjoint(given):
             continue
-        sources = [value for value in given if graph.types[value] in _FLOATS]
+        sources = [value for value in given if graph.types[value] in FLOAT_TENSORS]
         if node.key in facts.position_sinks and sources and sources[0] in position:
             sinks.append(node)
             if node.key in facts.rounding:

@@ -49,7 +49,7 @@ def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
                 yield Hazard(
                     reader.index,
                     KIND,
-                    f"scales what {node.label!r} sums up in integers",
+                    f"scales the integer sums of {node.label!r}",
                 )
                 makers = [
                     graph.producer(value) for _, value in graph.float_inputs(reader)
@@ -57,7 +57,7 @@ def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
                 for maker in makers if reader.key == "Mul" else ():
                     if maker is not None and maker.key == "Mul":
                         yield Hazard(
-                            maker.index, KIND, f"makes the scale of {node.label!r}"
+                            maker.index, KIND, f"computes the scale of {node.label!r}"
                         )
 
 
