@@ -81,7 +81,9 @@ class Estimate:
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""
-        if node.key in op_facts().unlaunched or node.index in self.constant:
+        if node.key in op_facts().unlaunched or node.index in self.graph.ask(
+            constant_nodes
+        ):
             return 0
         types = self.graph.types
         values = (*node.inputs, *node.outputs)
