@@ -36,8 +36,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxamp import Samples, load_samples, random_samples, tune_model
 from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import infer_shapes
-from onnxamp._graph.types import infer_types
 from onnxamp._runtime.run import Run
 from onnxamp._target.roofline import work_of
 from onnxamp._tuning.metric import make_metric
@@ -123,8 +121,7 @@ def shares(original: ModelProto, result: ModelProto) -> dict[str, float]:
     """Shares of nodes, floating-point operations and float traffic of the original's nodes that are low."""
     names = {node.name for node in Graph.of(original).nodes for node in [node.proto] if node.op_type != "Cast"}
     view = Graph.of(result)
-    types = infer_types(view)
-    shapes = infer_shapes(view, types)
+    types, shapes = view.types, view.shapes
     found = {"nodes": [0, 0], "flops": [0, 0], "bytes": [0, 0]}
     for node in view.nodes:
         kinds = {types[value] for value in node.outputs if value >= 0}

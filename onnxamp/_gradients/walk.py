@@ -1,6 +1,6 @@
 """Reverse mode: the forward pass, then the gradients from the loss back to the wanted values."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -140,35 +140,56 @@ class Pass:
                 self.writer.replace(node.index)
         return saved
 
-    def write_gradients(self, loss: int) -> Mapping[int, Tensor]:
-        """Write the gradients of all values on the path."""
+    def write_gradients(
+        self,
+        seeds: Callable[[], Mapping[int, Tensor]],
+        otherwise: Rule | None = None,
+    ) -> Mapping[int, Tensor]:
+        """Write the gradients of all values on the path.
+
+        Args:
+            seeds: writes the gradients from outside, by value, that the pass starts from.
+            otherwise: the rule of nodes that have none, or whose rule refuses; None to fail there.
+
+        Raises:
+            GradientError: a rule refuses a node, and there is no other.
+        """
         saved = self.write_forward()
-        self.writer.prefix = f"{self.graph.values[loss].name}/gradient"
-        self.addends[loss] = [self._seed(loss)]
+        self.addends |= {value: [seed] for value, seed in seeds().items()}
         for node in reversed(self.path):
             dys = [self._total(value) for value in node.outputs]
             if all(dy is None for dy in dys):
                 continue
             call = self.call(node, saved=saved.get(node.index, ()), dys=dys)
-            if dys[0] is None and node.key not in _PARTIAL:
-                raise call.error(
-                    "reaches the loss through an output other than the first, which has no gradient rule"
-                )
             self.writer.prefix = f"{node.label}/gradient"
-            for value, dx in zip(node.inputs, RULES[node.key](call), strict=False):
-                if dx is not None and value in self.moved:
-                    addend = dx() if callable(dx) else dx
-                    self.addends.setdefault(value, []).append(addend)
+            try:
+                addends = self._addends(call, _rule_of(call))
+            except GradientError:
+                if otherwise is None:
+                    raise
+                addends = self._addends(call, otherwise)
+            for value, addend in addends:
+                self.addends.setdefault(value, []).append(addend)
         for value in list(self.addends):
             self._total(value)
         return self.totals
 
-    def _seed(self, loss: int) -> Tensor:
+    def _addends(self, call: Call, rule: Rule) -> list[tuple[int, Tensor]]:
+        """The gradients of a node's inputs that a rule writes, as far as they move."""
+        pairs = zip(call.node.inputs, rule(call), strict=False)
+        return [
+            (value, dx() if callable(dx) else dx)
+            for value, dx in pairs
+            if dx is not None and value in self.moved
+        ]
+
+    def seed(self, loss: int) -> Tensor:
         """A one in the shape of the loss.
 
         Raises:
             GradientError: the loss is not a float, or has more than one element.
         """
+        self.writer.prefix = f"{self.graph.values[loss].name}/gradient"
         value = self.handle(loss)
         assert value is not None
         if value.elem not in FLOAT_ELEMS:
@@ -192,6 +213,21 @@ class Pass:
                 ]
             self.totals[value] = addends[0]
         return self.totals.get(value)
+
+
+def _rule_of(call: Call) -> Rule:
+    """The rule of a node.
+
+    Raises:
+        GradientError: there is none, or the node matters through an output that it does not cover.
+    """
+    if call.node.key not in RULES:
+        raise call.error("has no gradient rule")
+    if call.dys[0] is None and call.node.key not in _PARTIAL:
+        raise call.error(
+            "reaches the loss through an output other than the first, which has no gradient rule"
+        )
+    return RULES[call.node.key]
 
 
 def expand(
@@ -412,7 +448,8 @@ def differentiate(
             f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
         )
     found = expand(model, loss, names, lacks)
-    gradients = found.write_gradients(value_of(found.graph, loss))
+    start = value_of(found.graph, loss)
+    gradients = found.write_gradients(lambda: {start: found.seed(start)})
     writer, outputs = found.writer, dict[str, str]()
     for name in names:
         value = value_of(found.graph, name)
