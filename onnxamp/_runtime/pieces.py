@@ -182,7 +182,7 @@ class Runner:
             self._sessions[piece] = loaded
         session, entries = loaded
         feeds = {
-            entry: values[name] if name in values else self._weight(name, low.get(name))
+            entry: values[name] if name in values else self.weight(name, low.get(name))
             for name, entry in entries
         }
         return run_values(session, feeds, piece.wanted)
@@ -221,7 +221,8 @@ class Runner:
             return declared
         return str(values[name].data_type())
 
-    def _weight(self, name: str, low: Format | None) -> "ort.OrtValue":
+    def weight(self, name: str, low: Format | None = None) -> "ort.OrtValue":
+        """A weight, read once until :meth:`forget`."""
         if (name, low) not in self._weights:
             array = self.flow.shell.array(name, raised=self.flow.emulated)
             if low is not None and name in self.given:

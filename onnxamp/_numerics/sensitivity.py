@@ -1,0 +1,499 @@
+"""What rounding each value of a model costs at its outputs, from one forward and one backward pass per sample.
+
+Rounding errors are small and nearly independent, so to first order the squared error of an output is a sum over the
+values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
+expectation of g_e^2 is the squared norm of what element e does to the output. A value that is off by d, which is known,
+costs the sum of g_e^2 d_e^2; its many elements average out the choice of r. Outputs of few elements take several r.
+
+The passes run piece by piece. The backward pass computes each piece again from the values at its borders, so that
+memory holds these and one piece. A node without a gradient rule is moved a little along each of its inputs, and what
+that does to its outputs becomes a gradient of the same energy, spread over the input.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf, isfinite, isnan
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, TensorProto
+
+from onnxamp._dtypes import FLOAT, Format
+from onnxamp._errors import GradientError, ModelError
+from onnxamp._gradients.recurrent import UNROLLED
+from onnxamp._gradients.walk import FLAT, RULES, Pass
+from onnxamp._gradients.writer import Call, Grads, Tensor, elem_of
+from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import copied
+from onnxamp._model.statistics import SENTINEL
+from onnxamp._runtime.engines import Engine, Executable
+from onnxamp._runtime.fingerprints import SentModel
+from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one
+from onnxamp._runtime.pieces import (
+    Piece,
+    Runner,
+    Side,
+    parts_of,
+    piece_inputs,
+    piece_model,
+    start,
+)
+from onnxamp._runtime.session import make_session, run_values
+from onnxamp._runtime.values import Feeds, check_inputs, to_value
+from onnxamp._workers.executor import Memory
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_NODES: Final = 96
+"""Nodes of a piece: its backward pass has some ten times as many, and ONNX Runtime loads those slowly."""
+
+_GROUPS: Final = 8
+"""Outputs whose errors are told apart. Where there are more, some share one: their sum counts."""
+
+_PROBES: Final = 4
+"""Vectors of signs for an output of few elements."""
+
+_MANY: Final = 256
+"""Elements from which on one vector is enough."""
+
+_STEP: Final = 2.0**-8
+"""How far the inputs of a node without a rule are moved, as a share of each element."""
+
+_SCATTER: Final = 12.9898
+"""What an element's position is multiplied by to make the sign of its sine look random."""
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """What rounding a value does.
+
+    Attributes:
+        largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks.
+        costs: by group of outputs: the squared relative error that rounding this value alone causes.
+    """
+
+    largest: float
+    costs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivities:
+    """What one sample shows.
+
+    Attributes:
+        values: by name of the value.
+        spread: labels of nodes without a gradient rule, whose inputs were moved instead.
+    """
+
+    values: Mapping[str, Rounded]
+    spread: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensitivityProbe(Probe[Sensitivities]):
+    """Measuring the sensitivities of a model of opset :data:`~onnxamp._gradients.writer.MIN_OPSET` or later."""
+
+    model: SentModel
+    engine: Engine
+    low: Format
+    budget: int
+
+    def open(self, memory: Memory) -> Opened[Sensitivities]:
+        """As :meth:`Probe.open`."""
+        del memory
+        model = Executable(self.model.opened(), self.engine, budget=self.budget)
+        walk = GradientWalk(model, self.low)
+
+        def measure(item: Item) -> Sensitivities:
+            feeds = check_inputs(model.model.proto, item.sample)
+            return walk.run(feeds, item.number)
+
+        return Opened(model.prepare_sample, one_by_one(measure))
+
+
+class _Backward(NamedTuple):
+    """The backward pass of a piece.
+
+    Attributes:
+        session: computes it.
+        reads: inputs of the piece.
+        seeds: value -> the input that takes its gradient from later pieces.
+        gradients: value of an earlier piece -> the output that holds its gradient.
+        costs: value -> the output that holds the cost of rounding it.
+        largest: value -> the output that holds its largest magnitude.
+        spread: labels of nodes without a rule.
+    """
+
+    session: "ort.InferenceSession"
+    reads: tuple[str, ...]
+    seeds: Mapping[str, str]
+    gradients: Mapping[str, str]
+    costs: Mapping[str, str]
+    largest: Mapping[str, str]
+    spread: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class GradientWalk:
+    """The passes through one model. Sessions of its pieces serve all samples of the same shapes.
+
+    Attributes:
+        model: the model.
+        low: the type that values are rounded to.
+    """
+
+    model: Executable
+    low: Format
+    _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
+
+    def run(self, feeds: Feeds, number: int = 0) -> Sensitivities:
+        """Measure a sample; its number seeds the signs.
+
+        Raises:
+            RuntimeFailure: the model does not run.
+        """
+        runner = self.model.prepare(feeds)
+        flow = runner.flow
+        parts = [
+            nodes[at : at + _NODES]
+            for nodes in parts_of(flow, range(len(flow.nodes)), self.model.budget // 4)
+            for at in range(0, len(nodes), _NODES)
+        ]
+        again = Counter(
+            name for part in parts for name in piece_inputs(flow, Piece(part, ()))
+        )
+        ends = _ends(flow)
+        side = start(runner, feeds, again + Counter(ends))
+        for part in parts:
+            side.run(part)
+            runner.forget()
+        seeds = list(_seeds(side, ends, np.random.default_rng(number)))
+        found = _Found(len({group for group, _, _ in seeds}))
+        waiting = [dict(gradients) for _, _, gradients in seeds]
+        for part in reversed(parts):
+            self._step(runner, side, part, seeds, waiting, found)
+            runner.forget()
+        return found.sensitivities()
+
+    def _step(
+        self,
+        runner: Runner,
+        side: Side,
+        part: Sequence[int],
+        seeds: "Sequence[_Seed]",
+        waiting: list[dict[str, Floats]],
+        found: "_Found",
+    ) -> None:
+        """Run the backward pass of one piece from each vector of signs."""
+        flow = runner.flow
+        reads = piece_inputs(flow, Piece(tuple(part), ()))
+        values = {
+            name: side.values[name] if name in side.values else runner.weight(name)
+            for name in reads
+        }
+        made = [name for node in part for name in flow.nodes[node].output if name]
+        seeded = tuple(name for name in made if any(name in one for one in waiting))
+        shapes = {name: _shape(value) for name, value in values.items()}
+        dims = {name: _first(waiting, name).shape for name in seeded}
+        key = (*part, *shapes.items(), *dims.items())
+        if key not in self._sessions:
+            self._sessions[key] = self._load(flow, part, values, dims, runner)
+        backward = self._sessions[key]
+        zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
+        for row, (seed, one) in enumerate(zip(seeds, waiting, strict=True)):
+            if row and not any(name in one for name in seeded):
+                continue
+            given = {
+                entry: to_value(one.pop(name, zeros[name]), FLOAT)
+                for name, entry in backward.seeds.items()
+            }
+            read = {name: values[name] for name in backward.reads}
+            wanted = [*backward.gradients.values(), *backward.costs.values()]
+            wanted += () if row else backward.largest.values()
+            results = run_values(backward.session, {**read, **given}, wanted)
+            for name, output in backward.gradients.items():
+                gradient = results[output].numpy()
+                one[name] = one[name] + gradient if name in one else gradient
+            for name, output in backward.costs.items():
+                cost = float(results[output].numpy())
+                found.add(name, seed.group, cost / seed.probes)
+            if not row:
+                found.largest |= {
+                    name: max(
+                        found.largest.get(name, 0.0), float(results[output].numpy())
+                    )
+                    for name, output in backward.largest.items()
+                }
+        found.spread.update(dict.fromkeys(backward.spread))
+        side.used(reads)
+
+    @no_collections()
+    def _load(
+        self,
+        flow: Flow,
+        part: Sequence[int],
+        values: "Mapping[str, ort.OrtValue]",
+        seeded: Mapping[str, Sequence[int]],
+        runner: Runner,
+    ) -> _Backward:
+        """Write the backward pass of a piece whose inputs have these shapes, and load it."""
+        kinds = {name: str(value.data_type()) for name, value in values.items()}
+        model = piece_model(flow, Piece(tuple(part), ()), kinds)
+        for entry in model.graph.input:
+            if entry.type.HasField("tensor_type"):
+                _declare(entry.type.tensor_type, values[entry.name].shape())
+        graph = Graph.of(_expanded(model))
+        written = _Written(graph, self.low, flow)
+        fed = written.finish(seeded)
+        return _Backward(
+            session=make_session(written.model, runner.provider, optimize=False),
+            reads=tuple(values),
+            seeds=fed,
+            gradients=written.gradients,
+            costs=written.costs,
+            largest=written.largest,
+            spread=tuple(written.spread),
+        )
+
+
+class _Written:
+    """The backward pass of a piece, being written."""
+
+    def __init__(self, graph: Graph, low: Format, flow: Flow) -> None:
+        self.graph, self.low, self.flow = graph, low, flow
+        nodes = [graph.nodes[index] for index in graph.order]
+        path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
+        names = graph.scopes[0].names
+        self.floats = {
+            name: value
+            for name, value in names.items()
+            if graph.types[value] == FLOAT
+        }
+        self.backward = Pass(graph, path, frozenset(self.floats.values()), ())
+        self.writer = self.backward.writer
+        self.gradients, self.costs = dict[str, str](), dict[str, str]()
+        self.largest = dict[str, str]()
+        self.spread = dict[str, None]()
+        self.model = ModelProto()
+
+    def finish(self, seeded: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """Write everything; returns the inputs that take gradients from later pieces, by value."""
+        fed = dict[str, str]()
+
+        def seeds() -> Mapping[int, Tensor]:
+            found = dict[int, Tensor]()
+            for name, dims in seeded.items():
+                entry = self.writer.editor.names.fresh(f"{name}/seed")
+                fed[name] = entry
+                found[self.floats[name]] = self.writer.input(
+                    entry, TensorProto.FLOAT, tuple(dims)
+                )
+            return found
+
+        totals = self.backward.write_gradients(seeds, self._spread)
+        inputs = {entry.name for entry in self.graph.model.graph.input}
+        for name, value in self.floats.items():
+            self.writer.prefix = f"{name}/rounding"
+            tensor = self.backward.handle(value)
+            if tensor is None or name not in self.flow.names:
+                continue
+            if name not in inputs or name not in self.flow.maker:
+                self.largest[name] = self._output(_largest(tensor))
+            if value not in totals:
+                continue
+            gradient = totals[value]
+            if name in inputs and name in self.flow.maker:
+                self.gradients[name] = self._output(gradient.op("Identity"))
+            else:
+                self.costs[name] = self._output(self._cost(tensor, gradient))
+        self.model = self.writer.finish()
+        return fed
+
+    def _cost(self, value: Tensor, gradient: Tensor) -> Tensor:
+        error = value.cast(self.low.elem).cast(TensorProto.FLOAT) - value
+        return (gradient * error).op("ReduceSumSquare", keepdims=0)
+
+    def _output(self, tensor: Tensor) -> str:
+        self.writer.output(tensor, None)
+        return tensor.name
+
+    def _spread(self, call: Call) -> Grads:
+        """The rule of nodes that have none: what moving each input does, spread over that input."""
+        self.spread[call.node.label] = None
+        return [
+            None
+            if x is None or x.elem != TensorProto.FLOAT
+            else partial(_moved, call, position, x)
+            for position, x in enumerate(call.inputs)
+        ]
+
+
+def _moved(call: Call, position: int, x: Tensor) -> Tensor:
+    """A gradient of an input with the energy of what moving that input a little does to the outputs."""
+    writer = call.writer
+    zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
+    places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)
+    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape(x.op("Shape"))
+    node = copied(call.node.proto)
+    node.input[position] = (x + x * signs * _STEP).name
+    outputs = [
+        writer.editor.names.fresh(f"{writer.prefix}/moved") if name else ""
+        for name in node.output
+    ]
+    node.output[:] = outputs
+    node.name = writer.editor.names.fresh(f"{call.node.label}/moved")
+    writer.nodes.append(node)
+    change: Tensor | None = None
+    for name, y, dy in zip(outputs, call.outputs, call.dys, strict=True):
+        if y is not None and dy is not None:
+            more = (Tensor(writer, name, y.elem) - y) * dy
+            total = more.op("ReduceSum", keepdims=0)
+            change = total if change is None else change + total
+    assert change is not None
+    size = x.op("ReduceL2", keepdims=0) * _STEP
+    return signs * (change / size.op("Max", size.like(np.float32(1e-30))))
+
+
+def _largest(value: Tensor) -> Tensor:
+    """The largest magnitude below that of sentinels."""
+    size = value.op("Abs")
+    return (size < SENTINEL).where(size, 0.0).op("ReduceMax", keepdims=0)
+
+
+def _expanded(model: ModelProto) -> ModelProto:
+    """A piece whose nodes have gradient rules, as far as recurrent nodes can be unrolled, and functions be inlined."""
+    model = inline_functions(model, partly=True)
+    for key in UNROLLED:
+        graph = Graph.of(model)
+        for node in graph.nodes_of({key}):
+            try:
+                model = Pass(graph, [], (), ()).unrolled([node])
+            except GradientError:
+                continue
+            graph = Graph.of(model)
+    graph = Graph.of(model)
+    ops = {
+        (node.proto.domain, node.proto.op_type)
+        for node in graph.nodes
+        if _has_body(node)
+    }
+    try:
+        return inline_functions(model, ops) if ops else model
+    except ModelError:
+        return model
+
+
+def _has_body(node: Node) -> bool:
+    """Whether a node without a rule has a function body."""
+    is_lacking = node.key not in RULES and node.key not in FLAT and not node.bodies
+    return (
+        is_lacking and node.signature is not None and bool(node.signature.has_function)
+    )
+
+
+class _Seed(NamedTuple):
+    """A vector of signs over the outputs of a group, and how many the group has."""
+
+    group: int
+    probes: int
+    gradients: dict[str, Floats]
+
+
+def _seeds(
+    side: Side, ends: Sequence[str], random: np.random.Generator
+) -> Iterator[_Seed]:
+    """Signs over the outputs, divided by the outputs' norms."""
+    groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+    for number, group in enumerate(groups):
+        arrays = {
+            name: np.asarray(side.output(name)) for name in group if name in side.values
+        }
+        arrays = {name: array for name, array in arrays.items() if array.size}
+        few = any(1 < array.size < _MANY for array in arrays.values())
+        probes = _PROBES if few else 1
+        for _ in range(probes):
+            yield _Seed(
+                number,
+                probes,
+                {name: _signs(array, random) for name, array in arrays.items()},
+            )
+
+
+def _signs(array: Floats, random: np.random.Generator) -> Floats:
+    """Random signs over the norm of an array, zero where that is not finite."""
+    finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
+    norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
+    signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
+    return (signs * finite / (norm or inf)).astype(np.float32)
+
+
+def _ends(flow: Flow) -> list[str]:
+    """The float outputs; where there are none, the floats that decide about the others."""
+    made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
+    floats = [name for name in made if flow.types.get(name) == FLOAT]
+    if floats:
+        return floats
+    found, waiting, seen = dict[str, None](), made, set(made)
+    while waiting:
+        for name in flow.reads[flow.maker[waiting.pop()]]:
+            if flow.types.get(name) == FLOAT and name in flow.maker:
+                found[name] = None
+            elif name in flow.maker and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return list(found)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the passes of a sample have shown so far."""
+
+    groups: int
+    costs: dict[str, list[float]] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, None] = field(default_factory=dict)
+
+    def add(self, name: str, group: int, cost: float) -> None:
+        """Add to the cost of a value. What is not a number is beyond the range, unless it is a sentinel."""
+        costs = self.costs.setdefault(name, [0.0] * self.groups)
+        costs[group] += cost
+
+    def sensitivities(self) -> Sensitivities:
+        """All of it."""
+        none = [0.0] * self.groups
+        values = {
+            name: Rounded(size, tuple(map(_finite, self.costs.get(name, none))))
+            for name, size in self.largest.items()
+        }
+        return Sensitivities(values, tuple(self.spread))
+
+
+def _finite(cost: float) -> float:
+    """A cost; where it is not a number, a sentinel met no gradient."""
+    return 0.0 if isnan(cost) else cost
+
+
+def _shape(value: "ort.OrtValue") -> tuple[int, ...]:
+    return tuple(value.shape()) if value.is_tensor() else ()
+
+
+def _first(waiting: Sequence[Mapping[str, Floats]], name: str) -> Floats:
+    return next(one[name] for one in waiting if name in one)
+
+
+def _declare(kind: Any, dims: Sequence[int]) -> None:
+    """Declare a shape."""
+    kind.shape.ClearField("dim")
+    kind.shape.SetInParent()
+    for size in dims:
+        kind.shape.dim.add(dim_value=size)
