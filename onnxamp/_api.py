@@ -23,7 +23,7 @@ from onnxamp._paths.paths import as_path
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._target.targets import AUTO
-from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, Search
+from onnxamp._tuning.arguments import RUNS, SECONDS, Search
 from onnxamp._warnings import warn
 from onnxamp._workers.place import Place
 
@@ -411,7 +411,7 @@ def tune_model(
     device: str = AUTO,
     times: str = "roofline",
     provider: "Provider | None" = None,
-    runs: int = SENSITIVITY_RUNS,
+    runs: int = RUNS,
     state: "StateLike" = None,
     pick: int | None = None,
     progress: Report | None = None,
@@ -438,19 +438,17 @@ def tune_model(
         device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
             else the GPU that is installed, or an A100 where none is known.
         times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
-            providers some choices are timed whole, too, which corrects the times of nodes; the fastest is returned,
-            be it level O2 or float32.
+            providers the best candidate and level O2 are timed whole, too; the faster is returned, or float32.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
             is a device.
-        runs: mask runs that may measure sensitivities; candidates take up to 18 more.
-        state: a file that keeps measurements and candidates, so that an interrupted tuning resumes, another tolerance
-            needs few runs, and ``pick`` needs none.
-        pick: return this candidate instead of the best one, whatever its error. If the state holds the candidates of an
-            earlier tuning with the same arguments, nothing is measured.
+        runs: candidates that may be converted and measured.
+        state: a file that keeps measurements, so that an interrupted tuning resumes, and another tolerance or ``pick``
+            measures the converted model alone.
+        pick: return this candidate instead of the best one, whatever its error.
         progress: called with the current activity, the steps done, and their number.
         budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
-        seconds: after so many, no further mask run is begun: candidates are those that were found until then. With a
-            state file, another tuning goes on where this one stopped.
+        seconds: after so many, no further candidate is converted: the best of those that were measured is returned. With
+            a state file, another tuning goes on where this one stopped.
         allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
             the fastest is chosen, and none that is slower than float32 by the estimate. One that is slower, but saves a
             larger share of the bytes of weights than it takes more of the time, is among the candidates to ``pick``.

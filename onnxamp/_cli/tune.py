@@ -54,9 +54,8 @@ from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._target.roofline import devices
 from onnxamp._target.targets import AUTO
-from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, TIMES, Search
+from onnxamp._tuning.arguments import RUNS, SECONDS, TIMES, Search
 from onnxamp._tuning.metric import METRICS
-from onnxamp._tuning.search import CANDIDATE_RUNS
 
 
 @new_command("tune")
@@ -88,16 +87,15 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
 @option(
     "--runs",
     type=click.IntRange(1),
-    default=SENSITIVITY_RUNS,
-    help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
-    f" {CANDIDATE_RUNS + 2} more.",
+    default=RUNS,
+    help="Candidates that may be converted and measured.",
 )
 @state_option
 @option(
     "--pick",
     type=click.IntRange(0),
     metavar="K",
-    help="Write candidate K instead of the best one; with the --state of an earlier run, without searching again.",
+    help="Write candidate K instead of the best one; with the --state of an earlier run, without measuring again.",
 )
 @option(
     "--times",
@@ -111,7 +109,7 @@ from onnxamp._tuning.search import CANDIDATE_RUNS
     metavar="SECONDS",
     type=click.FloatRange(0),
     default=SECONDS,
-    help="Begin no further run after so long, and choose among what was found.",
+    help="Convert no further candidate after so long, and choose among those that were measured.",
 )
 @budget_option(BUDGET, "Memory for values and weights at a time.")
 @option(

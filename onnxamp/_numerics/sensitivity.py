@@ -11,10 +11,10 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf, isfinite, isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,11 +25,11 @@ from onnxamp._dtypes import FLOAT, Format
 from onnxamp._errors import GradientError, ModelError
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, RULES, Pass
-from onnxamp._gradients.writer import Call, Grads, Tensor, elem_of
+from onnxamp._gradients.writer import Call, Grads, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._runtime.engines import Engine, Executable
@@ -275,9 +275,7 @@ class _Written:
         path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
         names = graph.scopes[0].names
         self.floats = {
-            name: value
-            for name, value in names.items()
-            if graph.types[value] == FLOAT
+            name: value for name, value in names.items() if graph.types[value] == FLOAT
         }
         self.backward = Pass(graph, path, frozenset(self.floats.values()), ())
         self.writer = self.backward.writer
@@ -361,7 +359,7 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
             change = total if change is None else change + total
     assert change is not None
     size = x.op("ReduceL2", keepdims=0) * _STEP
-    return signs * (change / size.op("Max", size.like(np.float32(1e-30))))
+    return signs * (change / size.op("Max", size.like(1e-30)))
 
 
 def _largest(value: Tensor) -> Tensor:

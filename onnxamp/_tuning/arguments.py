@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 TIMES: Final = ("roofline", "measured")
 """Where the times of nodes come from."""
 
-SENSITIVITY_RUNS: Final = 32
-"""Mask runs that measuring sensitivities may take by default."""
+RUNS: Final = 12
+"""Candidates that may be converted and measured by default."""
 
 SECONDS: Final = 60.0
 """Time for all runs of a search by default; large models take some seconds for each."""
@@ -49,7 +49,7 @@ class Search:
     metric: "MetricLike" = "auto"
     device: str = AUTO
     times: str = TIMES[0]
-    runs: int = SENSITIVITY_RUNS
+    runs: int = RUNS
     pick: int | None = None
     seconds: float = SECONDS
     allow_slower: bool = False

@@ -1,9 +1,9 @@
-"""From error prices to candidates: the minimum cut, with errors charged at a rate that is found by bisection."""
+"""From expected errors to candidates: the minimum cut, with errors charged at any rate."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.decision import Decision
@@ -12,6 +12,7 @@ from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem
 from onnxamp._graph.view import ABSENT
 from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
 Choice: TypeAlias = frozenset[str]
@@ -19,11 +20,6 @@ Choice: TypeAlias = frozenset[str]
 
 Part: TypeAlias = tuple[float, float, Choice]
 """A part of a choice, behind its error and what it saves."""
-
-_BREAKS: Final = "its block breaks the outputs"
-
-_CLOSE: Final = 1.05
-"""Ratio of rates at which bisection ends; each rate takes one cut."""
 
 
 def per_gain(part: Part) -> float:
@@ -33,7 +29,7 @@ def per_gain(part: Part) -> float:
 
 
 class CandidateSolver:
-    """Solves the cut for any error prices. ``pinned`` names nodes that must stay float32, with the reason.
+    """Solves the cut for the errors that are expected. ``pinned`` names nodes that must stay float32, with the reason.
 
     Exact ops have no price. One that would round a float32 value on its way to a float32 reader stays float32.
     """
@@ -42,10 +38,11 @@ class CandidateSolver:
         self,
         space: SearchSpace,
         base: Analysis,
+        errors: ExpectedErrors,
         pinned: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.space, self.base, self.pinned = space, base, pinned
-        self.units = space.units
+        self.space, self.base, self.errors = space, base, errors
+        self.units, self.pinned = space.units, pinned
         broken = {
             unit.node: pinned[unit.key] for unit in space.tunable if unit.key in pinned
         }
@@ -67,18 +64,14 @@ class CandidateSolver:
         self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
         self.problem = CutProblem(base.problem, base.pins)
         self._costs = dict[Choice, tuple[list[int], int, Choice]]()
-        # Searches for several targets at the same prices share most cuts.
-        self._priced: tuple[float, ...] = ()
-        self._rates = dict[float, Choice]()
-
-    def choose(self, prices: Sequence[float], rate: float) -> Choice:
-        """The nodes to lower when errors are charged at a rate (cost units per squared error)."""
-        units = self.space.tunable
-        broken = (
-            unit for unit, price in zip(units, prices, strict=True) if price == inf
+        self._price = dict(
+            zip((unit.key for unit in space.tunable), errors.prices, strict=True)
         )
-        pins = self.pins | {unit.node: _BREAKS for unit in broken}
-        charged = [0.0 if price == inf else rate * price for price in prices]
+
+    def choose(self, rate: float) -> Choice:
+        """The nodes to lower when errors are charged at a rate (cost units per squared error)."""
+        units, pins = self.space.tunable, self.pins
+        charged = [rate * price for price in self.errors.prices]
         kept, parting = set[int](), self.space.parting()
         decision = self.problem.decide(
             prices_for(units, charged, pins, parting=parting)
@@ -97,49 +90,9 @@ class CandidateSolver:
             if self._is_low(decision, unit) and unit.node not in pins
         )
 
-    def within(self, prices: Sequence[float], target: float) -> Choice:
-        """The nodes that the cheapest cut lowers whose predicted squared error is at most ``target``.
-
-        Cuts at neighbouring rates may differ by much, as by one product in every layer. Then connected parts of what
-        the next one lowers are added, as far as they fit.
-        """
-        finite = [price for price in prices if 0 < price < inf]
-        if not finite:
-            return self.choose(prices, 0.0)
-        low, high = 1 / sum(finite), 1e3 * self.space.gains / min(finite)
-        best = self._at(prices, 0.0)
-        if self.predicted(best, prices) <= target:
-            return best
-        best, above = Choice(), best
-        while high > _CLOSE * low:
-            middle = (low * high) ** 0.5
-            choice = self._at(prices, middle)
-            if self.predicted(choice, prices) <= target:
-                best, high = choice if len(choice) >= len(best) else best, middle
-            else:
-                low, above = middle, choice
-        return self._filled(best, above, prices, target)
-
-    def _filled(
-        self, low: Choice, above: Choice, prices: Sequence[float], target: float
-    ) -> Choice:
-        """A choice, and of another one what fits the target beside it: what saves most time per error comes first.
-
-        Complexity: linear in nodes and uses of values, and sorting.
-        """
-        left, parts = (
-            target - self.predicted(low, prices),
-            self.parts(above - low, prices),
-        )
-        for cost, _, part in sorted(parts, key=per_gain):
-            if cost <= left:
-                low, left = low | part, left - cost
-        return low
-
     def parts(
         self,
         keys: Choice,
-        prices: Sequence[float],
         most: float = inf,
         gain: Callable[[TunableNode], float] = lambda unit: unit.high - unit.low,
     ) -> list[Part]:
@@ -147,13 +100,11 @@ class CandidateSolver:
 
         ``gain`` says what it is worth that a node is low, without Casts; exact ops are worth nothing by themselves.
         """
-        units = self.space.tunable
-        price = dict(zip((unit.key for unit in units), prices, strict=True))
-        gains = {unit.key: gain(unit) for unit in units}
+        gains = {unit.key: gain(unit) for unit in self.space.tunable}
         found, rest = list[Part](), self.connected(keys)[::-1]
         while rest:
             piece = rest.pop()
-            cost = sum(price.get(key, 0.0) for key in piece)
+            cost = self.price(piece)
             if len(piece) > 1 and cost > most:
                 rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
             else:
@@ -178,42 +129,23 @@ class CandidateSolver:
             for group in components(sorted(inside), joined)
         ]
 
-    def _at(self, prices: Sequence[float], rate: float) -> Choice:
-        if self._priced != (priced := tuple(prices)):
-            self._priced, self._rates = priced, {}
-        if rate not in self._rates:
-            self._rates[rate] = self.choose(prices, rate)
-        return self._rates[rate]
-
-    def predicted(self, low: Choice, prices: Sequence[float]) -> float:
-        """The squared error of a choice: the sum of its prices."""
-        return sum(
-            price
-            for unit, price in zip(self.space.tunable, prices, strict=True)
-            if unit.key in low
-        )
+    def price(self, keys: Iterable[str]) -> float:
+        """The sum of the prices of some nodes."""
+        return sum(self._price.get(key, 0.0) for key in keys)
 
     def work(self, unit: TunableNode) -> float:
         """The share of arithmetic and float traffic that a node does."""
         return unit.work.flops / self._flops + unit.work.elements / self._traffic
 
-    def candidate(
-        self,
-        low: Choice,
-        prices: Sequence[float],
-        error: float | None,
-        predicted: float | None = None,
-    ) -> Candidate:
-        """A choice with its predicted and measured properties; the prices predict, unless they cannot."""
+    def candidate(self, low: Choice) -> Candidate:
+        """A choice with its properties and its expected error."""
         chosen = [unit for unit in self.space.tunable if unit.key in low]
         casts, weights, _ = self._cost(low)
         return Candidate(
             low=low,
             nodes=len(chosen),
-            predicted=self.predicted(low, prices) ** 0.5
-            if predicted is None
-            else predicted,
-            error=error,
+            predicted=self.errors.predicted(low),
+            error=None,
             time=self.space.time(low, casts),
             flops=sum(u.work.flops for u in chosen) / self._flops,
             bytes=sum(u.work.elements for u in chosen) / self._traffic,

@@ -6,25 +6,20 @@ its own stands for nodes that lie between its neighbours, as several became one:
 that have none, by their estimates.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime.switch import node_key
 from onnxamp._runtime.values import check_inputs
-from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.job import Job, converted_model
-from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.runs import profile_nodes
-from onnxamp._tuning.space import CASTS, PARTED, Fusion, SearchSpace, find_fusions
+from onnxamp._tuning.space import Fusion, find_fusions, node_key
 
 _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""
@@ -129,97 +124,17 @@ def measure_times(job: Job, device: str) -> str:
     return f"measured on {where}, kernel by kernel, Casts included"
 
 
-Numbers: TypeAlias = NDArray[np.float64]
-NOTHING: Final = frozenset[str]()
-"""The choice that lowers nothing."""
-_NOISE: Final = 0.02
-"""Error of the time of a model, as a share: what the regression lets times differ by."""
-_UNKNOWN: Final = 100.0
-"""How far factors may be from 1, on the same terms: estimates for one device may be used for another."""
-_DOUBT: Final = 1.0
-"""How far those of op types may be from the one of them all, over that."""
-_LEAST: Final = 0.1
-"""The least factor of what Casts and parted fusions take: some are fused or overlap, but many are not worth it."""
 _SECONDS: Final = 0.5
 
 
-@dataclass(slots=True)
-class WholeTimes:
-    """Seconds of whole runs by choice, and what they tell of the times in a space.
+def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
+    """Seconds of the float32 model and of models with these choices, whole and in turns, on the first sample.
 
-    ``run`` times float32 and some choices in turns, and returns their seconds in this order. It is told whether they
-    have been timed before.
+    None where an input of that is empty.
+
+    Raises:
+        RuntimeFailure: a model does not run.
     """
-
-    space: SearchSpace
-    solver: CandidateSolver
-    run: Callable[[Sequence[frozenset[str]], bool], Sequence[float]]
-    seconds: dict[frozenset[str], float] = field(default_factory=dict)
-
-    def add(self, *choices: frozenset[str], again: bool = False) -> None:
-        """Time the choices that are not timed yet, relative to float32 when it was timed first.
-
-        ``again`` times all of them, side by side: the fastest of many that were timed once may owe that to chance.
-
-        Raises:
-            RuntimeFailure: one does not run.
-        """
-        known = () if again else self.seconds
-        new = [low for low in dict.fromkeys(choices) if low and low not in known]
-        if new:
-            float32, *others = self.run(new, again)
-            drift = self.seconds.setdefault(NOTHING, float32) / float32
-            self.seconds |= {
-                low: one * drift for low, one in zip(new, others, strict=True)
-            }
-
-    def corrected(self) -> SearchSpace:
-        """The space with the factors that explain the times of whole models best.
-
-        These are first one for all that low precision saves, one for Casts and one for parted fusions, of which little
-        is known; then one for each op type, near the first.
-        """
-        float32 = self.seconds[NOTHING] * 1e6
-        ratio, noise = float32 / self.space.float32, _NOISE * float32
-        rows = {
-            low: self.space.parts(low, self.solver.casts(low))
-            for low in self.seconds
-            if low
-        }
-        names = sorted({name for row in rows.values() for name in row})
-        groups = [name if name in (CASTS, PARTED) else "" for name in names]
-        kinds = sorted(set(groups))
-        parts = np.array(
-            [[row.get(name, 0.0) for name in names] for row in rows.values()]
-        ) * (ratio / noise)
-        lost = np.array([self.seconds[low] * 1e6 - float32 for low in rows]) / noise
-        member = np.array(
-            [[group == kind for kind in kinds] for group in groups], float
-        )
-        common = member @ _ridge(
-            parts @ member, lost, np.ones(len(kinds)), np.full(len(kinds), _UNKNOWN)
-        )
-        found = _ridge(parts, lost, common, _DOUBT * np.maximum(1.0, abs(common)))
-        factors = dict(zip(names, found.tolist(), strict=True))
-        factors |= {name: max(_LEAST, factors[name]) for name in (CASTS, PARTED)}
-        return self.space.corrected(factors, ratio)
-
-    def timed(self, candidate: Candidate, space: SearchSpace) -> Candidate:
-        """A candidate with its time, or what is estimated for it in a corrected space."""
-        low = candidate.low
-        if low in self.seconds:
-            return replace(candidate, time=self.seconds[low] * 1e6)
-        return replace(candidate, time=space.time(low, self.solver.casts(low)))
-
-
-def _ridge(rows: Numbers, right: Numbers, usual: Numbers, spread: Numbers) -> Numbers:
-    """The x near ``usual``, give or take a ``spread``, for which ``rows @ x`` is ``right``, give or take 1."""
-    prior = np.diag(1 / spread)
-    return np.linalg.lstsq(np.vstack([rows, prior]), np.append(right, prior @ usual))[0]
-
-
-def whole_times(job: Job) -> WholeTimes | None:
-    """Times of whole models on the engine, on the first sample; None where an input of that is empty."""
     feeds = check_inputs(job.prepared.proto, job.samples[0])
     if any(feed is None for feed in feeds.values()):
         return None
@@ -244,8 +159,4 @@ def whole_times(job: Job) -> WholeTimes | None:
         )
         return [timing.latency.median for timing in report.timings]
 
-    return WholeTimes(
-        job.space,
-        job.solver(),
-        lambda choices, again: job.state.times_of(choices, f"{where}{again:d}", run),
-    )
+    return job.state.times_of(choices, where, run)

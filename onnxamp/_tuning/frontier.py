@@ -6,8 +6,9 @@ the difference, each with an error and a time that it saves. Added one by one, w
 fill the gap; a choice of this chain is at most one part away from the best.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heappop, heappush, nsmallest
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf, log
 from typing import Final, NamedTuple
@@ -19,9 +20,6 @@ from onnxamp._tuning.space import CASTS
 
 _CUTS: Final = 24
 """Rates at most at which a cut is solved, for each way to price Casts."""
-
-_FEWEST: Final = 12
-"""Rates at which it is solved even where the time is over."""
 
 _CLOSE: Final = 1.02
 """Ratio between errors, and between rates, below which nothing is looked for in between."""
@@ -37,12 +35,6 @@ _FILLED: Final = 48
 
 _STEPS: Final = 8
 """Choices at most that fill one gap."""
-
-_PARTS: Final = 24
-"""Parts at most that are tried between two choices that follow each other."""
-
-_FINE: Final = 1 / 16
-"""Share of the gap above which one of these is halved."""
 
 _SHARE: Final = 1 / 8
 """Share of the error of a gap above which one part of it is halved."""
@@ -76,98 +68,47 @@ class Aim(NamedTuple):
 
 
 class Frontier:
-    """Makes the list of choices. ``is_late`` says that there is no time to look for more of them."""
+    """Makes the list of choices."""
 
-    def __init__(
-        self,
-        solver: CandidateSolver,
-        aim: Aim,
-        is_late: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.solver, self.aim, self.is_late = solver, aim, is_late
+    def __init__(self, solver: CandidateSolver, aim: Aim) -> None:
+        self.solver, self.aim = solver, aim
         self._solvers = [solver]
-        self._free: list[Choice] | None = (
-            None  # the choices that errors have no part in
-        )
         for factor in () if aim.allow_slower else _FACTORS:
             space = solver.space.corrected({CASTS: factor}, 1.0)
-            self._solvers.append(CandidateSolver(space, solver.base, solver.pinned))
-
-    def unpriced(self, error: float) -> list[Candidate]:
-        """The choices that errors have no part in, best first; ``error`` is that with everything lowered."""
-        flat = [0.0] * len(self.solver.space.tunable)
-        if self._free is None:
-            self._free = list(
-                dict.fromkeys(solver.choose(flat, 0.0) for solver in self._solvers)
+            self._solvers.append(
+                CandidateSolver(space, solver.base, solver.errors, solver.pinned)
             )
-        return self._admitted(
-            self.solver.candidate(low, flat, None, error) for low in self._free
-        )
 
-    def choices(self, prices: Sequence[float]) -> list[Candidate]:
+    @cached_property
+    def unpriced(self) -> list[Candidate]:
+        """The choices that errors have no part in, best first."""
+        lows = dict.fromkeys(solver.choose(0.0) for solver in self._solvers)
+        return sorted(map(self._priced, lows), key=self.aim.merit)
+
+    def choices(self) -> list[Candidate]:
         """The choices in the order of their merit; each is predicted to have a smaller error than all before it.
 
         None is better than the best that errors have no part in: that is what a tolerance without end gives.
 
         Complexity: some hundred cuts at most.
         """
-        free = self.unpriced(inf)
+        free = self._admitted(self.unpriced)
         if not free:
             return []
         lows = {item.low: None for item in free}
-        for number, solver in enumerate(self._solvers):
-            lows |= dict.fromkeys(
-                _rated(solver, prices, 0 if number else _FEWEST, self.is_late)
-            )
-        found = [self._priced(low, prices) for low in lows]
-        found += self._between(self._front(found, free), prices)
+        for solver in self._solvers:
+            lows |= dict.fromkeys(_rated(solver))
+        found = list(map(self._priced, lows))
+        found += self._between(self._front(found, free))
         return self._front(found, free)
 
-    def refined(
-        self, before: Candidate | None, after: Candidate, prices: Sequence[float]
-    ) -> list[Candidate]:
-        """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
-
-        They add to ``after`` what saves most time per error, wherever it is, with the Casts that it takes there.
-
-        Complexity: some dozens of cuts.
-        """
-        best = self.unpriced(inf)
-        if before is None or not best or self.is_late():
-            return []
-        gap = before.predicted**2 - after.predicted**2
-        parts = self._parts((before.low | best[0].low) - after.low, prices, _FINE * gap)
-        fitting = nsmallest(
-            _PARTS, (row for row in parts if row[0] <= gap), key=per_gain
-        )
-        alone = [
-            (error, self._saved(after, after.low | part, prices), part)
-            for error, _, part in fitting
-        ]
-        low, found, merit = after.low, list[Candidate](), self.aim.merit
-        for _, saved, part in sorted(alone, key=per_gain):
-            if saved > 0:
-                low |= part
-                found.append(self._priced(low, prices))
-        inside = (one for one in found if merit(before) < merit(one) < merit(after))
-        return self._front(
-            [one for one in inside if one.predicted < before.predicted], best
-        )
-
-    def _saved(self, after: Candidate, low: Choice, prices: Sequence[float]) -> float:
-        """What a choice is better by than another one."""
-        one = self._priced(low, prices)
+    def _parts(self, keys: Choice, most: float) -> list[Part]:
         if self.aim.allow_slower:
-            return one.flops + one.bytes - after.flops - after.bytes
-        return after.time - one.time
+            return self.solver.parts(keys, most, self.solver.work)
+        return self.solver.parts(keys, most)
 
-    def _parts(self, keys: Choice, prices: Sequence[float], most: float) -> list[Part]:
-        if self.aim.allow_slower:
-            return self.solver.parts(keys, prices, most, self.solver.work)
-        return self.solver.parts(keys, prices, most)
-
-    def _priced(self, low: Choice, prices: Sequence[float]) -> Candidate:
-        return self.solver.candidate(self.solver.feasible(low), prices, None)
+    def _priced(self, low: Choice) -> Candidate:
+        return self.solver.candidate(self.solver.feasible(low))
 
     def _admitted(self, items: Iterable[Candidate]) -> list[Candidate]:
         return sorted(filter(self.aim.admits, items), key=self.aim.merit)
@@ -201,9 +142,7 @@ class Frontier:
                 kept.append(item)
         return kept[::-1]
 
-    def _between(
-        self, front: Sequence[Candidate], prices: Sequence[float]
-    ) -> list[Candidate]:
+    def _between(self, front: Sequence[Candidate]) -> list[Candidate]:
         """Choices that fill the gaps of a front, the widest first."""
         ends = [*front, self.aim.nothing]
         gaps = [
@@ -212,23 +151,15 @@ class Frontier:
         ]
         found = list[Candidate]()
         for width, _, before, after in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
-            if (
-                width <= log(_CLOSE)
-                or len(found) >= _FILLED
-                or (found and self.is_late())
-            ):
+            if width <= log(_CLOSE) or len(found) >= _FILLED:
                 break
-            found += (
-                self._priced(low, prices) for low in self._chain(before, after, prices)
-            )
+            found += map(self._priced, self._chain(before, after))
         return found
 
-    def _chain(
-        self, before: Candidate, after: Candidate, prices: Sequence[float]
-    ) -> Iterator[Choice]:
+    def _chain(self, before: Candidate, after: Candidate) -> Iterator[Choice]:
         """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
         gap = before.low - after.low
-        parts = self._parts(gap, prices, _SHARE * self.solver.predicted(gap, prices))
+        parts = self._parts(gap, _SHARE * self.solver.price(gap))
         low, spent, step = after.low, 0.0, sum(error for error, _, _ in parts) / _STEPS
         for error, _, part in sorted(parts, key=per_gain)[:-1]:
             low, spent = low | part, spent + error
@@ -265,28 +196,16 @@ def _width(low: float, high: float) -> float:
     return log(high / low)
 
 
-def _rated(
-    solver: CandidateSolver,
-    prices: Sequence[float],
-    fewest: int,
-    is_late: Callable[[], bool],
-) -> Iterator[Choice]:
-    """The cuts at all rates, where their errors differ: the widest gap is halved until none is left.
-
-    So many of them are solved even where it is late.
-    """
-    finite = [price for price in prices if 0 < price < inf]
-    ends = (
-        [0.0]
-        if not finite
-        else [1 / sum(finite), 1e3 * (1 + solver.space.gains) / min(finite)]
-    )
-    rated = [(rate, solver.choose(prices, rate)) for rate in ends]
+def _rated(solver: CandidateSolver) -> Iterator[Choice]:
+    """The cuts at all rates, where their errors differ: the widest gap is halved until none is left."""
+    prices = solver.errors.prices
+    ends = [1 / sum(prices), 1e3 * (1 + solver.space.gains) / min(prices)]
+    rated = [(rate, solver.choose(rate)) for rate in ends]
     yield from (low for _, low in rated)
     gaps = list[tuple[float, float, float, Choice, Choice]]()
 
     def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
-        errors = (solver.predicted(choice, prices) ** 0.5 for _, choice in (high, low))
+        errors = (solver.errors.predicted(choice) for _, choice in (high, low))
         if (
             low[1] != high[1]
             and high[0] > _CLOSE * low[0]
@@ -294,14 +213,13 @@ def _rated(
         ):
             heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
 
-    for one, other in pairwise(rated):
-        enter(one, other)
-    for number in range(_CUTS):
-        if not gaps or (number >= fewest and is_late()):
+    enter(*rated)
+    for _ in range(_CUTS):
+        if not gaps:
             return
         _, slow, fast, more, less = heappop(gaps)
         middle = (slow * fast) ** 0.5
-        choice = solver.choose(prices, middle)
+        choice = solver.choose(middle)
         yield choice
         enter((slow, more), (middle, choice))
         enter((middle, choice), (fast, less))

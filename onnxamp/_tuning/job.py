@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +12,15 @@ from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
-from onnxamp._model.blobs import Bits, WeightConverter
+from onnxamp._errors import RuntimeFailure
+from onnxamp._gradients.writer import MIN_OPSET
+from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
+from onnxamp._numerics.sensitivity import Sensitivities, SensitivityProbe
+from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import observe_all
@@ -27,15 +30,9 @@ from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import converted_error, device_noise
-from onnxamp._tuning.sensitivity import (
-    OUTPUTS,
-    LocalError,
-    LocalProbe,
-    TuningState,
-    local_of,
-    names_of,
-)
+from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
+from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""
@@ -61,6 +58,8 @@ class Job:
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
+    sensitivities: Sequence[Sensitivities] = ()
+    """What each sample shows."""
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and the analysis that it was made from."""
 
@@ -75,22 +74,18 @@ class Job:
         return self.space.all_low.options.low
 
     @cached_property
-    def everything(self) -> Plan:
-        """The plan that lowers all tunable nodes."""
-        return make_plan(self.space.all_low)
-
-    @cached_property
-    def locals(self) -> list[LocalError]:
-        """The local errors of the tunable nodes, once they are measured."""
-        return [
-            local_of(unit, self.state.local, self.low) for unit in self.space.tunable
-        ]
+    def expected(self) -> ExpectedErrors:
+        """The errors that choices may be expected to have, once the sensitivities are measured."""
+        _, rounded = with_rounding(self.space.all_low, self.rounder)
+        share = 1.0
+        if rounded is not None and rounded.before:
+            share = (rounded.after / rounded.before) ** 2
+        return ExpectedErrors(self.space, self.sensitivities, share)
 
     @cached_property
     def broken(self) -> dict[str, str]:
         """Nodes that go wrong on their own, with the reason."""
-        rows = zip(self.space.tunable, self.locals, strict=True)
-        return {unit.key: local.broken for unit, local in rows if local.broken}
+        return self.expected.broken(self.low)
 
     @cached_property
     def pins(self) -> dict[int, str]:
@@ -111,41 +106,31 @@ class Job:
             return self.space.all_low  # its pins are the same
         return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
-    def measure_locally(self) -> None:
-        """Measure the local errors of the tunable nodes on each sample.
+    def measure(self) -> None:
+        """Measure the sensitivities on each sample.
 
         Raises:
             RuntimeFailure: the model does not run, or a sample ends the processes that run it.
         """
         if not self.space.tunable:
             return
-        probe = LocalProbe(
-            model=SentModel.of(self.prepared),
-            lowered=SentModel.of(self.made(self.space.all_low)),
-            names=names_of(self.space.tunable),
-            engine=self.engine.emulation,
-            metric=self.metric,
+        graph = plan_upgrade(self.space.all_low.graph, MIN_OPSET).result
+        probe = SensitivityProbe(
+            model=SentModel.of(Model(graph.model, graph.folder)),
+            engine=self.engine.reference,
+            low=self.low,
             budget=self.run.budget,
         )
         samples = observe_all(
             self.run,
             probe,
-            "measuring each op",
+            "measuring sensitivities",
             kept=self.state.measured(self.samples),
-            memory={OUTPUTS: self.references},
             crashed="Sample {sample} of {total} cannot be measured. {crash} Leave it out of the inputs.",
             failed="The model does not run",
             model=self.prepared,
         )
-        for sample in samples:
-            self.state.add(sample)
-
-    def everything_error(self) -> dict[frozenset[str], float]:
-        """The error with everything lowered, which measuring local errors gives."""
-        if not self.space.tunable:
-            return {}
-        units = self.space.units
-        return {frozenset(unit.key for unit in units): self.state.worst}
+        self.sensitivities = list(samples)
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
@@ -158,12 +143,6 @@ class Job:
     def rounded(self, analysis: Analysis) -> Analysis:
         """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
         return with_rounding(analysis, self.rounder)[0]
-
-    def rounded_weights(self) -> dict[str, Bits]:
-        """What weights are that are not rounded to nearest, by name, with all tunable nodes lowered."""
-        analysis = self.rounded(self.space.all_low)
-        rounded, values = analysis.edits.rounded, analysis.graph.values
-        return {values[value].name: row.bits for value, row in rounded.items()}
 
     def error(self, low: frozenset[str], plan: Plan) -> float:
         """The error of the model converted by a plan, which lowers these nodes, on all samples."""
@@ -181,12 +160,30 @@ class Job:
             )
 
         if low not in self.errors:
-            is_known = self.engine.emulates and bool(self.space.tunable)
-            if is_known and plan.decisions() == self.everything.decisions():
-                self.errors[low] = self.state.worst
-            else:
-                self.errors[low] = self.state.error(low, where, measure)
+            self.errors[low] = self.state.error(low, where, measure)
         return self.errors[low]
+
+    @cached_property
+    def noise(self) -> float:
+        """The error of the float32 model against itself in a second run.
+
+        Raises:
+            RuntimeFailure: it misses the tolerance.
+        """
+        engine = self.engine.reference
+        noise = self.state.error(
+            (),
+            "noise",
+            lambda: converted_error(
+                self.prepared, self.prepared, self.run, self.metric, engine
+            ),
+        )
+        if not self.metric.holds(noise):
+            raise RuntimeFailure(
+                f"The float32 model is not deterministic: two runs on the same inputs differ by {noise:.2g}, more than"
+                f" the tolerance of {self.metric.tolerance:g}. No choice of precision can fix that."
+            )
+        return noise
 
     @cached_property
     def device_noise(self) -> float | None:
@@ -217,10 +214,10 @@ class Job:
         assert self._planned[0] is plan
         return self._planned[1]
 
-    def kept(self, low: frozenset[str], prices: Sequence[float]) -> list[KeptNode]:
-        """Nodes that stay float32 because of a measurement, with the reason; prices are of amplitudes."""
+    def kept(self, low: frozenset[str]) -> list[KeptNode]:
+        """Nodes that stay float32 because of a measurement, with the reason."""
         nodes, kept = self.space.all_low.graph.nodes, []
-        for unit, cost in zip(self.space.tunable, prices, strict=True):
+        for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
             if unit.key in low:
                 continue
@@ -228,8 +225,6 @@ class Job:
                 why = "breaks on its own", self.broken[unit.key]
             elif (tie := _tie(self.base, unit.node)) is not None:
                 why = "goes with others", tie
-            elif cost == inf:
-                why = "breaks the outputs", "together with its block"
             elif share < _NEGLIGIBLE:
                 why = "not worth its Casts", ""
             else:
@@ -241,7 +236,7 @@ class Job:
             kept.append(KeptNode(nodes[index].label, nodes[index].key, kind, text))
         return kept
 
-    def compensation(self, prices: Sequence[float]) -> Compensation:
+    def compensation(self) -> Compensation:
         """What rounding weights with compensation could bring: at most all that the nodes cost that read them.
 
         Others that cost more than the tolerance stay float32 in any case, so they do not count.
@@ -250,20 +245,18 @@ class Job:
         weights, _ = product_weights(self.space.all_low)
         readers = {reader.node.index for weight in weights for reader in weight.readers}
         costs = zip(
-            (unit.node in readers for unit in self.space.tunable), prices, strict=True
+            (unit.node in readers for unit in self.space.tunable),
+            self.expected.prices,
+            strict=True,
         )
-        rows = [
-            (reads, cost)
-            for reads, cost in costs
-            if cost <= limit or (reads and cost < inf)
-        ]
+        rows = [(reads, cost) for reads, cost in costs if reads or cost <= limit]
         total = sum(cost for _, cost in rows)
         share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
         return Compensation(share, rounding_seconds(weights))
 
     def solver(self) -> CandidateSolver:
         """The solver of the cut for error prices."""
-        return CandidateSolver(self.space, self.base, self.broken)
+        return CandidateSolver(self.space, self.base, self.expected, self.broken)
 
 
 def converted_model(analysis: Analysis, size: int, path: Path) -> Model:

@@ -1,36 +1,30 @@
-"""Everything tuning runs: mask runs of one switched model, converted models, and profiles."""
+"""Everything tuning runs: converted models, and profiles."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
-from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
-from onnxamp._graph.view import Ports
-from onnxamp._model.blobs import Bits
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._ops.profiles import Profile, emulated_arithmetic
-from onnxamp._runtime.branches import settle, shapes_of
+from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import (
     Engine,
     Executable,
     OutputCache,
-    Outputs,
     choose_engine,
     engine_on,
 )
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import Shell, flow_of, take_weights
 from onnxamp._runtime.loop import (
     KeptSamples,
     Opened,
@@ -40,14 +34,13 @@ from onnxamp._runtime.loop import (
     observe_all,
     remembered,
 )
-from onnxamp._runtime.pieces import Runner, run_together
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Sample, Samples
+from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.switch import Switched, node_key, switched
 from onnxamp._runtime.values import as_typed, check_inputs
 from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.space import node_key
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -58,155 +51,6 @@ _TOGETHER: Final = 8
 
 _ALL: Final = 1 << 62
 """Bytes of weights that stay in the graph: all."""
-
-_SESSIONS: Final = 256
-"""Sessions of pieces that are kept for further mask runs. They hold no large weights."""
-
-
-class Masking(NamedTuple):
-    """How a model gets a precision switch per node, and how its error is measured.
-
-    Attributes:
-        threads: threads per op; 0 for ONNX Runtime's default.
-        arithmetic: the target whose float16 sums are emulated; None for float32 sums.
-        rounded: weights whose low-precision numbers are not the nearest.
-    """
-
-    ports: Mapping[str, Ports]
-    low: Format
-    metric: Metric
-    budget: int
-    threads: int
-    arithmetic: Profile | None
-    rounded: Mapping[str, Bits]
-
-
-class MaskedModel:
-    """A model in which every tunable node has a precision switch: a mask run computes any choice.
-
-    It runs in pieces that fit the budget, whose sessions serve all runs; large weights are read, and rounded where the
-    choice says so, once for all samples. ``runs`` counts mask runs; a run of several samples with one choice counts
-    once.
-    """
-
-    def __init__(self, model: Model, samples: Samples, how: Masking) -> None:
-        self.model, self.samples, self.how = model, samples, how
-        self.runs = 0
-        self._switched: dict[
-            frozenset[str], tuple[Switched, Runner]
-        ] = {}  # by inputs that are empty
-        self._feeds: dict[int, dict[str, Feed]] = {}
-        self._references = dict[int, Outputs]()
-
-    def errors(
-        self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]
-    ) -> Iterator[float]:
-        """:meth:`error` of one choice after another."""
-        return (self.error(low, samples) for low in choices)
-
-    def error(self, low: AbstractSet[str], samples: Sequence[int]) -> float:
-        """The worst error of some samples with these nodes in low precision; infinite if the model does not run so.
-
-        Raises:
-            RuntimeFailure: the model does not run in float32.
-        """
-        if missing := [number for number in samples if number not in self._references]:
-            self.runs += 1
-            self._references |= zip(
-                missing, self._outputs(missing, frozenset()), strict=True
-            )
-        self.runs += 1
-        try:
-            found = self._outputs(samples, low)
-        except (
-            RuntimeFailure
-        ):  # rounding leads to a branch or an index that does not run
-            return inf
-        return max(
-            self.how.metric.error(self._references[n], one)
-            for n, one in zip(samples, found, strict=True)
-        )
-
-    def prepare(self, samples: Sequence[int]) -> None:
-        """Read these samples, and prepare the switches for the first of them, as for the first run of them all.
-
-        Raises:
-            ArgumentError: one does not fit the model.
-        """
-        for number in samples:
-            if number not in self._feeds:
-                self._feeds[number] = check_inputs(
-                    self.model.proto, self.samples[number]
-                )
-        for _ in self._by_runner(samples):
-            pass
-
-    def _outputs(self, samples: Sequence[int], low: AbstractSet[str]) -> list[Outputs]:
-        """The outputs of each sample with this choice."""
-        self.prepare(samples)
-        found: dict[int, Outputs] = {}
-        for (graph, runner), numbers in self._by_runner(samples):
-            feeds = [
-                {**self._feeds[number], graph.mask: graph.masked(low)}
-                for number in numbers
-            ]
-            fed = dict.fromkeys(graph.rounded(low), self.how.low)
-            names = runner.flow.outputs
-            sides = run_together(
-                runner, feeds, names, self.how.budget, low=[fed] * len(feeds)
-            )
-            outputs = ({name: side.output(name) for name in names} for side in sides)
-            found |= zip(numbers, outputs, strict=True)
-        return [found[number] for number in samples]
-
-    def _by_runner(
-        self, samples: Iterable[int]
-    ) -> Iterator[tuple[tuple[Switched, Runner], list[int]]]:
-        """The samples that leave the same inputs empty, with what runs them."""
-        groups: dict[frozenset[str], list[int]] = {}
-        for number in samples:
-            empty = frozenset(
-                name for name, feed in self._feeds[number].items() if feed is None
-            )
-            groups.setdefault(empty, []).append(number)
-        for empty, numbers in groups.items():
-            if empty not in self._switched:
-                self._switched[empty] = self._prepared(self._feeds[numbers[0]])
-            yield self._switched[empty], numbers
-
-    def _prepared(self, sample: "Mapping[str, Feed]") -> tuple[Switched, Runner]:
-        how, proto, folder, shapes = (
-            self.how,
-            self.model.proto,
-            self.model.folder,
-            shapes_of(sample),
-        )
-        shell = take_weights(proto, folder)
-        if any(feed is None for feed in sample.values()):
-            shell, _ = settle(proto, folder, sample, emulated=False, provider="cpu")
-        graph = switched(
-            shell.model,
-            how.ports,
-            how.low,
-            hollow=shell.weights,
-            arithmetic=how.arithmetic,
-            shapes=shapes,
-            given=how.rounded,
-        )
-        source = {name: weight for name, (weight, _) in graph.fed.items()}
-        weights = {
-            **shell.weights,
-            **{name: shell.weights[at] for name, at in source.items()},
-        }
-        flow = flow_of(
-            Shell(graph.model, weights, shell.base_dir), emulated=False, shapes=shapes
-        )
-        fed = {
-            name: how.rounded[at] for name, at in source.items() if at in how.rounded
-        }
-        return graph, Runner(
-            flow, "cpu", how.threads, spin=False, kept=_SESSIONS, given=fed
-        )
 
 
 def _without_empty_inputs(

@@ -1,517 +1,301 @@
-"""The search for candidates: error prices from block runs, choices by the cut, and mask runs that look for the best.
+"""The search: candidates by expected error, of which the best that holds the tolerance once it is converted is written.
 
-The prices, and so the choices (:mod:`onnxamp._tuning.frontier`), know nothing of the tolerance. It only decides where
-their list is halved: at each step the choice in the middle is measured, and the search goes on among better ones if it
-holds, else among those with smaller errors. As all tolerances walk the same tree, and look at the same number of
-better neighbours in the end, a wider one finds nothing worse than a narrower one.
+The list of candidates (:mod:`onnxamp._tuning.frontier`) knows nothing of the tolerance. The best of them that is
+expected to hold is converted and measured; what that shows of expected errors goes for all others, and the search goes
+on between the best that holds and those that miss. So a wider tolerance finds nothing slower.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
-from secrets import token_hex
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
-
-from onnxamp._errors import RuntimeFailure
-from onnxamp._runtime.custom_ops import Surroundings
-from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.loop import SentSample, remembered, sent_samples
-from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.arguments import Search, is_worth
+from onnxamp._convert.analysis import analyse
+from onnxamp._convert.estimate import low_nodes
+from onnxamp._convert.plan import Plan
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._options.levels import Level
+from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.candidates import Choice
-from onnxamp._tuning.frontier import Aim, Frontier
+from onnxamp._tuning.engine_times import whole_times
+from onnxamp._tuning.frontier import Aim, Frontier, room
 from onnxamp._tuning.job import Job
-from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.runs import MaskedModel, Masking
-from onnxamp._tuning.sensitivity import Block, error_prices, measure_blocks
-from onnxamp._tuning.space import TunableNode
-from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
+from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 
-_MASKED: Final = "tuning switches"
-"""Where a worker remembers the switched model while it does something else."""
+_LOG: Final = logging.getLogger("onnxamp")
 
+_BOLD: Final = 1.1
+"""How far above the tolerance the error of a better candidate may be expected for it to be tried, once one holds."""
 
-class MaskItem(NamedTuple):
-    """A choice on a sample: its position among those of the work, and a bit for each node that has a switch."""
+_HOPE: Final = 4.0
+"""The same while none holds."""
 
-    position: int
-    low: bytes
+_WORSE: Final = 4.0
+"""What expected errors are multiplied by after a candidate that breaks."""
 
-
-@dataclass(frozen=True, slots=True)
-class MaskWork:
-    """:meth:`MaskedModel.error` on one sample, in worker processes."""
-
-    model: SentModel
-    how: Masking
-    samples: Sequence[SentSample]
-    key: str = field(default_factory=token_hex)
-    """Stands for all of it in the memory of workers."""
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
-
-    def __call__(self, memory: Memory) -> Callable[[MaskItem], float]:
-        """Read the model, and prepare its switches for the first sample."""
-        self.surroundings.enter()
-        masked = remembered(memory, _MASKED, self.key, self._prepared)
-        keys = list(self.how.ports)
-
-        def error(item: MaskItem) -> float:
-            bits = np.unpackbits(np.frombuffer(item.low, np.uint8), count=len(keys))
-            low = frozenset(
-                key for key, bit in zip(keys, bits.tolist(), strict=True) if bit
-            )
-            return masked.error(low, [item.position])
-
-        return error
-
-    def _prepared(self) -> MaskedModel:
-        samples = Samples("", [item.read for item in self.samples])
-        masked = MaskedModel(self.model.opened(), samples, self.how)
-        masked.prepare(range(len(self.samples)))
-        return masked
-
-
-class SharedMasks:
-    """What :class:`MaskedModel` does, shared by workers: the samples of a choice, and choices that are independent.
-
-    Args:
-        masked: what is shared.
-        subset: the samples of all runs.
-        workers: who runs them.
-    """
-
-    def __init__(
-        self, masked: MaskedModel, subset: Sequence[int], workers: Workers
-    ) -> None:
-        samples = tuple(sent_samples(masked.samples, subset, workers))
-        self.work = MaskWork(SentModel.of(masked.model), masked.how, samples)
-        self.workers, self.runs = workers, 0
-
-    def errors(
-        self, choices: Sequence[AbstractSet[str]], samples: Sequence[int]
-    ) -> Iterator[float]:
-        """As :meth:`MaskedModel.errors`, for the samples of the work.
-
-        Raises:
-            RuntimeFailure: the model does not run in float32, or a sample ends the processes that run it.
-        """
-        positions = {
-            item.number: position for position, item in enumerate(self.work.samples)
-        }
-        chosen = (
-            np.packbits([key in low for key in self.work.how.ports]) for low in choices
-        )
-        items = (
-            MaskItem(positions[number], bits.tobytes())
-            for bits in chosen
-            for number in samples
-        )
-        self.runs += not self.runs  # that of the float32 model
-        with closing(run_in_order(self.workers, self.work, items)) as results:
-            for _ in choices:
-                self.runs += 1
-                found = list(islice(results, len(samples)))
-                for number, one in zip(samples, found, strict=True):
-                    if isinstance(one, Crash):
-                        which = f"Sample {number + 1} cannot be run with switches."
-                        raise RuntimeFailure(
-                            f"{which} {one} Leave it out of the inputs."
-                        )
-                yield max(found)
-
-
-CANDIDATE_RUNS: Final = 16
-"""Mask runs that candidates may take. Two more go to the reference, and to the float32 model against itself."""
-
-_FOR_BLOCKS: Final = 0.4
-"""Share of the time after which no further block is halved."""
-
-_FOR_CUTS: Final = 0.7
-"""Share of the time after which no further choices are looked for."""
-
-_UNTRIED: Final = 0.5
-"""Share of the tolerance that a candidate may be predicted to take where nothing shows what predictions are worth."""
-
-_NEIGHBOURS: Final = 4
-"""Better choices that are measured beside the one that halving the list ends at: errors are not quite as predicted."""
-
-_FAR: Final = 4.0
-"""Ratio of an error to its prediction above which predictions are worthless."""
-
-_MARGIN: Final = 1.1
-"""Factor on what converted models show of the errors of mask runs, once one of them missed the tolerance."""
-
-_MOST: Final = 1 / 0.3
-"""The largest step of that factor."""
-
-_PRIOR: Final = 1e-6
-"""Share of the squared error that all local errors together cost where blocks show no error: it ranks ops."""
-
-
-TIME: Final = attrgetter("time")
-"""What a candidate costs."""
+_CLOSE: Final = 1.02
+"""Models whose times differ by less are equally fast."""
 
 
 class CandidateSearch:
-    """Finds candidates and measures them. Errors are amplitudes here, see :mod:`onnxamp._tuning.metric`.
-
-    Args:
-        job: the model, whose local errors are measured.
-        search: how it is tuned.
-        masked: what mask runs are made with.
-        subset: the samples of these.
+    """Finds the best candidate. Errors are amplitudes here, see :mod:`onnxamp._tuning.metric`.
 
     Attributes:
-        known: errors of choices that need no run.
-        tried: what the search looked at.
-        converted: choice -> error of the converted model on all samples.
-        choices: the list that is searched; None until its prices are measured.
-        frontier: what made it, and what lies between its choices.
-        choices_between: position -> choices between the one there and the next better one.
-        latest: the error prices of all tunable nodes.
+        front: the candidates, best first.
+        ratio: what errors are as multiples of those that are predicted, after the last that was measured.
+        errors: choice -> error of the converted model on all samples.
         stopped: whether the search ended because the time was over.
-        ratio: what errors of mask runs are multiplied by, after what converted models showed.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        search: Search,
-        masked: MaskedModel | SharedMasks,
-        subset: Sequence[int],
-    ) -> None:
-        self.job, self.asked, self.masked, self.subset = job, search, masked, subset
+    def __init__(self, job: Job, asked: Search) -> None:
+        self.job, self.asked = job, asked
         self.solver = job.solver()
-        self.latest = [0.0] * len(self.solver.space.tunable)
-        nothing = self.solver.candidate(frozenset(), self.latest, 0.0)
-        self.aim = Aim(nothing, search.allow_slower)
-        self.known: Mapping[Choice, float] = job.everything_error()
-        self.tried = dict[Choice, Candidate]()
-        self.converted = dict[Choice, float]()
-        self.choices: list[Candidate] | None = None
-        self.frontier: Frontier | None = None
-        self.choices_between = dict[int, list[Candidate]]()
-        self.measured = set[Choice]()
-        self.started = monotonic()
-        self.stopped = False
-        self.ratio = 1.0
-
-    @property
-    def left(self) -> int:
-        """Mask runs that are left."""
-        return (
-            0 if self.is_over else self.asked.runs + CANDIDATE_RUNS - len(self.measured)
-        )
-
-    @property
-    def spent(self) -> float:
-        """The share of the time that is over."""
-        seconds = self.asked.seconds
-        return (monotonic() - self.started) / seconds if seconds else inf
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all of it is."""
-        return self.spent > 1
+        nothing = replace(self.solver.candidate(frozenset()), error=0.0)
+        self.aim = Aim(nothing, asked.allow_slower)
+        self.frontier = Frontier(self.solver, self.aim)
+        self.front = self.frontier.choices() if job.space.tunable else []
+        self.errors = dict[Choice, float]()
+        self.ratio, self.started, self.stopped = 1.0, monotonic(), False
 
     @property
     def limit(self) -> float:
         """The error that is allowed."""
         return self.job.metric.amplitude(self.job.metric.tolerance)
 
-    @property
-    def candidates(self) -> list[Candidate]:
-        """What the search looked at, with the errors that are known best, in the order of its merit."""
-        return sorted(map(self._told, self.tried.values()), key=self.aim.merit)
-
-    def measure(self, low: Iterable[str]) -> float:
-        """The error of a choice on the subset of samples, by a mask run unless it is known."""
-        return self.measure_all([frozenset(low)])[0]
-
-    def measure_all(self, choices: Sequence[Choice]) -> list[float]:
-        """:meth:`measure` of choices that do not depend on each other."""
-        new = [low for low in dict.fromkeys(choices) if low not in self.known]
-        measure = partial(self.masked.errors, samples=self.subset)
-        found = self.job.state.errors_of(new, self.subset, measure)
-        errors, most = dict(self.known), self.asked.runs + CANDIDATE_RUNS
-        for low in new:
-            self.measured.add(low)
-            done = len(self.measured)
-            self.job.run.report(
-                f"trying blocks and candidates: run {done} of at most {most}",
-                done,
-                most,
-            )
-            errors[low] = next(found)
-        return [self.job.metric.amplitude(errors[low]) for low in choices]
-
-    def search(self) -> Candidate | None:
-        """The best choice that is expected to hold the tolerance once it is converted, after all that is known."""
-        units = self.solver.space.tunable
-        free = [
-            unit for unit in units if unit.seen and unit.key not in self.solver.pinned
-        ]
-        everything = self.solver.choose([0.0] * len(units), 0.0)
-        if not free or not everything:
-            return None
-        if self.choices is None:
-            error = self.measure(everything)
-            whole = self.solver.candidate(everything, self.latest, error, error)
-            self.tried.setdefault(everything, whole)
-            if error <= self.limit and (found := self._unpriced(error)) is not None:
-                return found
-            self.latest = self.prices(free, error)
-            self.frontier = Frontier(
-                self.solver, self.aim, lambda: self.spent > _FOR_CUTS
-            )
-            self.choices = self.frontier.choices(self.latest)
-            self.tried = {
-                low: self.solver.candidate(low, self.latest, one.error)
-                for low, one in self.tried.items()
-            }
-        end = self._halved(self.choices)
-        if self._is_unpredictable():
-            self._extend()
-        elif not self._neighbours_hold(self.choices[:end]):
-            self._halved(self._between(self.choices, end))
-        self.stopped = self.stopped or self.is_over
-        return self.best()
-
-    def _unpriced(self, error: float) -> Candidate | None:
-        """The best choice that does not depend on errors, where everything holds; None if all of them miss."""
-        for one in Frontier(self.solver, self.aim).unpriced(error):
-            if self.converted.get(one.low, error) <= self.limit:
-                return self.tried.setdefault(one.low, one)
-        return None
-
-    def _halved(self, choices: Sequence[Candidate]) -> int:
-        """The position of the best choice at which halving the list ends; what it asks for is measured."""
-        begin, end = 0, len(choices)
-        while begin < end:
-            middle = (begin + end) // 2
-            if self._holds(choices[middle]):
-                end = middle
+    def best(self) -> Candidate | None:
+        """The best candidate that may be written and holds the tolerance; None if float32 is."""
+        able = [one for one in self.front if self.aim.writes(one)]
+        first, end = 0, len(able)
+        while first < end:
+            place = self._promising(able, first, end)
+            self.stopped = place is not None and self._is_over
+            if place is None or self.stopped:
+                break
+            if self.measure(able[place].low) <= self.limit:
+                end = place
             else:
-                begin = middle + 1
-        if end < len(choices):
-            self.tried.setdefault(choices[end].low, choices[end])
-        return end
+                first = place + 1
+                _LOG.info("errors are %.2f times those predicted", self.ratio)
+        return able[end] if end < len(able) else None
 
-    def _neighbours_hold(self, better: Sequence[Candidate]) -> bool:
-        """Whether any of the nearest better choices holds, all of which are measured."""
-        found = False
-        for one in reversed(better[-_NEIGHBOURS:]):
-            if self.left > 0 or one.low in self.tried:
-                found = self._holds(one) or found
-        return found
+    def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
+        """The position of the best candidate that is expected to hold, or else may; None if none may."""
+        for place in range(first, end):
+            if self.expected(able[place]) <= self.limit:
+                return place
+        hope = _BOLD if end < len(able) else _HOPE
+        return end - 1 if self.expected(able[end - 1]) <= hope * self.limit else None
 
-    def _is_unpredictable(self) -> bool:
-        """Whether errors are far beyond what was predicted, as where the order of results flips."""
-        tried = (
-            one
-            for low, one in self.tried.items()
-            if low not in self.known and one.predicted
-        )
-        return any(
-            one.error is not None and one.error > _FAR * one.predicted for one in tried
-        )
-
-    def _extend(self) -> None:
-        """Lower more than the best candidate: all other nodes, or on a miss halves of them, and so on.
-
-        No prediction is needed for that; but what is found depends on the tolerance.
-        """
-        best, units = self.best(), self.solver.space.tunable
-        low = frozenset[str]() if best is None else best.low
-        order = sorted(
-            zip(units, self.latest, strict=True),
-            key=lambda pair: pair[1] / pair[0].gain,
-        )
-        pinned = self.solver.pinned
-        chunks = [
-            [
-                u.key
-                for u, cost in order
-                if u.key not in low and u.key not in pinned and cost < inf
-            ]
-        ]
-        while chunks and self.left > 0:
-            chunk = chunks.pop()
-            if not chunk:
-                continue
-            more = low | set(chunk)
-            choice = self.solver.choose(
-                [0.0 if unit.key in more else inf for unit in units], 0.0
-            )
-            if self._holds(self.solver.candidate(choice, self.latest, None)):
-                low = more
-            elif len(chunk) > 1:
-                chunks += [chunk[len(chunk) // 2 :], chunk[: len(chunk) // 2]]
-
-    def _between(self, choices: Sequence[Candidate], end: int) -> list[Candidate]:
-        """Choices between the one that holds and the next better one."""
-        if end not in self.choices_between:
-            assert self.frontier is not None
-            before = choices[end - 1] if end else None
-            after = choices[end] if end < len(choices) else self.aim.nothing
-            self.choices_between[end] = self.frontier.refined(
-                before, after, self.latest
-            )
-        return self.choices_between[end]
-
-    def _holds(self, one: Candidate) -> bool:
-        """Whether a choice is expected to hold the tolerance; it is measured, as long as runs are left."""
-        mine = self.tried.get(one.low, one)
-        is_known = mine.error is not None or one.low in self.converted
-        if not is_known and (self.left > 0 or one.low in self.known):
-            mine = self.tried[one.low] = replace(mine, error=self.measure(one.low))
-        return self.expected(mine) <= self.limit
+    @property
+    def _is_over(self) -> bool:
+        spent = monotonic() - self.started > self.asked.seconds
+        return len(self.errors) >= self.asked.runs or (bool(self.errors) and spent)
 
     def expected(self, one: Candidate) -> float:
-        """The error that the converted model has, or else may be expected to have."""
-        if one.low in self.converted:
-            return self.converted[one.low]
-        if one.low in self.known:
-            return one.best_known_error
-        if one.error is not None:
-            return one.error * self.ratio
-        return one.predicted / self.trust()
+        """The error of the converted model, or what may be expected of it."""
+        return self.errors.get(one.low, one.predicted * self.ratio)
 
-    def trust(self) -> float:
-        """What errors are predicted as a share of what they are, as far as what was tried shows."""
-        pairs = [
-            (error, one.predicted / error)
-            for low, one in self.tried.items()
-            if low not in self.known
-            and (error := self.converted.get(low, one.error))
-            and 0 < one.predicted < inf
+    def measure(self, low: Choice) -> float:
+        """Convert a choice, and learn from its error on all samples."""
+        if low not in self.errors:
+            job, count = self.job, len(self.errors) + 1
+            job.run.report("verifying the converted model", count, count)
+            error = job.metric.amplitude(job.error(low, job.plan(low)))
+            predicted = job.expected.predicted(low)
+            self.errors[low] = error
+            self.ratio = error / predicted if error < inf else self.ratio * _WORSE
+            _LOG.info("%d nodes low: error %.3g", len(low), error)
+        return self.errors[low]
+
+    def told(self, one: Candidate) -> Candidate:
+        """A candidate with its error in units of the metric."""
+        metric, is_known = self.job.metric, one.low in self.errors
+        return replace(
+            one,
+            predicted=metric.of_amplitude(one.predicted),
+            error=metric.of_amplitude(self.expected(one)),
+            verified=is_known,
+        )
+
+    def rejected(self) -> Candidate | None:
+        """Return the fastest candidate that is not offered, as float32 is faster and it saves too little for that."""
+        lost = [
+            one
+            for one in (self.frontier.unpriced if self.job.space.tunable else ())
+            if one.low and not self.aim.admits(one) and self.expected(one) <= self.limit
         ]
-        if not pairs:
-            return _UNTRIED
-        error, share = min(pairs)
-        return min(1.0, share if error <= self.limit else share / _MARGIN)
+        return min(map(self.told, lost), key=attrgetter("time"), default=None)
 
-    def note(self, low: Choice, error: float) -> None:
-        """Learn the error of a converted model: what mask runs said of it may be too little for others, too."""
-        self.converted[low] = error
-        seen = (
-            self.tried[low].error
-            if low in self.tried and low not in self.known
-            else None
-        )
-        if error > self.limit and seen:
-            self.ratio = max(
-                self.ratio, min(_MOST * self.ratio, _MARGIN * error / seen)
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A tuning, and what it takes to write another candidate; ``told`` are warnings beside those of the plan."""
+
+    tuned: Tuned
+    job: Job
+    told: tuple[str, ...] = ()
+
+    def picked(self, number: int) -> "Outcome":
+        """The outcome with a candidate of the user's choice, converted and judged.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        tuned, job = self.tuned, self.job
+        if not 0 <= number < len(tuned.candidates):
+            raise ArgumentError(
+                f"There is no candidate {number}: there are {len(tuned.candidates)}, counted from 0."
             )
-
-    def best(self, *, boldly: bool = False) -> Candidate | None:
-        """The best of what was tried that is expected to hold the tolerance; ``boldly`` believes mask runs."""
-        for one in sorted(self.tried.values(), key=self.aim.merit):
-            is_open = boldly and one.low not in self.converted
-            error = (
-                one.error if is_open and one.error is not None else self.expected(one)
-            )
-            if self.aim.admits(one) and error <= self.limit:
-                return one
-        return None
-
-    def _told(self, one: Candidate) -> Candidate:
-        """A candidate with what is known of its error."""
-        if one.low in self.converted:
-            return replace(one, error=self.converted[one.low], verified=True)
-        return replace(one, error=None if one.error is None else self.expected(one))
-
-    def block_errors(
-        self, free: Sequence[TunableNode], blocks: Sequence[range]
-    ) -> list[float]:
-        """The errors with only a block of nodes lowered, for each of several."""
-        return self.measure_all(
-            [frozenset(free[i].key for i in members) for members in blocks]
+        rows = list(tuned.candidates)
+        low = rows[number].low
+        error = job.error(low, job.plan(low))
+        rows[number] = replace(rows[number], error=error, verified=True)
+        plan, kept = planned(job, low)
+        tuned = replace(
+            tuned,
+            plan=replace(plan, warnings=(*plan.warnings, *self.told)),
+            candidates=tuple(rows),
+            chosen=number,
+            kept=kept,
+            error=error,
+            held=job.metric.holds(error),
+            conversions=len(job.errors),
+            room=None,
         )
-
-    def prices(self, free: Sequence[TunableNode], everything: float) -> list[float]:
-        """The error prices of all tunable nodes, zero for pinned ones; ``everything`` is the error with all lowered."""
-        blocks = measure_blocks(
-            len(free),
-            partial(self.block_errors, free),
-            self.asked.runs,
-            lambda: self.spent > _FOR_BLOCKS,
-        )
-        units = self.solver.space.tunable
-        local = dict(zip((unit.key for unit in units), self.job.locals, strict=True))
-        mine = [local[unit.key].error for unit in free]
-        prior = (
-            _PRIOR * _scale(blocks, everything) / (sum(error**2 for error in mine) or 1)
-        )
-        costs = [
-            cost + prior * error**2
-            for cost, error in zip(error_prices(blocks, mine), mine, strict=True)
-        ]
-        by_key = dict(zip((unit.key for unit in free), costs, strict=True))
-        return [by_key.get(unit.key, 0.0) for unit in units]
+        return replace(self, tuned=tuned)
 
 
-def _scale(blocks: Sequence[Block], everything: float) -> float:
-    """The squared error of the whole, of parts of it where that is broken, or else of anything."""
-    if everything < inf:
-        return everything**2
-    return sum(block.error**2 for block in blocks if block.error < inf) or 1.0
+def planned(job: Job, low: Choice) -> tuple[Plan, tuple[KeptNode, ...]]:
+    """The plan that writes a choice, and the nodes that it keeps float32 because of measurements."""
+    kept = job.kept(low)
+    return job.plan(low, kept), tuple(kept)
 
 
-def pareto_front(
-    candidates: Iterable[Candidate], cost: Callable[[Candidate], float] = TIME
-) -> list[Candidate]:
-    """The candidates that no other beats in error, cost (their time) and bytes of weights, least cost first."""
-    best: list[Candidate] = []
-    unique = {candidate.low: candidate for candidate in candidates}
-    for candidate in sorted(
-        unique.values(), key=lambda c: (cost(c), c.best_known_error, c.weights)
-    ):
-        beaten = (
-            one.best_known_error <= candidate.best_known_error
-            and one.weights <= candidate.weights
-            for one in best
-        )
-        if not any(beaten):
-            best.append(candidate)
-    return best
+def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
+    """Choose the best candidate whose converted model meets the tolerance on all samples.
 
-
-def front_of(
-    candidates: Sequence[Candidate], nothing: Candidate, *, allow_slower: bool
-) -> list[Candidate]:
-    """The candidates to choose from, best first; nothing low is the last.
-
-    One that is slower than float32 is among them only if its smaller weights are worth that, or if it is allowed.
+    One that is slower than float32 is offered, and float32 is chosen, unless slower ones are allowed: so a wider
+    tolerance never takes longer.
     """
-    if allow_slower:
-        front = pareto_front(candidates, lambda item: -item.flops - item.bytes)
-    else:
-        front = pareto_front(
-            [item for item in (*candidates, nothing) if is_worth(item, nothing)]
-        )
-    return [item for item in front if item.low] + [nothing]
+    job, asked, nothing = search.job, search.asked, search.aim.nothing
+    judge, best = job.metric, search.best()
+    if best is None and search.errors and noise is None:
+        noise = job.noise
+    low = nothing.low if best is None else best.low
+    if best is None:
+        search.errors[low] = judge.amplitude(job.error(low, job.plan(low)))
+    is_same = job.space.all_low.options.keep_io_types is True
+    own = job.errors.get(nothing.low, noise or 0.0)
+    front = (
+        *map(search.told, search.front),
+        replace(nothing, error=own, verified=is_same or nothing.low in job.errors),
+    )
+    chosen = next(number for number, item in enumerate(front) if item.low == low)
+    plan, kept = planned(job, low)
+    return Tuned(
+        plan=plan,
+        metric=judge.name,
+        tolerance=judge.tolerance,
+        inputs=job.samples.summary,
+        samples=len(job.samples),
+        noise=noise,
+        device_noise=job.device_noise,
+        error=job.errors[low],
+        ran_on=job.engine.name(job.low.name),
+        runs=len(job.sensitivities) - job.state.recalled,
+        recalled=job.state.recalled,
+        conversions=len(job.errors),
+        units=len(job.space.tunable),
+        unseen=tuple(unit.label for unit in job.space.tunable if not unit.seen),
+        candidates=front,
+        chosen=chosen,
+        kept=kept,
+        device=asked.device,
+        times=times,
+        held=judge.holds(job.errors[low]),
+        stopped=search.stopped,
+        rejected=search.rejected(),
+        compensation=job.compensation(),
+        room=None
+        if asked.allow_slower
+        else room(front[chosen], front, judge.tolerance),
+    )
 
 
-def rejected(
-    candidates: Sequence[Candidate], front: Sequence[Candidate], target: float
-) -> Candidate | None:
-    """Return the fastest candidate within the tolerance that is not offered: float32 is faster, and worth more."""
-    lost = [
-        item
-        for item in candidates
-        if item.low and item.time > front[-1].time and item not in front
+def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
+    """The faster of what was chosen and of level O2 if that holds, both timed whole, or float32 if that is faster."""
+    job, own = search.job, tuned.candidates[tuned.chosen].low
+    space, pins = job.space, job.pins
+    at_o2 = replace(space.all_low.options, level=Level.O2)
+    nodes = low_nodes(analyse(space.all_low.graph, at_o2))
+    usual = search.solver.feasible(
+        frozenset(u.key for u in space.units if u.node in nodes and u.node not in pins)
+    )
+    choices = [low for low in dict.fromkeys((own, usual)) if low]
+    job.run.report("timing converted models", 0, 1)
+    try:
+        seconds = whole_times(job, *choices) if choices else None
+    except RuntimeFailure as failure:
+        _LOG.info("a candidate cannot be timed: %s", failure)
+        return tuned
+    if seconds is None:
+        return tuned
+    known = dict(zip((frozenset[str](), *choices), seconds, strict=True))
+    able = [own]
+    if not search.asked.allow_slower:
+        able = [frozenset(), *([own] if tuned.held else [])]
+        fastest = min(known[low] for low in able)
+        is_faster = usual in known and known[usual] * _CLOSE < fastest
+        if is_faster and search.measure(usual) <= search.limit:
+            able.append(usual)
+    best = min(able, key=lambda low: known[low] * (1 if low == own else _CLOSE))
+    shown = {
+        "float32": frozenset[str](),
+        "result": best or own or usual,
+        "level O2": usual,
+    }
+    return _written(
+        search,
+        replace(
+            tuned,
+            room=None,
+            timed=tuple(
+                (name, known[low]) for name, low in shown.items() if low in known
+            ),
+        ),
+        best,
+        known,
+    )
+
+
+def _written(
+    search: CandidateSearch,
+    tuned: Tuned,
+    best: Choice,
+    seconds: "dict[Choice, float]",
+) -> Tuned:
+    """The outcome with the best of the choices that were timed."""
+    job = search.job
+    rows = [*tuned.candidates[:-1]]
+    if best and best not in {row.low for row in rows}:
+        rows.append(search.told(search.solver.candidate(best)))
+    rows = [
+        replace(row, time=seconds.get(row.low, row.time * 1e-6) * 1e6)
+        for row in (*rows, tuned.candidates[-1])
     ]
-    return min(
-        (item for item in lost if item.best_known_error <= target),
-        key=TIME,
-        default=None,
+    front = (*sorted(rows[:-1], key=attrgetter("time")), rows[-1])
+    chosen = next(number for number, row in enumerate(front) if row.low == best)
+    plan, kept = planned(job, best)
+    return replace(
+        tuned,
+        plan=plan,
+        candidates=front,
+        chosen=chosen,
+        kept=kept,
+        error=job.errors.get(best, tuned.noise or 0.0),
+        held=job.metric.holds(job.errors.get(best, tuned.noise or 0.0)),
+        conversions=len(job.errors),
     )

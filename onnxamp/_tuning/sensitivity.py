@@ -1,392 +1,236 @@
-"""How sensitive the outputs are to each op.
+"""Expected errors of choices, from what rounding each value costs (:mod:`onnxamp._numerics.sensitivity`).
 
-An instrumented pass replays every op of the lowered model on the float32 model's values: its local error. It can stop
-after any sample and resume later. Local errors alone rank ops badly, so mask runs lower topological blocks of ops one
-at a time, and halve the worst again and again. The error of a block is shared among its ops by their local errors:
-price of op i = (error of the block)^2 * local_i^2 / sum of local^2 in the block.
+A value is rounded once: where its node is in low precision, or else where it is cast for a node that is. The squared
+errors of all that a choice rounds add up; the worst output on the worst sample counts.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from itertools import islice, pairwise
-from math import inf, isfinite
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import sqrt
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from onnxamp._dtypes import Format
-from onnxamp._errors import RuntimeFailure
-from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.walk import Pairing, SideBySide, Walked, pair
-from onnxamp._numerics.watch import join
-from onnxamp._options.options import Options
-from onnxamp._runtime.engines import Engine, Executable, OutputCache
-from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told
-from onnxamp._runtime.samples import Sample, Samples
-from onnxamp._runtime.values import Feed, check_inputs
-from onnxamp._state.state import Part, as_data, fingerprint
-from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.space import TunableNode
-from onnxamp._workers.executor import Memory
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._numerics.sensitivity import Rounded, Sensitivities
+from onnxamp._tuning.space import SearchSpace, TunableNode
 
-Errors: TypeAlias = Callable[[Sequence[range]], Sequence[float]]
-"""Measures blocks that do not depend on each other: for each, the error with its ops in low precision."""
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with the current activity ("activity: detail"), the steps done, and their number."""
+Numbers: TypeAlias = npt.NDArray[np.float64]
 
 _HEADROOM: Final = 4.0
 """Factor by which values of other samples may exceed the measured ones."""
 
-_FIRST_BLOCKS: Final = 8
-"""Blocks of the first partition."""
+_VANISHING: Final = 0.05
+"""Share of the largest magnitude of a value that must not round to zero."""
 
-_BROKEN_ABOVE: Final = 0.1
-"""Local relative L2 error above which an op stays float32."""
+_PRIOR: Final = 1e-6
+"""Share of the squared error of everything that all nodes together cost beside their own: it ranks what costs none."""
 
+_MOST: Final = 1e6
+"""The largest squared error that counts: beyond it, all is lost."""
 
-class LocalError(NamedTuple):
-    """A node's own relative error, its largest magnitude, and why it must stay float32, if so."""
-
-    error: float
-    largest: float
-    broken: str | None
+_NOTHING: Final = Rounded(0.0, ())
 
 
-@dataclass(frozen=True, slots=True)
-class LocalSample:
-    """The local errors of values on one sample, and the error with everything in (emulated) low precision."""
-
-    values: Mapping[str, Measurement]
-    error: float
-
-
-OUTPUTS: Final = "outputs of the tuned model"
-"""Where the memory of this process collects float32 outputs, by sample."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalProbe(Probe[LocalSample]):
-    """Replaying every op of the lowered model on the values of the float32 model.
+@dataclass(frozen=True)
+class ExpectedErrors:
+    """What choices of a search space cost.
 
     Attributes:
-        names: the values that are compared.
-        engine: emulates low precision.
-        metric: measures the error of the outputs.
+        space: the nodes.
+        samples: what each sample shows.
+        weights: factor on the squared error that rounding a weight causes.
     """
 
-    model: SentModel
-    lowered: SentModel
-    names: frozenset[str]
-    engine: Engine
-    metric: Metric
-    budget: int
+    space: SearchSpace
+    samples: Sequence[Sensitivities]
+    weights: float = 1.0
+    _rows: dict[int, int] = field(default_factory=dict)
 
-    def open(self, memory: Memory) -> Opened[LocalSample]:
-        """As :meth:`Probe.open`."""
-        one = Executable(self.model.opened(), self.engine, budget=self.budget)
-        lowered = Executable(
-            self.lowered.opened(), self.engine, budget=self.budget, origin=one
-        )
-        walk = SideBySide(one, lowered, self._paired)
+    @cached_property
+    def columns(self) -> int:
+        """Groups of outputs, over all samples."""
+        return sum(map(_groups, self.samples))
 
-        def prepare(sample: Sample) -> None:
-            walk.together(check_inputs(one.model.proto, sample), ())
-
-        return Opened(
-            prepare, _LocalErrors(walk, self.metric, memory.get(OUTPUTS)).measure
-        )
-
-    def activity(self, activity: str, first: int, count: int, total: int) -> str:
-        """As :meth:`Probe.activity`."""
-        which = (
-            f"sample {first + 1}"
-            if count == 1
-            else f"samples {first + 1} to {first + count}"
-        )
-        return f"{activity}: {which} of {total}"
-
-    def _paired(self, reference: Flow, result: Flow) -> Pairing:
-        pairing = pair(reference, result)
-        shared = {
-            name: replay
-            for name, replay in pairing.shared.items()
-            if name in self.names and replay is not None
-        }
-        return Pairing(shared, pairing.replaceable, accumulated=False)
-
-
-class _LocalErrors:
-    """Measures local errors of several samples at a time where they share large weights."""
-
-    def __init__(
-        self, walk: SideBySide, metric: Metric, outputs: OutputCache | None
-    ) -> None:
-        self.walk, self.metric, self.outputs = walk, metric, outputs
-        self._waiting: deque[tuple[int, Mapping[str, Feed]]] = (
-            deque()
-        )  # samples that were read
-
-    def measure(
-        self, items: Iterator[SentSample], told: Told
-    ) -> Iterator[LocalSample | RuntimeFailure]:
-        """Measure samples, as :data:`Measure`."""
-        feeds = self._read(items)
-        while self._waiting or next(feeds, None) is not None:
-            first, count = self._waiting[0], 1
-            results: Sequence[LocalSample | RuntimeFailure]
-            try:
-                group = self.walk.together(first[1], self._following(feeds))
-                count = len(group)
-                walks = self.walk.run_together(group, told(first[0], count))
-            except RuntimeFailure as failure:
-                results = [failure] * count
-            else:
-                numbers = [number for number, _ in islice(self._waiting, count)]
-                results = [
-                    self._sample(number, walked)
-                    for number, walked in zip(numbers, walks, strict=True)
-                ]
-            for _ in range(count):
-                self._waiting.popleft()
-            yield from results
-
-    def _read(self, items: Iterator[SentSample]) -> Iterator[Mapping[str, Feed]]:
-        """Read samples one by one, which wait then."""
-        for item in items:
-            feeds = check_inputs(self.walk.reference.model.proto, item.read())
-            self._waiting.append((item.number, feeds))
-            yield feeds
-
-    def _following(
-        self, feeds: Iterator[Mapping[str, Feed]]
-    ) -> Iterator[Mapping[str, Feed]]:
-        """Yield the samples after the first that waits, as far as they are asked for."""
-        waiting = [feeds for _, feeds in self._waiting]
-        yield from waiting[1:]
-        yield from feeds
-
-    def _sample(self, number: int, walked: Walked) -> LocalSample:
-        """Return what was measured on one sample."""
-        error = inf
-        if walked.failure is None:
-            error = self.metric.error(walked.reference, walked.result)
-            if self.outputs is not None:
-                self.outputs.keep(number, walked.reference)
-        local = {
-            name: row.local
-            for name, row in walked.compared.items()
-            if row.local is not None
-        }
-        return LocalSample(local, error)
-
-
-def names_of(units: Iterable[TunableNode]) -> frozenset[str]:
-    """The values that the nodes compute."""
-    return frozenset(name for unit in units for name in unit.names)
-
-
-def local_of(
-    unit: TunableNode, values: Mapping[str, Measurement], low: Format
-) -> LocalError:
-    """The local error of a node."""
-    mine = [values[name] for name in unit.names if name in values]
-    if (
-        not mine
-    ):  # in the body of a loop, or computed from values that only the lowered model has
-        return LocalError(low.epsilon / 2, 0.0, None)
-    error, largest = max(m.rel_l2 for m in mine), max(m.reference_max for m in mine)
-    broken = next((m.alarm for m in mine if m.alarm), None)
-    if broken is None and error > _BROKEN_ABOVE:
-        broken = f"its own error is {100 * error:.0f} %"
-    elif broken is None and largest * _HEADROOM > low.max_finite:
-        broken = f"it reaches {largest:.4g}; {low.name} ends at {low.max_finite:.6g}"
-    return LocalError(
-        error if broken else max(error, low.epsilon / 64), largest, broken
-    )
-
-
-class Block(NamedTuple):
-    """Ops ``start`` to ``end`` (exclusive) in execution order, and the error of the outputs with only these lowered."""
-
-    start: int
-    end: int
-    error: float
-
-
-def measure_blocks(
-    count: int, errors: Errors, runs: int, is_late: Callable[[], bool] = lambda: False
-) -> list[Block]:
-    """Blocks that cover ``count`` ops, in order.
-
-    Args:
-        errors: measures the error of the outputs with the ops of each of several blocks in low precision.
-        runs: how many measurements may be made.
-        is_late: whether there is no time to halve further blocks.
-
-    Complexity: as many measurements as ``runs``, at most.
-    """
-    first = min(_FIRST_BLOCKS, count, runs)
-    bounds = [count * i // first for i in range(first + 1)] if first else []
-    blocks = _measured(bounds, errors)
-    left = runs - len(blocks)
-    while left >= 2 and not is_late():
-        able = [
-            block for block in blocks if block.end - block.start > 1 and block.error > 0
+    @cached_property
+    def costs(self) -> Numbers:
+        """By float value and column: the squared error that rounding the value causes."""
+        table = np.zeros((len(self._names), max(1, self.columns)))
+        start = 0
+        for sample in self.samples:
+            stop = start + _groups(sample)
+            for row, name in enumerate(self._names):
+                table[row, start:stop] = sample.values.get(name, _NOTHING).costs or 0.0
+            start = stop
+        stored = [
+            self._places[value.name]
+            for value in self._graph.values
+            if value.index in self._graph.constants.tensors
+            and value.name in self._places
         ]
-        if not able:
-            break
-        worst = max(able, key=lambda block: block.error)
-        place, middle = blocks.index(worst), (worst.start + worst.end) // 2
-        blocks[place : place + 1] = _measured([worst.start, middle, worst.end], errors)
-        left -= 2
-    return blocks
+        table[stored] *= self.weights
+        return np.minimum(table, _MOST)
 
+    @cached_property
+    def largest(self) -> Mapping[str, float]:
+        """The largest magnitude of each value."""
+        found = dict[str, float]()
+        for sample in self.samples:
+            for name, row in sample.values.items():
+                found[name] = max(found.get(name, 0.0), row.largest)
+        return found
 
-def _measured(bounds: Sequence[int], errors: Errors) -> list[Block]:
-    """The blocks between these bounds."""
-    pairs = list(pairwise(bounds))
-    found = errors([range(*pair) for pair in pairs])
-    return [Block(*pair, error) for pair, error in zip(pairs, found, strict=True)]
+    @cached_property
+    def made(self) -> Mapping[str, tuple[int, ...]]:
+        """By key of a node that computes: the values that it rounds, as rows of the table.
 
-
-def error_prices(blocks: Sequence[Block], local: Sequence[float]) -> list[float]:
-    """The squared error that each op causes at the outputs; infinite if its block breaks them."""
-    prices = [0.0] * len(local)
-    for block in blocks:
-        members = range(block.start, block.end)
-        energy = sum(local[i] ** 2 for i in members)
-        for i in members:
-            share = local[i] ** 2 / energy if energy else 1 / len(members)
-            prices[i] = inf if block.error == inf else block.error**2 * share
-    return prices
-
-
-PARTS: Final = (
-    "tuning",
-    "tuning with exponents",
-    "tuning with compensation",
-    "tuning with exponents and compensation",
-)
-"""Parts of the state file."""
-
-
-def part_of(options: Options) -> str:
-    """The part of a tuning with these options."""
-    return PARTS[2 * options.compensates + (options.rescaling is not None)]
-
-
-class TuningState:
-    """Measurements of one tuning. ``part`` is where they are kept; None if they are not.
-
-    Attributes:
-        local: the local error of each value over all samples.
-        worst: the worst error of the outputs with everything in (emulated) low precision.
-        errors, times: what was measured, by what it is of.
-        known: keys of the errors that were loaded.
-        recalled: the loaded errors of mask runs that were needed again.
-    """
-
-    def __init__(self, part: Part | None) -> None:
-        self.part, self.worst = part, 0.0
-        self.local = dict[str, Measurement]()
-        self.errors, self.times = dict[str, float](), dict[str, Any]()
-        kept: Mapping[str, Any] = {} if part is None else part
-        for key in kept:
-            kind, _, name = key.partition(" ")
-            if kind == "error":
-                self.errors[name] = float(kept[key])
-            elif kind == "time":
-                self.times[name] = kept[key]
-        self.known, self.recalled = frozenset(self.errors), set[str]()
-
-    def add(self, sample: LocalSample) -> None:
-        """Add what a sample shows."""
-        join(self.local, sample.values)
-        self.worst = max(self.worst, sample.error)
-
-    def error(
-        self, low: Iterable[str], how: Sequence[int] | str, measure: Callable[[], float]
-    ) -> float:
-        """The known error of a choice, or a new measurement; ``how`` is the samples of a mask run, or a name."""
-        return next(self.errors_of([frozenset(low)], how, lambda _: iter([measure()])))
-
-    def judged(
-        self, low: Iterable[str], how: str, samples: Samples
-    ) -> KeptSamples[float] | None:
-        """What keeps the error of a choice on each sample; None if nothing is kept."""
-        key = f"judged {fingerprint(*sorted(low), '', how)}"
-        return (
-            None
-            if self.part is None
-            else KeptSamples(self.part, samples, float, key, isfinite)
-        )
-
-    def measured(self, samples: Samples) -> KeptSamples[LocalSample] | None:
-        """Return what keeps the local errors of each sample; None if nothing is kept."""
-        return (
-            None if self.part is None else KeptSamples(self.part, samples, LocalSample)
-        )
-
-    def errors_of(
-        self,
-        choices: Sequence[AbstractSet[str]],
-        how: Sequence[int] | str,
-        measure: Callable[[Sequence[AbstractSet[str]]], Iterator[float]],
-    ) -> Iterator[float]:
-        """:meth:`error` of several choices, as they are measured; ``measure`` gets those that are not known."""
-        keys = [fingerprint(*sorted(low), "", *map(str, how)) for low in choices]
-        missing = {
-            key: low
-            for key, low in zip(keys, choices, strict=True)
-            if key not in self.errors
+        What is inside of a loop rounds what the loop returns.
+        """
+        return {
+            unit.key: self._rows_of(self._graph.nodes[unit.node], unit)
+            for unit in self.space.tunable
         }
-        found = measure(list(missing.values())) if missing else iter(())
-        for key in keys:
-            if key not in self.errors:
-                self.errors[key] = next(found)
-                self._keep(f"error {key}", as_data(float(self.errors[key])))
-            if key in self.known and not isinstance(how, str):
-                self.recalled.add(key)
-            yield self.errors[key]
 
-    def node_times(
-        self, name: str, measure: Callable[[], dict[str, float]]
-    ) -> dict[str, float]:
-        """The known seconds of the nodes of a model, or a new measurement."""
-        if name not in self.times:
-            self._time(name, measure())
-        return dict(self.times[name])
+    @cached_property
+    def read(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """By key: the values that are cast for it where they are float32, each after the key of its own node."""
+        found = dict[str, tuple[tuple[str, int], ...]]()
+        for unit in self.space.units:
+            node = self._graph.nodes[unit.node]
+            values = dict.fromkeys(node.inputs[port] for port in unit.ports.inputs)
+            found[unit.key] = tuple(
+                (self._maker(value), row) for value in values for row in self._at(value)
+            )
+        return found
 
-    def times_of(
-        self,
-        choices: Sequence[frozenset[str]],
-        where: str,
-        measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
-    ) -> list[float]:
-        """Seconds of float32 and of some choices; ``measure`` times those that are not known beside float32."""
-        keys = [fingerprint(*sorted(low), "", where) for low in choices]
-        missing = {
-            key: low
-            for key, low in zip(keys, choices, strict=True)
-            if key not in self.times
-        }
-        if missing:
-            float32, *found = measure(list(missing.values()))
-            for key, seconds in zip(missing, found, strict=True):
-                self._time(key, [float32, seconds])
-        pairs = [self.times[key] for key in keys]
-        return [
-            pairs[0][0],
-            *(seconds * pairs[0][0] / float32 for float32, seconds in pairs),
+    def predicted(self, low: AbstractSet[str]) -> float:
+        """The relative error of the worst output on the worst sample where these nodes are in low precision."""
+        rows = {row for key in low for row in self.made.get(key, ())}
+        rows.update(
+            row for key in low for made, row in self.read[key] if made not in low
+        )
+        nodes = sum(key in self.made for key in low)
+        return sqrt(self._sum(rows) + nodes * self._prior)
+
+    @cached_property
+    def prices(self) -> list[float]:
+        """The squared error that each node causes that computes, with the weights and inputs that it reads.
+
+        Those of a value that several nodes read are shared among them.
+        """
+        sources = [self._sources(unit) for unit in self.space.tunable]
+        readers = np.bincount(
+            [row for rows in sources for row in rows], minlength=len(self._names)
+        )
+        prices = list[float]()
+        for unit, rows in zip(self.space.tunable, sources, strict=True):
+            made = self.costs[list(self.made[unit.key])].sum(axis=0)
+            shared = self.costs[rows] / readers[rows][:, None]
+            worst = float((made + shared.sum(axis=0)).max())
+            prices.append(worst + self._prior)
+        return prices
+
+    def broken(self, low: Format) -> dict[str, str]:
+        """Nodes that go wrong on their own, by key, with the reason."""
+        found = dict[str, str]()
+        for unit in self.space.tunable:
+            node = self._graph.nodes[unit.node]
+            made = self._largest(node.outputs[port] for port in unit.ports.outputs)
+            made = made or max(map(self._size, unit.names))
+            stored = self._graph.constants.tensors
+            read = self._largest(
+                node.inputs[port]
+                for port in unit.ports.inputs
+                if node.inputs[port] not in stored
+            )
+            end = f"{low.name} ends at {low.max_finite:.6g}"
+            if made * _HEADROOM > low.max_finite:
+                found[unit.key] = f"it reaches {made:.4g}; {end}"
+            elif read > low.max_finite:
+                found[unit.key] = f"it reads {read:.4g}; {end}"
+            elif 0 < made * _VANISHING < low.smallest_subnormal / 2:
+                found[unit.key] = f"it vanishes: its largest magnitude is {made:.4g}"
+        return found
+
+    def _largest(self, values: Iterable[int]) -> float:
+        names = (self._graph.values[value].name for value in values if value != ABSENT)
+        return max(map(self._size, names), default=0.0)
+
+    def _size(self, name: str) -> float:
+        return self.largest.get(name, 0.0)
+
+    @cached_property
+    def _prior(self) -> float:
+        everything = {row for rows in self.made.values() for row in rows}
+        epsilon = self.space.estimate.low.epsilon
+        total = self._sum(everything) or epsilon**2
+        return _PRIOR * total / max(1, len(self.space.tunable))
+
+    def _sum(self, rows: Iterable[int]) -> float:
+        return float(self.costs[list(rows)].sum(axis=0).max())
+
+    @property
+    def _graph(self) -> Any:
+        return self.space.all_low.graph
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for one in self.samples for name in one.values))
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {name: row for row, name in enumerate(self._names)}
+
+    @cached_property
+    def _keys(self) -> Mapping[int, str]:
+        """By index: the keys of the nodes that can be in low precision."""
+        return {unit.node: unit.key for unit in self.space.units}
+
+    def _at(self, value: int) -> tuple[int, ...]:
+        """The row of a value; none where no sample shows it."""
+        if value == ABSENT or self._graph.values[value].name not in self._places:
+            return ()
+        return (self._places[self._graph.values[value].name],)
+
+    def _maker(self, value: int) -> str:
+        """The key of the node that makes a value; "" if that is always float32."""
+        return self._keys.get(self._graph.values[value].producer, "")
+
+    def _rows_of(self, node: Node, unit: TunableNode) -> tuple[int, ...]:
+        rows = [
+            row for port in unit.ports.outputs for row in self._at(node.outputs[port])
         ]
+        rows += [self._places[name] for name in unit.names if name in self._places]
+        scope = node.scope
+        while not rows and scope:
+            owner = self._graph.nodes[self._graph.scopes[scope].owner]
+            rows = [row for value in owner.outputs for row in self._at(value)]
+            scope = owner.scope
+        return tuple(dict.fromkeys(rows))
 
-    def _time(self, key: str, value: object) -> None:
-        self.times[key] = value
-        self._keep(f"time {key}", value)
+    def _sources(self, unit: TunableNode) -> list[int]:
+        """The rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
+        followers = {one.node: one for one in self.space.followers}
+        computing = {one.node for one in self.space.tunable}
+        found, waiting, seen = list[int](), [unit], set[int]()
+        while waiting:
+            one = waiting.pop()
+            node = self._graph.nodes[one.node]
+            for value in (node.inputs[port] for port in one.ports.inputs):
+                if value == ABSENT or value in seen:
+                    continue
+                seen.add(value)
+                producer = self._graph.values[value].producer
+                if producer in followers:
+                    waiting.append(followers[producer])
+                elif producer not in computing:
+                    found += self._at(value)
+        return found
 
-    def _keep(self, key: str, value: object) -> None:
-        if self.part is not None:
-            self.part[key] = value
+
+def _groups(sample: Sensitivities) -> int:
+    return next((len(row.costs) for row in sample.values.values()), 0)

@@ -25,9 +25,13 @@ from onnxamp._patterns.patterns import patterns_of
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.switch import node_key
 from onnxamp._runtime.values import check_inputs
 from onnxamp._target.roofline import LAUNCH, Work
+
+
+def node_key(node: Node) -> str:
+    """How nodes are identified here: by their first output."""
+    return next((name for name in node.proto.output if name), "")
 
 
 class Fusion(NamedTuple):
@@ -435,15 +439,3 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
 def _tags(graph: GraphProto) -> set[int]:
     """Indices of the nodes; those that inlining branches added have none."""
     return {int(node.name) for node in all_nodes(graph.node) if node.name.isdecimal()}
-
-
-def choose_samples(live: Sequence[frozenset[int]], least: int) -> list[int]:
-    """The first ``least`` samples for mask runs, and more if it takes more to run every node that any sample runs."""
-    seen: set[int] = set()
-    needed = []
-    for number, nodes in enumerate(live):
-        if not nodes <= seen:
-            needed.append(number)
-            seen |= nodes
-    order = dict.fromkeys([*needed, *range(len(live))])
-    return sorted(list(order)[: max(least, len(needed))])

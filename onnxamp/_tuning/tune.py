@@ -1,18 +1,15 @@
 """Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
-1. One instrumented pass per sample measures every op's local error, and the error with everything lowered
-   (:mod:`onnxamp._tuning.sensitivity`). If that is within the tolerance, the search is over.
-2. Mask runs of one session lower blocks of ops, and measure what they do to the outputs.
-3. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
-   (:mod:`onnxamp._tuning.frontier`). Mask runs bisect it (:mod:`onnxamp._tuning.search`).
-4. The best candidate is converted and compared on all samples, on CUDA if there is a device
-   (:mod:`onnxamp._tuning.race`). If it misses, the bisection is repeated with larger errors expected.
-5. A state file keeps the candidates with their plans, so that any of them can be written later
-   (:mod:`onnxamp._tuning.race`).
+1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
+   (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._tuning.sensitivity`).
+2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
+   (:mod:`onnxamp._tuning.frontier`).
+3. The best one that is expected to hold is converted and compared on all samples, on CUDA if there is a device. What
+   that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
+4. A state file keeps what was measured, so that any candidate can be written later (:mod:`onnxamp._tuning.state`).
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -37,15 +34,13 @@ from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.switch import WHERE_OPSET
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state.state import Facts
 from onnxamp._target.roofline import device_called
 from onnxamp._tuning.arguments import Search, is_slower, meant_device, standing
-from onnxamp._tuning.engine_times import measure_times, whole_times
+from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
-from onnxamp._tuning.race import TABLES, Outcome, Race, table_of, verified
 from onnxamp._tuning.results import (
     Compensation,
     Exponents,
@@ -53,10 +48,10 @@ from onnxamp._tuning.results import (
     given_prints,
     options_print,
 )
-from onnxamp._tuning.runs import MaskedModel, Masking, tuning_engine
-from onnxamp._tuning.search import CandidateSearch, SharedMasks
-from onnxamp._tuning.sensitivity import PARTS, TuningState, part_of
-from onnxamp._tuning.space import choose_samples, find_live, find_space
+from onnxamp._tuning.runs import tuning_engine
+from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
+from onnxamp._tuning.space import find_live, find_space
+from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -68,12 +63,6 @@ _FEWEST: Final = 4
 sample at least judges without having been rounded for."""
 _SHARE: Final = 1 / 4
 """The share of the squared error that the rounding of weights must be able to have."""
-
-_SUBSET: Final = 4
-"""Samples of a mask run, if they run all nodes; verification takes all samples."""
-
-_SINGLE_THREAD_BELOW: Final = 10**8
-"""Floating-point operations of a run below which several threads per op do not pay off."""
 
 
 def tune(
@@ -108,16 +97,8 @@ def tune(
     search.check_state(state)
     given = {} if state is None else given_prints(model, search, samples)
     if state is not None and not run.renews:
-        for name in (*PARTS, TABLES):
+        for name in PARTS:
             state.check(name, given)  # before ranges are added to it
-    table = (
-        None
-        if state is None or run.renews
-        else table_of(state, given, options, search, engine)
-    )
-    known = None if table is None or search.pick is None else table.picked(search.pick)
-    if known is not None:
-        return known
     with temporary_folder() as folder:
         tuning = _Tuning(model, engine, metric, rounder, run, given, folder)
 
@@ -129,8 +110,6 @@ def tune(
             found = soundly(options, attempt)
         except InternalError:
             found = attempt(all_unsound(model, options))
-        if table is not None:
-            table.keep(found)
         return found.tuned
 
 
@@ -233,7 +212,7 @@ class _Tuning(NamedTuple):
         proof = UpgradeProof(
             Comparison.of(reference, replace(run.bare, provider=engine.provider))
         )
-        upgraded, analysis = analyse_model(model, usual, proof=proof, least=WHERE_OPSET)
+        upgraded, analysis = analyse_model(model, usual, proof=proof)
         graph, options = (
             upgraded.graph,
             replace(options, folded=analysis.options.folded),
@@ -276,9 +255,9 @@ class _Tuning(NamedTuple):
             *upgraded.refused,
             *([MADE_UP] if options.compensates and samples.made_up else ()),
         )
-        tuned, prices = _tuned(job, search, live, device.name)
+        tuned = _tuned(job, search, device.name)
         plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
-        return Outcome(replace(tuned, plan=plan), job, prices, told)
+        return Outcome(replace(tuned, plan=plan), job, told)
 
 
 def _shortened(search: Search, begin: float) -> Search:
@@ -330,66 +309,25 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     return replace(known, why=why)
 
 
-def _tuned(
-    job: Job, search: Search, live: Sequence[frozenset[int]], device: str
-) -> tuple[Tuned, list[float]]:
-    """Measure, search, and verify; returns the error prices, too."""
-    space, judge = job.space, job.metric
-    work = sum(unit.work.flops for unit in space.tunable)
-    threads = 1 if work < _SINGLE_THREAD_BELOW else 0
-    subset, workers = choose_samples(live, _SUBSET), job.run.sample_workers
-    how = Masking(
-        ports=space.ports(),
-        low=job.low,
-        metric=judge,
-        budget=job.run.budget,
-        threads=threads,
-        arithmetic=job.engine.arithmetic,
-        rounded=job.rounded_weights(),
-    )
-    alone = MaskedModel(job.prepared, job.samples, how)
-    masked = alone if workers is None else SharedMasks(alone, subset, workers)
+def _tuned(job: Job, search: Search, device: str) -> Tuned:
+    """Measure sensitivities, search, and verify."""
+    space = job.space
     random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
-    noise = (
-        _noise(job, masked, subset) if random else None
-    )  # before anything takes time
-    job.measure_locally()
-    if noise is None and not judge.holds(job.state.worst):
-        noise = _noise(job, masked, subset)
+    noise = job.noise if random else None  # before anything takes time
+    job.measure()
     timing = f"estimates for {device} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
         timing = measure_times(job, device)
-    candidates = CandidateSearch(job, search, masked, subset)
+    candidates = CandidateSearch(job, search)
     tuned = verified(candidates, noise, timing)
-    is_timed = (
-        search.times == "measured" and not job.engine.emulates and bool(space.tunable)
-    )
-    if is_timed and (times := whole_times(job)) is not None:
-        job.run.report("timing converted models", 0, 1)
-        tuned = Race(candidates, times).confirmed(tuned)
-    return tuned, candidates.latest
+    if search.times == "measured" and not job.engine.emulates and space.tunable:
+        tuned = timed(candidates, tuned)
+    return tuned
 
 
 def _listed(model: Model, metric: MetricLike) -> frozenset[str]:
     """Outputs whose rows are matched; a function of the user does that itself."""
     return listed_outputs(model, metric) if isinstance(metric, str) else frozenset()
-
-
-def _noise(job: Job, masked: MaskedModel | SharedMasks, subset: Sequence[int]) -> float:
-    """The error of the float32 model against itself in a second run.
-
-    Raises:
-        RuntimeFailure: it misses the tolerance.
-    """
-    noise = job.state.error(
-        (), subset, lambda: next(masked.errors([frozenset()], subset))
-    )
-    if not job.metric.holds(noise):
-        raise RuntimeFailure(
-            f"The float32 model is not deterministic: two runs on the same inputs differ by {noise:.2g}, more than the"
-            f" tolerance of {job.metric.tolerance:g}. No choice of precision can fix that."
-        )
-    return noise
 
 
 def measured_plan(
