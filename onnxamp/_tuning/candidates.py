@@ -81,7 +81,7 @@ class CandidateSolver:
             decision = self.problem.decide(
                 prices_for(units, charged, pins, kept, parting)
             )
-        return self._lowered(decision, pins)
+        return self._noted(decision)[2]
 
     def _lowered(self, decision: Decision, pins: Mapping[int, str]) -> Choice:
         return frozenset(
@@ -163,14 +163,25 @@ class CandidateSolver:
 
     def _cost(self, low: Choice) -> tuple[list[int], int, Choice]:
         if low not in self._costs:
-            estimate, ports = self.space.estimate, self.base.ports
             decision = self.problem.decide(exactly(self.space, low, self.pins))
-            self._costs[low] = (
-                estimate.casts(ports, decision),
-                estimate.weight_bytes(ports, decision),
-                self._lowered(decision, self.pins),
-            )
+            self._costs[low] = self._noted(decision)
         return self._costs[low]
+
+    def _noted(self, decision: Decision) -> tuple[list[int], int, Choice]:
+        """The values that a decision casts, the bytes of its weights, and the nodes that it lowers."""
+        low = self._lowered(decision, self.pins)
+        if low not in self._costs:
+            estimate, ports = self.space.estimate, self.base.ports
+            casts = estimate.casts(ports, decision)
+            bytes_ = estimate.weight_bytes(ports, decision)
+            self._costs[low] = casts, bytes_, low
+        return self._costs[low]
+
+    def retimed(self, space: SearchSpace) -> "CandidateSolver":
+        """The solver for other times of the same nodes; what choices take beside is shared."""
+        other = CandidateSolver(space, self.base, self.errors, self.pinned)
+        other._costs = self._costs
+        return other
 
     def _rounding(self, decision: Decision) -> set[int]:
         """Lowered exact ops between a float32 source and a float32 reader.

@@ -18,11 +18,14 @@ from onnxamp._tuning.candidates import CandidateSolver, Choice, Part, per_gain
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import CASTS
 
-_CUTS: Final = 24
+_CUTS: Final = 12
 """Rates at most at which a cut is solved, for each way to price Casts."""
 
 _CLOSE: Final = 1.02
 """Ratio between errors, and between rates, below which nothing is looked for in between."""
+
+_LEAST: Final = 1 / 256
+"""Share of the error of the best choice below which nothing is looked for."""
 
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
 """What Casts are taken to cost, over the estimate: the cut counts the weights that they save, too."""
@@ -30,7 +33,7 @@ _FACTORS: Final = (1.0, 1 / 4, 4.0)
 _NEAR: Final = 1e-3
 """Share of the time of float32 that one choice must be better than another by."""
 
-_FILLED: Final = 48
+_FILLED: Final = 24
 """Choices at most that fill gaps."""
 
 _STEPS: Final = 8
@@ -75,9 +78,7 @@ class Frontier:
         self._solvers = [solver]
         for factor in () if aim.allow_slower else _FACTORS:
             space = solver.space.corrected({CASTS: factor}, 1.0)
-            self._solvers.append(
-                CandidateSolver(space, solver.base, solver.errors, solver.pinned)
-            )
+            self._solvers.append(solver.retimed(space))
 
     @cached_property
     def unpriced(self) -> list[Candidate]:
@@ -150,10 +151,12 @@ class Frontier:
             for number, (before, after) in enumerate(pairwise(ends))
         ]
         found = list[Candidate]()
+        least = _LEAST * front[0].predicted
         for width, _, before, after in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
             if width <= log(_CLOSE) or len(found) >= _FILLED:
                 break
-            found += map(self._priced, self._chain(before, after))
+            if before.predicted > least:
+                found += map(self._priced, self._chain(before, after))
         return found
 
     def _chain(self, before: Candidate, after: Candidate) -> Iterator[Choice]:
@@ -204,13 +207,13 @@ def _rated(solver: CandidateSolver) -> Iterator[Choice]:
     yield from (low for _, low in rated)
     gaps = list[tuple[float, float, float, Choice, Choice]]()
 
+    predicted = solver.errors.predicted
+    least = _LEAST * predicted(rated[0][1])
+
     def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
-        errors = (solver.errors.predicted(choice) for _, choice in (high, low))
-        if (
-            low[1] != high[1]
-            and high[0] > _CLOSE * low[0]
-            and (width := _width(*errors)) > log(_CLOSE)
-        ):
+        less, more = predicted(high[1]), predicted(low[1])
+        is_open = low[1] != high[1] and high[0] > _CLOSE * low[0] and more > least
+        if is_open and (width := _width(max(less, least), more)) > log(_CLOSE):
             heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
 
     enter(*rated)

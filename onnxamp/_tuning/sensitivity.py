@@ -166,8 +166,8 @@ class ExpectedErrors:
     @cached_property
     def _prior(self) -> float:
         everything = {row for rows in self.made.values() for row in rows}
-        epsilon = self.space.estimate.low.epsilon
-        total = self._sum(everything) or epsilon**2
+        whole = [row for row in everything if self.costs[row].max() < _MOST]
+        total = self._sum(whole) or self.space.estimate.low.epsilon**2
         return _PRIOR * total / max(1, len(self.space.tunable))
 
     def _sum(self, rows: Iterable[int]) -> float:
