@@ -447,8 +447,8 @@ def tune_model(
         pick: return this candidate instead of the best one, whatever its error.
         progress: called with the current activity, the steps done, and their number.
         budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
-        seconds: after so many, no further candidate is converted: the best of those that were measured is returned. With
-            a state file, another tuning goes on where this one stopped.
+        seconds: after so many, no further candidate is converted: the best of those that were measured is returned.
+            With a state file, another tuning goes on where this one stopped.
         allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
             the fastest is chosen, and none that is slower than float32 by the estimate. One that is slower, but saves a
             larger share of the bytes of weights than it takes more of the time, is among the candidates to ``pick``.

@@ -11,7 +11,7 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isnan
@@ -78,7 +78,8 @@ class Rounded:
     """What rounding a value does.
 
     Attributes:
-        largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks.
+        largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
+            weights.
         costs: by group of outputs: the squared relative error that rounding this value alone causes.
     """
 
@@ -130,7 +131,6 @@ class _Backward(NamedTuple):
         seeds: value -> the input that takes its gradient from later pieces.
         gradients: value of an earlier piece -> the output that holds its gradient.
         costs: value -> the output that holds the cost of rounding it.
-        largest: value -> the output that holds its largest magnitude.
         spread: labels of nodes without a rule.
     """
 
@@ -139,7 +139,6 @@ class _Backward(NamedTuple):
     seeds: Mapping[str, str]
     gradients: Mapping[str, str]
     costs: Mapping[str, str]
-    largest: Mapping[str, str]
     spread: tuple[str, ...]
 
 
@@ -173,12 +172,20 @@ class GradientWalk:
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
         ends = _ends(flow)
-        side = start(runner, feeds, again + Counter(ends))
+        seen = [
+            name
+            for name in (*flow.inputs, *flow.maker)
+            if flow.types.get(name) == FLOAT
+        ]
+        side = start(runner, feeds, again + Counter(ends) + Counter(seen))
+        largest = _largest(side, seen)
         for part in parts:
             side.run(part)
+            made = (name for node in part for name in flow.nodes[node].output)
+            largest |= _largest(side, made)
             runner.forget()
         seeds = list(_seeds(side, ends, np.random.default_rng(number)))
-        found = _Found(len({group for group, _, _ in seeds}))
+        found = _Found(len({group for group, _, _ in seeds}), largest)
         waiting = [dict(gradients) for _, _, gradients in seeds]
         for part in reversed(parts):
             self._step(runner, side, part, seeds, waiting, found)
@@ -210,8 +217,8 @@ class GradientWalk:
             self._sessions[key] = self._load(flow, part, values, dims, runner)
         backward = self._sessions[key]
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
-        for row, (seed, one) in enumerate(zip(seeds, waiting, strict=True)):
-            if row and not any(name in one for name in seeded):
+        for seed, one in zip(seeds, waiting, strict=True):
+            if not any(name in one for name in seeded):
                 continue
             given = {
                 entry: to_value(one.pop(name, zeros[name]), FLOAT)
@@ -219,7 +226,6 @@ class GradientWalk:
             }
             read = {name: values[name] for name in backward.reads}
             wanted = [*backward.gradients.values(), *backward.costs.values()]
-            wanted += () if row else backward.largest.values()
             results = run_values(backward.session, {**read, **given}, wanted)
             for name, output in backward.gradients.items():
                 gradient = results[output].numpy()
@@ -227,13 +233,6 @@ class GradientWalk:
             for name, output in backward.costs.items():
                 cost = float(results[output].numpy())
                 found.add(name, seed.group, cost / seed.probes)
-            if not row:
-                found.largest |= {
-                    name: max(
-                        found.largest.get(name, 0.0), float(results[output].numpy())
-                    )
-                    for name, output in backward.largest.items()
-                }
         found.spread.update(dict.fromkeys(backward.spread))
         side.used(reads)
 
@@ -261,7 +260,6 @@ class GradientWalk:
             seeds=fed,
             gradients=written.gradients,
             costs=written.costs,
-            largest=written.largest,
             spread=tuple(written.spread),
         )
 
@@ -280,7 +278,6 @@ class _Written:
         self.backward = Pass(graph, path, frozenset(self.floats.values()), ())
         self.writer = self.backward.writer
         self.gradients, self.costs = dict[str, str](), dict[str, str]()
-        self.largest = dict[str, str]()
         self.spread = dict[str, None]()
         self.model = ModelProto()
 
@@ -301,19 +298,14 @@ class _Written:
         totals = self.backward.write_gradients(seeds, self._spread)
         inputs = {entry.name for entry in self.graph.model.graph.input}
         for name, value in self.floats.items():
-            self.writer.prefix = f"{name}/rounding"
             tensor = self.backward.handle(value)
-            if tensor is None or name not in self.flow.names:
+            if tensor is None or value not in totals or name not in self.flow.names:
                 continue
-            if name not in inputs or name not in self.flow.maker:
-                self.largest[name] = self._output(_largest(tensor))
-            if value not in totals:
-                continue
-            gradient = totals[value]
             if name in inputs and name in self.flow.maker:
-                self.gradients[name] = self._output(gradient.op("Identity"))
+                self.gradients[name] = self._output(totals[value])
             else:
-                self.costs[name] = self._output(self._cost(tensor, gradient))
+                self.writer.prefix = f"{name}/rounding"
+                self.costs[name] = self._output(self._cost(tensor, totals[value]))
         self.model = self.writer.finish()
         return fed
 
@@ -322,7 +314,8 @@ class _Written:
         return (gradient * error).op("ReduceSumSquare", keepdims=0)
 
     def _output(self, tensor: Tensor) -> str:
-        self.writer.output(tensor, None)
+        if tensor.name not in {*self.gradients.values(), *self.costs.values()}:
+            self.writer.output(tensor, None)
         return tensor.name
 
     def _spread(self, call: Call) -> Grads:
@@ -362,10 +355,18 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     return signs * (change / size.op("Max", size.like(1e-30)))
 
 
-def _largest(value: Tensor) -> Tensor:
-    """The largest magnitude below that of sentinels."""
-    size = value.op("Abs")
-    return (size < SENTINEL).where(size, 0.0).op("ReduceMax", keepdims=0)
+def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
+    """The largest magnitudes below that of sentinels of float values that have just been computed."""
+    found = dict[str, float]()
+    for name in names:
+        if side.flow.types.get(name) == FLOAT and name in side.values:
+            sizes = np.abs(side.values[name].numpy())
+            most = float(sizes.max(initial=0.0))
+            if not most < SENTINEL:
+                most = float(sizes[sizes < SENTINEL].max(initial=0.0))
+            found[name] = most
+            side.used([name])
+    return found
 
 
 def _expanded(model: ModelProto) -> ModelProto:
@@ -457,21 +458,25 @@ class _Found:
     """What the passes of a sample have shown so far."""
 
     groups: int
+    largest: Mapping[str, float]
     costs: dict[str, list[float]] = field(default_factory=dict)
-    largest: dict[str, float] = field(default_factory=dict)
     spread: dict[str, None] = field(default_factory=dict)
 
     def add(self, name: str, group: int, cost: float) -> None:
-        """Add to the cost of a value. What is not a number is beyond the range, unless it is a sentinel."""
+        """Add to the cost of a value."""
         costs = self.costs.setdefault(name, [0.0] * self.groups)
         costs[group] += cost
 
     def sensitivities(self) -> Sensitivities:
         """All of it."""
         none = [0.0] * self.groups
+        names = dict.fromkeys((*self.largest, *self.costs))
         values = {
-            name: Rounded(size, tuple(map(_finite, self.costs.get(name, none))))
-            for name, size in self.largest.items()
+            name: Rounded(
+                self.largest.get(name, 0.0),
+                tuple(map(_finite, self.costs.get(name, none))),
+            )
+            for name in names
         }
         return Sensitivities(values, tuple(self.spread))
 

@@ -8,9 +8,10 @@ fill the gap; a choice of this chain is at most one part away from the best.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest, nsmallest
 from itertools import pairwise
 from math import inf, log
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from onnxamp._tuning.arguments import is_slower, is_worth, standing
@@ -38,6 +39,12 @@ _FILLED: Final = 24
 
 _STEPS: Final = 8
 """Choices at most that fill one gap."""
+
+_PARTS: Final = 16
+"""Parts at most that are tried between two choices that follow each other."""
+
+_FINE: Final = 1 / 16
+"""Share of the gap above which one of these is halved that are taken away."""
 
 _SHARE: Final = 1 / 8
 """Share of the error of a gap above which one part of it is halved."""
@@ -102,6 +109,53 @@ class Frontier:
         found = list(map(self._priced, lows))
         found += self._between(self._front(found, free))
         return self._front(found, free)
+
+    def refined(self, before: Candidate, after: Candidate) -> list[Candidate]:
+        """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
+
+        They take from ``before`` what costs least time for the error that it causes, or add to ``after`` what saves
+        most, with the Casts that this takes.
+
+        Complexity: some dozens of cuts.
+        """
+        if self.aim.are_near(before, after):
+            return []
+        gap, merit = before.predicted**2 - after.predicted**2, self.aim.merit
+        free = self.unpriced[0].low
+        less = self._parts(before.low, _FINE * gap)
+        more = [part for part in self._parts(free - after.low, gap) if part[0] <= gap]
+        found = [
+            *self._steps(before, nlargest(_PARTS, less, key=itemgetter(0))),
+            *self._steps(after, nsmallest(_PARTS, more, key=per_gain)),
+        ]
+        inside = [one for one in found if merit(before) < merit(one) < merit(after)]
+        return [
+            one
+            for one in self._front(inside, self._admitted(self.unpriced))
+            if after.predicted < one.predicted < before.predicted
+        ]
+
+    def _steps(self, start: Candidate, parts: Sequence[Part]) -> Iterator[Candidate]:
+        """A choice with each of some parts changed alone, and one after the other, what pays best first."""
+        alone = [(self._priced(start.low ^ part), part) for _, _, part in parts]
+        yield from (one for one, _ in alone)
+
+        def rate(row: tuple[Candidate, Choice]) -> float:
+            error = row[0].predicted ** 2 - start.predicted**2
+            return self._gain(start, row[0]) / error if error else 0.0
+
+        low, rising = start.low, sorted(alone, key=rate)
+        if not all(part <= start.low for _, part in alone):
+            rising = [row for row in rising[::-1] if rate(row) > 0]
+        for _, part in rising:
+            low ^= part
+            yield self._priced(low)
+
+    def _gain(self, one: Candidate, other: Candidate) -> float:
+        """What a choice is better by than another one."""
+        if self.aim.allow_slower:
+            return other.flops + other.bytes - one.flops - one.bytes
+        return one.time - other.time
 
     def _parts(self, keys: Choice, most: float) -> list[Part]:
         if self.aim.allow_slower:

@@ -68,6 +68,18 @@ class CandidateSearch:
     def best(self) -> Candidate | None:
         """The best candidate that may be written and holds the tolerance; None if float32 is."""
         able = [one for one in self.front if self.aim.writes(one)]
+        end = self._searched(able)
+        if end and not self.stopped:
+            after = able[end] if end < len(able) else self.aim.nothing
+            refined = self.frontier.refined(able[end - 1], after)
+            more = list(filter(self.aim.writes, refined))
+            self.front = sorted([*self.front, *more], key=self.aim.merit)
+            able = [*more, *able[end:]]
+            end = self._searched(able)
+        return able[end] if end < len(able) else None
+
+    def _searched(self, able: Sequence[Candidate]) -> int:
+        """The position of the best candidate that holds; after the last if none does."""
         first, end = 0, len(able)
         while first < end:
             place = self._promising(able, first, end)
@@ -79,7 +91,7 @@ class CandidateSearch:
             else:
                 first = place + 1
                 _LOG.info("errors are %.2f times those predicted", self.ratio)
-        return able[end] if end < len(able) else None
+        return end
 
     def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
         """The position of the best candidate that is expected to hold, or else may; None if none may."""
