@@ -1,5 +1,8 @@
 """The engine's inner steps, for tests that look between them: one place that knows how they are called."""
 
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from math import sqrt
 from typing import Any
 
 from onnx import ModelProto
@@ -10,6 +13,7 @@ from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target.roofline import device_called
+from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import SearchSpace, find_space
 
 
@@ -33,3 +37,21 @@ def space_of(model: ModelProto, **options: Any) -> SearchSpace:
     asked = Options.of("auto", options)
     graph = prepare(Model.of(model), asked).graph
     return find_space(graph, asked, Estimate(graph, device_called("A100"), graph.shapes))
+
+
+class Priced(ExpectedErrors):
+    """Errors that a test makes up: one price for each node that computes."""
+
+    prices: list[float]
+
+    def predicted(self, low: AbstractSet[str]) -> float:
+        """The root of the sum of prices."""
+        pairs = zip(self.space.tunable, self.prices, strict=True)
+        return sqrt(sum(price for unit, price in pairs if unit.key in low))
+
+
+def priced(space: SearchSpace, prices: Iterable[float]) -> ExpectedErrors:
+    """Expected errors of which the prices are known."""
+    errors = Priced(space=space, samples=())
+    vars(errors)["prices"] = list(prices)
+    return errors

@@ -12,7 +12,7 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TensorProto
 
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, RULES, Pass
@@ -32,6 +32,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.engines import Engine, Executable
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
@@ -108,12 +110,13 @@ class SensitivityProbe(Probe[Sensitivities]):
     engine: Engine
     low: Format
     budget: int
+    arithmetic: Profile | None = None
 
     def open(self, memory: Memory) -> Opened[Sensitivities]:
         """As :meth:`Probe.open`."""
         del memory
         model = Executable(self.model.opened(), self.engine, budget=self.budget)
-        walk = GradientWalk(model, self.low)
+        walk = GradientWalk(model, self.low, self.arithmetic)
 
         def measure(item: Item) -> Sensitivities:
             feeds = check_inputs(model.model.proto, item.sample)
@@ -149,10 +152,12 @@ class GradientWalk:
     Attributes:
         model: the model.
         low: the type that values are rounded to.
+        arithmetic: the target whose float16 sums count, too.
     """
 
     model: Executable
     low: Format
+    arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
 
     def run(self, feeds: Feeds, number: int = 0) -> Sensitivities:
@@ -252,7 +257,7 @@ class GradientWalk:
             if entry.type.HasField("tensor_type"):
                 _declare(entry.type.tensor_type, values[entry.name].shape())
         graph = Graph.of(_expanded(model))
-        written = _Written(graph, self.low, flow)
+        written = _Written(graph, self.low, flow, self.arithmetic)
         fed = written.finish(seeded)
         return _Backward(
             session=make_session(written.model, runner.provider, optimize=False),
@@ -267,7 +272,9 @@ class GradientWalk:
 class _Written:
     """The backward pass of a piece, being written."""
 
-    def __init__(self, graph: Graph, low: Format, flow: Flow) -> None:
+    def __init__(
+        self, graph: Graph, low: Format, flow: Flow, arithmetic: Profile | None
+    ) -> None:
         self.graph, self.low, self.flow = graph, low, flow
         nodes = [graph.nodes[index] for index in graph.order]
         path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
@@ -277,6 +284,10 @@ class _Written:
         }
         self.backward = Pass(graph, path, frozenset(self.floats.values()), ())
         self.writer = self.backward.writer
+        self.accumulator: Accumulator | None = None
+        if arithmetic is not None and low is FLOAT16:
+            editor, shapes = self.writer.editor, graph.shapes
+            self.accumulator = Accumulator(arithmetic, editor, shapes)
         self.gradients, self.costs = dict[str, str](), dict[str, str]()
         self.spread = dict[str, None]()
         self.model = ModelProto()
@@ -305,12 +316,21 @@ class _Written:
                 self.gradients[name] = self._output(totals[value])
             else:
                 self.writer.prefix = f"{name}/rounding"
-                self.costs[name] = self._output(self._cost(tensor, totals[value]))
+                self.costs[name] = self._output(
+                    self._cost(value, tensor, totals[value])
+                )
         self.model = self.writer.finish()
         return fed
 
-    def _cost(self, value: Tensor, gradient: Tensor) -> Tensor:
-        error = value.cast(self.low.elem).cast(TensorProto.FLOAT) - value
+    def _cost(self, value: int, exact: Tensor, gradient: Tensor) -> Tensor:
+        """The cost of rounding a value, after what the target's accumulator makes of it."""
+        node, summed = self.graph.producer(value), exact
+        if self.accumulator is not None and node and value == node.outputs[0]:
+            nodes = self.accumulator.nodes(node, node.proto, exact.name)
+            self.writer.nodes += nodes
+            if nodes:
+                summed = replace(exact, name=nodes[-1].output[0])
+        error = summed.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
         return (gradient * error).op("ReduceSumSquare", keepdims=0)
 
     def _output(self, tensor: Tensor) -> str:
@@ -356,14 +376,17 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
 
 
 def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
-    """The largest magnitudes below that of sentinels of float values that have just been computed."""
+    """The largest magnitudes of float values that have just been computed.
+
+    Those of values that hold sentinels, which do not count, are negative.
+    """
     found = dict[str, float]()
     for name in names:
         if side.flow.types.get(name) == FLOAT and name in side.values:
             sizes = np.abs(side.values[name].numpy())
             most = float(sizes.max(initial=0.0))
             if not most < SENTINEL:
-                most = float(sizes[sizes < SENTINEL].max(initial=0.0))
+                most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
             found[name] = most
             side.used([name])
     return found
@@ -473,17 +496,22 @@ class _Found:
         names = dict.fromkeys((*self.largest, *self.costs))
         values = {
             name: Rounded(
-                self.largest.get(name, 0.0),
-                tuple(map(_finite, self.costs.get(name, none))),
+                abs(self.largest.get(name, 0.0)),
+                tuple(
+                    _known(cost, is_plain=self.largest.get(name, 0.0) > 0)
+                    for cost in self.costs.get(name, none)
+                ),
             )
             for name in names
         }
         return Sensitivities(values, tuple(self.spread))
 
 
-def _finite(cost: float) -> float:
-    """A cost; where it is not a number, a sentinel met no gradient."""
-    return 0.0 if isnan(cost) else cost
+def _known(cost: float, *, is_plain: bool) -> float:
+    """A cost; what is not a number is beyond all bounds, unless it may come of a sentinel that met no gradient."""
+    if isnan(cost):
+        return inf if is_plain else 0.0
+    return cost
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:

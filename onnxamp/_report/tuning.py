@@ -37,15 +37,14 @@ _OPS: Final = 6
 _WHY: Final = {
     "never run": "No sample runs them: they stay float32, as at level O2",
     "costs accuracy": "The error they would add is better spent elsewhere",
-    "breaks on its own": "They overflow, vanish or are far off on their own",
-    "breaks the outputs": "The outputs break when their block is in low precision",
+    "breaks on its own": "They overflow or vanish on their own, or break the outputs",
     "goes with others": "They share their precision with others",
     "not worth its Casts": "Their Casts would take longer than they save",
     "not measured": "Their effect could not be measured",
 }
 _EXPECTED: Final = (
-    "≈ marks an estimate from a mask run on a subset of the samples. Errors without it were measured on the converted"
-    " model with all samples."
+    "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without it"
+    " were measured on the converted model with all samples."
 )
 _UNMEASURED: Final = frozenset(
     {
@@ -72,7 +71,7 @@ def tuning_report(
     base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
     told = Step(
-        "--pick K with the same --state writes candidate K without running again."
+        "--pick K with the same --state writes candidate K without measuring again."
     )
     report = base._replace(
         figures=(*mine.figures, *base.figures),
@@ -112,7 +111,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
         f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
     )
     yield (
-        f"{count(tuned.runs, 'run')} of one session{recalled}; {count(tuned.conversions, 'converted model')} judged on"
+        f"Sensitivities of {count(tuned.runs, 'sample')}{recalled}; {count(tuned.conversions, 'converted model')} judged on"
         f" all samples ({tuned.ran_on}); {count(tuned.units, 'computing node')} could be in low precision."
     )
     if tuned.exponents is not None:
@@ -330,7 +329,7 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
     if tuned.smaller:
         yield hint(_smaller(tuned))
     if len(tuned.candidates) > 1:
-        free = "" if state else "; with --state FILE, without running again"
+        free = "" if state else "; with --state FILE, without measuring again"
         yield hint(f"--pick K writes candidate K instead{free}.")
 
 

@@ -29,7 +29,7 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
-from onnxamp._tuning.runs import converted_error, device_noise
+from onnxamp._tuning.runs import converted_error, device_noise, run_noise
 from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
@@ -80,7 +80,12 @@ class Job:
         share = 1.0
         if rounded is not None and rounded.before:
             share = (rounded.after / rounded.before) ** 2
-        return ExpectedErrors(self.space, self.sensitivities, share)
+        return ExpectedErrors(
+            space=self.space,
+            samples=self.sensitivities,
+            weights=share,
+            is_joint=self.metric.is_joint,
+        )
 
     @cached_property
     def broken(self) -> dict[str, str]:
@@ -120,6 +125,7 @@ class Job:
             engine=self.engine.reference,
             low=self.low,
             budget=self.run.budget,
+            arithmetic=self.engine.arithmetic,
         )
         samples = observe_all(
             self.run,
@@ -170,12 +176,11 @@ class Job:
         Raises:
             RuntimeFailure: it misses the tolerance.
         """
-        engine = self.engine.reference
         noise = self.state.error(
             (),
             "noise",
-            lambda: converted_error(
-                self.prepared, self.prepared, self.run, self.metric, engine
+            lambda: run_noise(
+                self.prepared, self.samples[0], self.metric, self.engine.reference
             ),
         )
         if not self.metric.holds(noise):

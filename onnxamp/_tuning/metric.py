@@ -39,6 +39,12 @@ class Metric:
     def __reduce__(self) -> tuple[Any, ...]:
         return make_metric, self.made_from
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether a function of the user judges all outputs together; of others, the worst output counts."""
+        given = self.made_from[0]
+        return not isinstance(given, str) or ":" in given
+
     def amplitude(self, error: float) -> float:
         """The quantity that adds up as squares; :meth:`of_amplitude` is the inverse."""
         return sqrt(2 * error) if self.squared else error

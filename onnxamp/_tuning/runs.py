@@ -224,6 +224,17 @@ def _errors(
     ]
 
 
+def run_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -> float:
+    """Return the error of the original against itself in a second run.
+
+    Raises:
+        RuntimeFailure: it does not run.
+    """
+    model = Executable(original, engine)
+    feeds = check_inputs(original.proto, sample)
+    return metric.error(model.run(feeds), model.run(feeds))
+
+
 def device_noise(
     original: Model, sample: Sample, metric: Metric, engine: Engine
 ) -> float | None:

@@ -6,7 +6,7 @@ errors of all that a choice rounds add up; the worst output on the worst sample 
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from typing import Any, Final, TypeAlias
@@ -33,10 +33,8 @@ _PRIOR: Final = 1e-6
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
 
-_NOTHING: Final = Rounded(0.0, ())
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExpectedErrors:
     """What choices of a search space cost.
 
@@ -44,28 +42,26 @@ class ExpectedErrors:
         space: the nodes.
         samples: what each sample shows.
         weights: factor on the squared error that rounding a weight causes.
+        is_joint: whether the mean over all outputs counts, and not the worst.
     """
 
     space: SearchSpace
     samples: Sequence[Sensitivities]
     weights: float = 1.0
-    _rows: dict[int, int] = field(default_factory=dict)
-
-    @cached_property
-    def columns(self) -> int:
-        """Groups of outputs, over all samples."""
-        return sum(map(_groups, self.samples))
+    is_joint: bool = False
 
     @cached_property
     def costs(self) -> Numbers:
         """By float value and column: the squared error that rounding the value causes."""
-        table = np.zeros((len(self._names), max(1, self.columns)))
-        start = 0
+        columns = [np.zeros((len(self._names), 1))]
         for sample in self.samples:
-            stop = start + _groups(sample)
-            for row, name in enumerate(self._names):
-                table[row, start:stop] = sample.values.get(name, _NOTHING).costs or 0.0
-            start = stop
+            groups = max((len(row.costs) for row in sample.values.values()), default=0)
+            none = Rounded(0.0, (0.0,) * groups)
+            rows = (sample.values.get(name, none).costs for name in self._names)
+            own = np.array(list(rows)).reshape(-1, groups)
+            joint = self.is_joint and groups > 0
+            columns.append(own.mean(axis=1, keepdims=True) if joint else own)
+        table = np.hstack(columns)
         stored = [
             self._places[value.name]
             for value in self._graph.values
@@ -152,6 +148,8 @@ class ExpectedErrors:
                 found[unit.key] = f"it reaches {made:.4g}; {end}"
             elif read > low.max_finite:
                 found[unit.key] = f"it reads {read:.4g}; {end}"
+            elif self.costs[list(self.made[unit.key])].max(initial=0.0) >= _MOST:
+                found[unit.key] = "it breaks the outputs"
             elif 0 < made * _VANISHING < low.smallest_subnormal / 2:
                 found[unit.key] = f"it vanishes: its largest magnitude is {made:.4g}"
         return found
@@ -230,7 +228,3 @@ class ExpectedErrors:
                 elif producer not in computing:
                     found += self._at(value)
         return found
-
-
-def _groups(sample: Sensitivities) -> int:
-    return next((len(row.costs) for row in sample.values.values()), 0)

@@ -17,9 +17,6 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._target.roofline import Work, device_called
-from onnxamp._tuning.arguments import standing
-from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.search import front_of, rejected
 from onnxamp._tuning.space import find_space
 
 
@@ -148,28 +145,6 @@ def test_smaller_weights_are_not_worth_more_time(count: int, kept: int, smaller:
     assert tuned.candidates[tuned.chosen].nodes == count
 
 
-def cost(name: str, time: float, weights: int, error: float = 0.0) -> Candidate:
-    low = frozenset({name} if name else ())
-    return Candidate(low, len(low), error, error, time, 0.0, 0.0, weights=weights)
-
-
-def test_what_is_worth_it_is_offered_and_the_best_of_it_first() -> None:
-    """Whatever is as fast as float32 comes before what is worth its time, and that before float32."""
-    float32 = cost("", 100.0, 1000)
-    choices = [
-        cost("fast", 90.0, 1000, 3e-3), cost("as fast", 100.0, 600, 2e-3), cost("smallest", 145.0, 500, 1e-3),
-        cost("small", 110.0, 550, 2e-3), cost("unworthy", 105.0, 950, 1e-4), cost("lost", 160.0, 500, 1e-5),
-    ]  # fmt: skip
-    front = front_of(choices, float32, allow_slower=False)
-    assert {name for item in front for name in item.low} == {"fast", "as fast", "smallest", "small"}
-    front.reverse()
-    ordered = sorted(front, key=lambda item: standing(item, float32))
-    assert [next(iter(item.low), "float32") for item in ordered] == ["fast", "as fast", "small", "smallest", "float32"]
-    lost = rejected(choices, front, 1e-2)
-    assert lost is not None
-    assert lost.low == {"unworthy"}
-
-
 def test_what_the_clock_says_is_told() -> None:
     """A candidate that is worth it by the estimate, and slower than float32 when both are timed whole."""
     _, tuned = tune_model(chain(8, kept=4), **HOW, pick=0)
@@ -200,7 +175,7 @@ def test_a_model_that_is_read_once_is_not_changed() -> None:
 
 
 def test_what_there_was_no_time_to_try_is_verified() -> None:
-    """A chain of which one half needs all of the tolerance: blocks are measured, and no candidate."""
+    """A chain of which one half needs all of the tolerance: one candidate is measured."""
     body = " ".join(f"v{i} = Tanh (v{i - 1})" for i in range(1, 16))
     text = f"(float[64] v0) => (float[64] y) <float big = {{256}}> {{ {body} s = Add (v15, big) y = Sub (s, big) }}"
     v0 = np.linspace(0.1, 2, 64, dtype=np.float32)
@@ -210,7 +185,6 @@ def test_what_there_was_no_time_to_try_is_verified() -> None:
     assert tuned.held
     assert chosen.nodes > 0
     assert (chosen.error, chosen.verified) == (tuned.error, True)
-    assert tuned.runs < 24, "blocks alone"
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "recurrent"])

@@ -13,7 +13,6 @@ from commands import report_of, run
 from graphs.case import parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_runs import mask_runs
 from onnx import ModelProto, numpy_helper
 from repository import ROOT
 
@@ -84,7 +83,7 @@ def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
     found = [tune_model(model, limit, dtype=dtype, **HOW)[1] for limit in TOLERANCES]
     for tuned in found:
         check_shown(tuned)
-        assert tuned.runs <= 50
+        assert tuned.conversions <= 12
     check_times(found)
 
 
@@ -131,32 +130,26 @@ class Sessions:
         monkeypatch.setattr(ort, "InferenceSession", Session)
 
 
-@pytest.mark.parametrize("seconds", [60.0, 0.0, 0.2])
-def test_every_candidate_is_written_from_a_state_and_nothing_runs(
-    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, how = network(3), {**HOW, "state": tmp_path / "state", "dtype": "bfloat16", "seconds": seconds}
+def test_every_candidate_is_written_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, how = network(3), {**HOW, "state": tmp_path / "state", "dtype": "bfloat16"}
     sessions = Sessions(monkeypatch)
     written, shown = tune_model(model, 2e-3, **how)
-    assert sessions.runs > 0
-    assert shown.stopped or seconds
     assert len(shown.candidates) > 1
-    sessions.runs = 0
     for number, row in enumerate(shown.candidates):
+        sessions.runs = 0
         result, picked = tune_model(model, 2e-3, pick=number, **how)
-        assert (picked.chosen, picked.runs, picked.conversions) == (number, 0, 0)
-        assert picked.candidates == shown.candidates
-        assert picked.error == row.best_known_error
+        assert (picked.chosen, picked.runs) == (number, 0)
+        assert [one.low for one in picked.candidates] == [one.low for one in shown.candidates]
+        assert sessions.runs == 0 or not row.verified, "what was measured is not run again"
         assert picked.plan.options == shown.plan.options
         assert onnxamp.apply_plan(model, picked.plan) == result
         low = {entry.node for entry in picked.plan.rows if entry.low and entry.op not in ("initializer", "Constant")}
         assert (not low) == (not row.nodes)
         if number == shown.chosen:
             assert (result, picked.plan, picked.kept) == (written, shown.plan, shown.kept)
-    assert sessions.runs == 0
 
 
-def test_a_picked_candidate_has_the_error_that_was_shown(tmp_path: Path) -> None:
+def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -> None:
     model, samples = network(3), onnxamp.random_samples(network(3), 2)
     how: dict[str, Any] = {**HOW, "samples": samples, "state": tmp_path / "state", "dtype": "bfloat16"}
     _, shown = tune_model(model, 2e-3, **how)
@@ -165,45 +158,29 @@ def test_a_picked_candidate_has_the_error_that_was_shown(tmp_path: Path) -> None
         result, _ = tune_model(model, 2e-3, pick=number, **how)
         report = onnxamp.diff_models(model, result, samples, provider="cpu")
         reached = max(output.rel_l2 for output in report.outputs)
-        assert reached == pytest.approx(row.best_known_error, rel=0.1, abs=1e-7)
+        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.5, abs=1e-7)
 
 
 def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("inputs.npz", **onnxamp.random_samples(onnx.load(ENCODER), 1)[0])
     arguments = ("tune", ENCODER, "--inputs", "inputs.npz", "--tolerance", "5e-4", "--state", "s.json", "--provider",
-                 "cpu", "--search-time", 0, "--format", "json")  # fmt: skip
+                 "cpu", "--format", "json")  # fmt: skip
     first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
     assert first["candidates"][first["chosen"]]["verified"]
-    sessions = Sessions(monkeypatch)
-    for number in range(len(first["candidates"])):
+    for number, row in enumerate(first["candidates"]):
         done = run(*arguments, "-o", f"{number}.onnx", "--pick", number)
         again = json.loads(done.stdout)["tuning"]
-        assert (again["candidates"], again["chosen"]) == (first["candidates"], number)
+        assert (again["candidates"][number]["low"], again["chosen"]) == (row["low"], number)
         assert done.exit_code == (0 if again["error"] <= 5e-4 else 1)
-    assert sessions.runs == 0
     assert Path(f"{first['chosen']}.onnx").read_bytes() == Path("a.onnx").read_bytes()
 
 
-def test_a_candidate_of_other_arguments_is_refused(tmp_path: Path) -> None:
-    how = {**HOW, "state": tmp_path / "state"}
-    model = network(5)
-    tune_model(model, 1e-3, **how)
-    with pytest.raises(onnxamp.ArgumentError, match=r"those of tolerance 0\.001: a candidate is picked with the same"):
-        tune_model(model, 2e-3, pick=0, **how)
-    with pytest.raises(onnxamp.ArgumentError, match=r"those of device Xeon-8480 and other options"):
-        tune_model(model, 1e-3, pick=0, **{**how, "device": "T4", "target": "cuda"})
-    with pytest.raises(onnxamp.ArgumentError, match="There is no candidate 99"):
-        tune_model(model, 1e-3, pick=99, **how)
-
-
-def test_without_a_state_the_pick_is_converted_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, runs = network(3), mask_runs(monkeypatch)
+def test_without_a_state_the_pick_is_converted_and_judged() -> None:
+    model = network(3)
     _, shown = tune_model(model, 2e-3, dtype="bfloat16", **HOW)
     number = next(number for number, row in enumerate(shown.candidates) if not row.verified)
-    searched = len(runs.masks)
     _, picked = tune_model(model, 2e-3, dtype="bfloat16", pick=number, **HOW)
-    assert len(runs.masks) == 2 * searched, "it is searched once"
     assert picked.candidates[number].verified
     assert (picked.candidates[number].error, picked.chosen) == (picked.error, number)
 
@@ -220,23 +197,7 @@ def test_what_is_not_verified_is_marked(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [line for line in told.splitlines() if line.strip().startswith(("✔ ", "✘ ")) and "×" in line]
     assert any("≈ " in row for row in rows)
     assert not any("≈ " in row for row in rows if "← written" in row)
-    assert "≈ marks an estimate from a mask run on a subset of the samples." in " ".join(told.split())
-    found = json.loads(run(*arguments, "--format", "json").stdout)["tuning"]
-    open_rows = [number for number, row in enumerate(found["candidates"]) if not row["verified"]]
-    picked = run(*arguments, "--pick", open_rows[0]).output
-    assert "rel-l2 is expected to be" in picked
-
-
-def test_errors_of_converted_models_replace_what_was_expected() -> None:
-    """Mask runs see four samples, and the fifth cancels more: what missed once converted is shown to miss."""
-    text = "(float[8] x) => (float[8] y) <float big = {256}> { s = Add (x, big) d = Sub (s, big) y = Mul (d, d) }"
-    random = np.random.default_rng(0)
-    samples = [{"x": random.uniform(60, 90, 8).astype(np.float32)} for _ in range(4)]
-    samples.append({"x": random.uniform(1, 2, 8).astype(np.float32)})
-    _, tuned = tune_model(parse(text), 1e-2, samples=samples, allow_slower=True, provider="cpu")
-    assert tuned.conversions > 1
-    assert tuned.held
-    assert all(row.best_known_error > 1e-2 for row in tuned.candidates[: tuned.chosen])
+    assert "≈ marks an error that is expected from the sensitivities" in " ".join(told.split())
 
 
 def test_room_is_that_of_a_knapsack_with_one_part_cut() -> None:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, is_one_sentence, report_of, run, saved, small
 from graphs.case import add_weights, parse
-from mask_runs import mask_runs
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
@@ -112,19 +111,15 @@ def test_what_does_not_hold_ends_with_1() -> None:
     assert Path("out.onnx").exists()
 
 
-def test_pick_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = mask_runs(monkeypatch)
+def test_pick_from_a_state() -> None:
     arguments = ("tune", ENCODER, "--samples", 1, "--tolerance", "5e-4", "--state", "s.json", "--format", "json")
     first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
-    assert runs.sessions > 0
-    runs.sessions = 0
     slowest = len(first["candidates"]) - 1
     result = run(*arguments, "-o", "b.onnx", "--pick", slowest)
-    assert (result.exit_code, runs.sessions) == (0, 0)
+    assert result.exit_code == 0
     second = report_of(result)["tuning"]
-    assert (second["runs"], second["chosen"]) == (0, slowest)
-    assert second["candidates"] == first["candidates"]
-    assert second["recalled"] >= first["runs"] - 2
+    assert (second["runs"], second["recalled"], second["chosen"]) == (0, first["runs"], slowest)
+    assert [row["low"] for row in second["candidates"]] == [row["low"] for row in first["candidates"]]
     assert weight_types("b.onnx") == weight_types(str(ENCODER))
 
 
