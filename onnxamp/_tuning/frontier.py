@@ -218,11 +218,11 @@ class Frontier:
         gap = before.low - after.low
         parts = self._parts(gap, _SHARE * self.solver.price(gap))
         low, spent, step = after.low, 0.0, sum(error for error, _, _ in parts) / _STEPS
-        for error, _, part in sorted(parts, key=per_gain)[:-1]:
-            low, spent = low | part, spent + error
-            if spent >= step:
-                spent = 0.0
+        for error, _, part in sorted(parts, key=per_gain):
+            if low != after.low and spent + error >= step:
                 yield low
+                spent = 0.0
+            low, spent = low | part, spent + error
 
 
 def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:

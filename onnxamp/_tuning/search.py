@@ -33,8 +33,9 @@ _BOLD: Final = 1.1
 _HOPE: Final = 4.0
 """The same while none holds."""
 
-_WORSE: Final = 4.0
-"""What expected errors are multiplied by after a candidate that breaks."""
+_FAR: Final = 4.0
+"""Factor between what two candidates show of expected errors above which these are worth little, as where the order of
+results flips: then the list is halved."""
 
 _CLOSE: Final = 1.02
 """Models whose times differ by less are equally fast."""
@@ -47,6 +48,7 @@ class CandidateSearch:
         front: the candidates, best first.
         ratio: what errors are as multiples of those that are predicted, after the last that was measured.
         errors: choice -> error of the converted model on all samples.
+        is_erratic: whether errors are far from what others of them let expect.
         stopped: whether the search ended because the time was over.
     """
 
@@ -58,7 +60,8 @@ class CandidateSearch:
         self.frontier = Frontier(self.solver, self.aim)
         self.front = self.frontier.choices() if job.space.tunable else []
         self.errors = dict[Choice, float]()
-        self.ratio, self.started, self.stopped = 1.0, monotonic(), False
+        self.ratio, self.is_erratic, self.stopped = 1.0, False, False
+        self.started = monotonic()
 
     @property
     def limit(self) -> float:
@@ -83,14 +86,15 @@ class CandidateSearch:
         first, end = 0, len(able)
         while first < end:
             place = self._promising(able, first, end)
-            self.stopped = place is not None and self._is_over
-            if place is None or self.stopped:
+            if place is None:
+                break
+            if able[place].low not in self.errors and self._is_over:
+                self.stopped = True
                 break
             if self.measure(able[place].low) <= self.limit:
                 end = place
             else:
                 first = place + 1
-                _LOG.info("errors are %.2f times those predicted", self.ratio)
         return end
 
     def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
@@ -98,6 +102,8 @@ class CandidateSearch:
         for place in range(first, end):
             if self.expected(able[place]) <= self.limit:
                 return place
+        if self.is_erratic:
+            return (first + end) // 2
         hope = _BOLD if end < len(able) else _HOPE
         return end - 1 if self.expected(able[end - 1]) <= hope * self.limit else None
 
@@ -117,9 +123,17 @@ class CandidateSearch:
             job.run.report("verifying the converted model", count, count)
             error = job.metric.amplitude(job.error(low, job.plan(low)))
             predicted = job.expected.predicted(low)
+            ratio = error / predicted if predicted else 1.0
+            lowest, highest = sorted((ratio, self.ratio))
+            self.is_erratic |= bool(self.errors) and highest > _FAR * lowest
             self.errors[low] = error
-            self.ratio = error / predicted if error < inf else self.ratio * _WORSE
-            _LOG.info("%d nodes low: error %.3g", len(low), error)
+            self.ratio = ratio if error < inf else self.ratio * _FAR
+            _LOG.info(
+                "%d nodes low: error %.3g, %.2f times the one predicted",
+                len(low),
+                error,
+                ratio,
+            )
         return self.errors[low]
 
     def told(self, one: Candidate) -> Candidate:
