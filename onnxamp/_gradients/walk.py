@@ -94,6 +94,8 @@ class Pass:
         """Small constants by name."""
         self.addends: dict[int, list[Tensor]] = {}
         """Gradients through the consumers visited so far."""
+        self.shares: dict[tuple[int, int], list[Tensor]] = {}
+        """Of each value what each of its consumers contributes."""
         self.totals: dict[int, Tensor] = {}
         producers = {
             name: graph.producer(graph.scopes[0].names[name]) for name in self.known
@@ -170,6 +172,7 @@ class Pass:
                 addends = self._addends(call, otherwise)
             for value, addend in addends:
                 self.addends.setdefault(value, []).append(addend)
+                self.shares.setdefault((value, node.index), []).append(addend)
         for value in list(self.addends):
             self._total(value)
         return self.totals

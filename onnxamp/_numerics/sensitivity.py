@@ -72,6 +72,9 @@ _STEP: Final = 2.0**-8
 _SCATTER: Final = 12.9898
 """What an element's position is multiplied by to make the sign of its sine look random."""
 
+_SUMMED: Final = "\n"
+"""Stands for what an accumulator makes of a value."""
+
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
@@ -83,10 +86,14 @@ class Rounded:
         largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
             weights.
         costs: by group of outputs: the squared relative error that rounding this value alone causes.
+        summed: the same where its node sums up as the target does; empty where that makes no difference.
+        read: by first output of a node that reads it, where several do: the same where it is rounded for that node.
     """
 
     largest: float
     costs: tuple[float, ...]
+    summed: tuple[float, ...]
+    read: Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,8 @@ class _Backward(NamedTuple):
         reads: inputs of the piece.
         seeds: value -> the input that takes its gradient from later pieces.
         gradients: value of an earlier piece -> the output that holds its gradient.
-        costs: value -> the output that holds the cost of rounding it.
+        costs: value, and what of it -> the output that holds the cost: "" for that of rounding it, and else
+            :data:`_SUMMED`, or the first output of a node that reads it.
         spread: labels of nodes without a rule.
     """
 
@@ -143,7 +151,7 @@ class _Backward(NamedTuple):
     reads: tuple[str, ...]
     seeds: Mapping[str, str]
     gradients: Mapping[str, str]
-    costs: Mapping[str, str]
+    costs: Mapping[tuple[str, str], str]
     spread: tuple[str, ...]
 
 
@@ -237,9 +245,9 @@ class GradientWalk:
             for name, output in backward.gradients.items():
                 gradient = results[output].numpy()
                 one[name] = one[name] + gradient if name in one else gradient
-            for name, output in backward.costs.items():
+            for key, output in backward.costs.items():
                 cost = float(results[output].numpy())
-                found.add(name, seed.group, cost / seed.probes)
+                found.add(key, seed.group, cost / seed.probes)
         found.spread.update(dict.fromkeys(backward.spread))
         side.used(reads)
 
@@ -290,7 +298,15 @@ class _Written:
         if arithmetic is not None and low is FLOAT16:
             editor, shapes = self.writer.editor, graph.shapes
             self.accumulator = Accumulator(arithmetic, editor, shapes)
-        self.gradients, self.costs = dict[str, str](), dict[str, str]()
+        self.gradients = dict[str, str]()
+        self.costs = dict[tuple[str, str], str]()
+        self.shared = {
+            name
+            for name, count in Counter(
+                name for reads in flow.reads for name in set(reads)
+            ).items()
+            if count > 1
+        }
         self.spread = dict[str, None]()
         self.model = ModelProto()
 
@@ -314,26 +330,47 @@ class _Written:
             tensor = self.backward.handle(value)
             if tensor is None or value not in totals or name not in self.flow.names:
                 continue
+            self.writer.prefix = f"{name}/rounding"
             if name in inputs and name in self.flow.maker:
                 self.gradients[name] = self._output(totals[value])
+                if name in self.shared:
+                    self._share(name, value, self._error(tensor, tensor))
             else:
-                self.writer.prefix = f"{name}/rounding"
-                self.costs[name] = self._output(
-                    self._cost(value, tensor, totals[value])
-                )
+                self._cost(name, value, tensor, totals[value])
         self.model = self.writer.finish()
         return fed
 
-    def _cost(self, value: int, exact: Tensor, gradient: Tensor) -> Tensor:
-        """The cost of rounding a value, after what the target's accumulator makes of it."""
-        node, summed = self.graph.producer(value), exact
+    def _cost(self, name: str, value: int, exact: Tensor, gradient: Tensor) -> None:
+        """Write the cost of rounding a value, also after what the target's accumulator makes of it."""
+        error = self._error(exact, exact)
+        self._note((name, ""), gradient, error)
+        if name in self.shared:
+            self._share(name, value, error)
+        node = self.graph.producer(value)
         if self.accumulator is not None and node and value == node.outputs[0]:
             nodes = self.accumulator.nodes(node, node.proto, exact.name)
             self.writer.nodes += nodes
             if nodes:
                 summed = replace(exact, name=nodes[-1].output[0])
-        error = summed.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
-        return (gradient * error).op("ReduceSumSquare", keepdims=0)
+                self._note((name, _SUMMED), gradient, self._error(summed, exact))
+
+    def _share(self, name: str, value: int, error: Tensor) -> None:
+        """Write what it costs to round a value for each of the nodes that read it."""
+        for node, _ in dict.fromkeys(self.graph.uses[value]):
+            reader = next(filter(None, self.graph.nodes[node].proto.output), "")
+            addends = self.backward.shares.get((value, node), ())
+            if addends and reader in self.flow.maker:
+                gradient = addends[0]
+                for more in addends[1:]:
+                    gradient += more
+                self._note((name, reader), gradient, error)
+
+    def _error(self, found: Tensor, exact: Tensor) -> Tensor:
+        return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
+
+    def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
+        cost = (gradient * error).op("ReduceSumSquare", keepdims=0)
+        self.costs[key] = self._output(cost)
 
     def _output(self, tensor: Tensor) -> str:
         if tensor.name not in {*self.gradients.values(), *self.costs.values()}:
@@ -484,29 +521,34 @@ class _Found:
 
     groups: int
     largest: Mapping[str, float]
-    costs: dict[str, list[float]] = field(default_factory=dict)
+    costs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     spread: dict[str, None] = field(default_factory=dict)
 
-    def add(self, name: str, group: int, cost: float) -> None:
-        """Add to the cost of a value."""
-        costs = self.costs.setdefault(name, [0.0] * self.groups)
-        costs[group] += cost
+    def add(self, key: tuple[str, str], group: int, cost: float) -> None:
+        """Add to a cost of a value."""
+        name, what = key
+        none = [0.0] * self.groups
+        self.costs.setdefault(name, {}).setdefault(what, none)[group] += cost
 
     def sensitivities(self) -> Sensitivities:
         """All of it."""
-        none = [0.0] * self.groups
         names = dict.fromkeys((*self.largest, *self.costs))
-        values = {
-            name: Rounded(
-                abs(self.largest.get(name, 0.0)),
-                tuple(
-                    _known(cost, is_plain=self.largest.get(name, 0.0) > 0)
-                    for cost in self.costs.get(name, none)
-                ),
-            )
-            for name in names
+        return Sensitivities(
+            {name: self._of(name) for name in names}, tuple(self.spread)
+        )
+
+    def _of(self, name: str) -> Rounded:
+        largest = self.largest.get(name, 0.0)
+        costs = {
+            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
+            for what, row in self.costs.get(name, {}).items()
         }
-        return Sensitivities(values, tuple(self.spread))
+        return Rounded(
+            largest=abs(largest),
+            costs=costs.pop("", (0.0,) * self.groups),
+            summed=costs.pop(_SUMMED, ()),
+            read=costs,
+        )
 
 
 def _known(cost: float, *, is_plain: bool) -> float:

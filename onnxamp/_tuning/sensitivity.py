@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from onnxamp._dtypes import Format
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._numerics.sensitivity import Rounded, Sensitivities
+from onnxamp._numerics.sensitivity import Sensitivities
 from onnxamp._tuning.space import SearchSpace, TunableNode
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -29,6 +29,9 @@ _VANISHING: Final = 0.05
 
 _PRIOR: Final = 1e-6
 """Share of the squared error of everything that all nodes together cost beside their own: it ranks what costs none."""
+
+_MADE: Final = "\n"
+"""Stands for a value as its node makes it in low precision."""
 
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
@@ -52,23 +55,26 @@ class ExpectedErrors:
 
     @cached_property
     def costs(self) -> Numbers:
-        """By float value and column: the squared error that rounding the value causes."""
-        columns = [np.zeros((len(self._names), 1))]
+        """By row and column: the squared error that rounding a value causes in a group of outputs of a sample."""
+        columns = [np.zeros((len(self._places), 1))]
         for sample in self.samples:
             groups = max((len(row.costs) for row in sample.values.values()), default=0)
-            none = Rounded(0.0, (0.0,) * groups)
-            rows = (sample.values.get(name, none).costs for name in self._names)
-            own = np.array(list(rows)).reshape(-1, groups)
+            own = np.zeros((len(self._places), groups))
+            for name, rounded in sample.values.items():
+                own[self._places[name, ""]] = rounded.costs
+                own[self._places[name, _MADE]] = rounded.summed or rounded.costs
+                for reader, costs in rounded.read.items():
+                    own[self._places[name, reader]] = costs
             joint = self.is_joint and groups > 0
             columns.append(own.mean(axis=1, keepdims=True) if joint else own)
         table = np.hstack(columns)
-        stored = [
-            self._places[value.name]
+        stored = {
+            value.name
             for value in self._graph.values
             if value.index in self._graph.constants.tensors
-            and value.name in self._places
-        ]
-        table[stored] *= self.weights
+        }
+        weights = [row for (name, _), row in self._places.items() if name in stored]
+        table[weights] *= self.weights
         return np.minimum(table, _MOST)
 
     @cached_property
@@ -99,7 +105,9 @@ class ExpectedErrors:
             node = self._graph.nodes[unit.node]
             values = dict.fromkeys(node.inputs[port] for port in unit.ports.inputs)
             found[unit.key] = tuple(
-                (self._maker(value), row) for value in values for row in self._at(value)
+                (self._maker(value), row)
+                for value in values
+                for row in self._at(value, unit.key)
             )
         return found
 
@@ -114,21 +122,11 @@ class ExpectedErrors:
 
     @cached_property
     def prices(self) -> list[float]:
-        """The squared error that each node causes that computes, with the weights and inputs that it reads.
-
-        Those of a value that several nodes read are shared among them.
-        """
-        sources = [self._sources(unit) for unit in self.space.tunable]
-        readers = np.bincount(
-            [row for rows in sources for row in rows], minlength=len(self._names)
+        """The squared error that each node causes that computes, with the weights and inputs that it reads."""
+        rows = (
+            [*self.made[unit.key], *self._sources(unit)] for unit in self.space.tunable
         )
-        prices = list[float]()
-        for unit, rows in zip(self.space.tunable, sources, strict=True):
-            made = self.costs[list(self.made[unit.key])].sum(axis=0)
-            shared = self.costs[rows] / readers[rows][:, None]
-            worst = float((made + shared.sum(axis=0)).max())
-            prices.append(worst + self._prior)
-        return prices
+        return [self._sum(row) + self._prior for row in rows]
 
     def broken(self, low: Format) -> dict[str, str]:
         """Nodes that go wrong on their own, by key, with the reason."""
@@ -176,23 +174,28 @@ class ExpectedErrors:
         return self.space.all_low.graph
 
     @cached_property
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for one in self.samples for name in one.values))
-
-    @cached_property
-    def _places(self) -> Mapping[str, int]:
-        return {name: row for row, name in enumerate(self._names)}
+    def _places(self) -> Mapping[tuple[str, str], int]:
+        """The row of each value: as it is cast, as its node makes it, and as it is cast for one of several readers."""
+        names = dict.fromkeys(
+            (name, what)
+            for sample in self.samples
+            for name, rounded in sample.values.items()
+            for what in ("", _MADE, *rounded.read)
+        )
+        return {name: row for row, name in enumerate(names)}
 
     @cached_property
     def _keys(self) -> Mapping[int, str]:
         """By index: the keys of the nodes that can be in low precision."""
         return {unit.node: unit.key for unit in self.space.units}
 
-    def _at(self, value: int) -> tuple[int, ...]:
+    def _at(self, value: int, what: str = "") -> tuple[int, ...]:
         """The row of a value; none where no sample shows it."""
-        if value == ABSENT or self._graph.values[value].name not in self._places:
+        if value == ABSENT:
             return ()
-        return (self._places[self._graph.values[value].name],)
+        name = self._graph.values[value].name
+        keys = ((name, what), (name, ""))
+        return tuple(self._places[key] for key in keys if key in self._places)[:1]
 
     def _maker(self, value: int) -> str:
         """The key of the node that makes a value; "" if that is always float32."""
@@ -200,13 +203,16 @@ class ExpectedErrors:
 
     def _rows_of(self, node: Node, unit: TunableNode) -> tuple[int, ...]:
         rows = [
-            row for port in unit.ports.outputs for row in self._at(node.outputs[port])
+            row
+            for port in unit.ports.outputs
+            for row in self._at(node.outputs[port], _MADE)
         ]
-        rows += [self._places[name] for name in unit.names if name in self._places]
+        keys = ((name, _MADE) for name in unit.names)
+        rows += [self._places[key] for key in keys if key in self._places]
         scope = node.scope
         while not rows and scope:
             owner = self._graph.nodes[self._graph.scopes[scope].owner]
-            rows = [row for value in owner.outputs for row in self._at(value)]
+            rows = [row for value in owner.outputs for row in self._at(value, _MADE)]
             scope = owner.scope
         return tuple(dict.fromkeys(rows))
 
@@ -226,5 +232,5 @@ class ExpectedErrors:
                 if producer in followers:
                     waiting.append(followers[producer])
                 elif producer not in computing:
-                    found += self._at(value)
+                    found += self._at(value, one.key)
         return found
