@@ -32,6 +32,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.engines import Engine, Executable
@@ -85,7 +86,8 @@ class Rounded:
     Attributes:
         largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
             weights.
-        costs: by group of outputs: the squared relative error that rounding this value alone causes.
+        costs: by group of outputs: the squared relative error that rounding this value alone causes; the last one is
+            that of values that decide what is selected, and which branches are taken.
         summed: the same where its node sums up as the target does; empty where that makes no difference.
         read: by first output of a node that reads it, where several do: the same where it is rounded for that node.
     """
@@ -186,21 +188,23 @@ class GradientWalk:
         again = Counter(
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
-        ends = _ends(flow)
+        ends, decisive = _ends(flow), _decisive(flow)
         seen = [
             name
             for name in (*flow.inputs, *flow.maker)
             if flow.types.get(name) == FLOAT
         ]
-        side = start(runner, feeds, again + Counter(ends) + Counter(seen))
+        wanted = Counter([*ends, *decisive, *seen])
+        side = start(runner, feeds, again + wanted)
         largest = _largest(side, seen)
         for part in parts:
             side.run(part)
             made = (name for node in part for name in flow.nodes[node].output)
             largest |= _largest(side, made)
             runner.forget()
-        seeds = list(_seeds(side, ends, np.random.default_rng(number)))
-        found = _Found(len({group for group, _, _ in seeds}), largest)
+        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+        seeds = list(_seeds(side, [*groups, decisive], np.random.default_rng(number)))
+        found = _Found(len(groups) + 1, largest)
         waiting = [dict(gradients) for _, _, gradients in seeds]
         for part in reversed(parts):
             self._step(runner, side, part, seeds, waiting, found)
@@ -471,10 +475,9 @@ class _Seed(NamedTuple):
 
 
 def _seeds(
-    side: Side, ends: Sequence[str], random: np.random.Generator
+    side: Side, groups: Sequence[Sequence[str]], random: np.random.Generator
 ) -> Iterator[_Seed]:
-    """Signs over the outputs, divided by the outputs' norms."""
-    groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+    """Signs over values, divided by their norms."""
     for number, group in enumerate(groups):
         arrays = {
             name: np.asarray(side.output(name)) for name in group if name in side.values
@@ -482,7 +485,7 @@ def _seeds(
         arrays = {name: array for name, array in arrays.items() if array.size}
         few = any(1 < array.size < _MANY for array in arrays.values())
         probes = _PROBES if few else 1
-        for _ in range(probes):
+        for _ in range(probes if arrays else 0):
             yield _Seed(
                 number,
                 probes,
@@ -495,16 +498,32 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
     finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
     norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
     signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
-    return (signs * finite / (norm or inf)).astype(np.float32)
+    return np.asarray(signs * finite / (norm or inf), np.float32)
 
 
 def _ends(flow: Flow) -> list[str]:
-    """The float outputs; where there are none, the floats that decide about the others."""
+    """The float outputs; where there are none, the floats that the others depend on."""
     made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
     floats = [name for name in made if flow.types.get(name) == FLOAT]
-    if floats:
-        return floats
-    found, waiting, seen = dict[str, None](), made, set(made)
+    return floats or _floats_before(flow, made)
+
+
+def _decisive(flow: Flow) -> list[str]:
+    """The floats that decide what is selected, and which branches are taken."""
+    found = dict.fromkeys(
+        name
+        for node in flow.nodes
+        if op_key(node) in op_facts().selections
+        for name in node.input
+        if name in flow.maker and flow.types.get(name) == FLOAT
+    )
+    conditions = [name for name, _ in flow.choices if name in flow.maker]
+    return list(found | dict.fromkeys(_floats_before(flow, conditions)))
+
+
+def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
+    """The nearest floats that other values are computed from."""
+    found, waiting, seen = dict[str, None](), list(names), set(names)
     while waiting:
         for name in flow.reads[flow.maker[waiting.pop()]]:
             if flow.types.get(name) == FLOAT and name in flow.maker:

@@ -33,6 +33,12 @@ _PRIOR: Final = 1e-6
 _MADE: Final = "\n"
 """Stands for a value as its node makes it in low precision."""
 
+_REST: Final = "\n\n"
+"""Stands for a value as it is cast for readers of which nothing else is known."""
+
+_DECISIVE: Final = 16.0
+"""What the squared error of values that decide what is selected counts, over that of outputs."""
+
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
 
@@ -57,25 +63,40 @@ class ExpectedErrors:
     def costs(self) -> Numbers:
         """By row and column: the squared error that rounding a value causes in a group of outputs of a sample."""
         columns = [np.zeros((len(self._places), 1))]
-        for sample in self.samples:
-            groups = max((len(row.costs) for row in sample.values.values()), default=0)
-            own = np.zeros((len(self._places), groups))
-            for name, rounded in sample.values.items():
-                own[self._places[name, ""]] = rounded.costs
-                own[self._places[name, _MADE]] = rounded.summed or rounded.costs
-                for reader, costs in rounded.read.items():
-                    own[self._places[name, reader]] = costs
-            joint = self.is_joint and groups > 0
-            columns.append(own.mean(axis=1, keepdims=True) if joint else own)
-        table = np.hstack(columns)
-        stored = {
-            value.name
-            for value in self._graph.values
-            if value.index in self._graph.constants.tensors
-        }
+        for sample in self._tables:
+            own = sample[:, :-1]
+            columns.append(own.mean(axis=1, keepdims=True) if self.is_joint else own)
+        return np.hstack(columns)
+
+    @cached_property
+    def decisive(self) -> Numbers:
+        """By row: the squared error of what decides about selections and branches, on the worst sample."""
+        none = np.zeros(len(self._places))
+        worst: Numbers = np.max([none, *(table[:, -1] for table in self._tables)], 0)
+        return worst
+
+    @cached_property
+    def _tables(self) -> list[Numbers]:
+        """The costs of each sample."""
+        found, constants = list[Numbers](), self._graph.constants.tensors
+        stored = {v.name for v in self._graph.values if v.index in constants}
         weights = [row for (name, _), row in self._places.items() if name in stored]
-        table[weights] *= self.weights
-        return np.minimum(table, _MOST)
+        for sample in self.samples:
+            groups = max((len(row.costs) for row in sample.values.values()), default=2)
+            table = np.zeros((len(self._places), groups))
+            for name, rounded in sample.values.items():
+                table[self._places[name, ""]] = rounded.costs
+                table[self._places[name, _MADE]] = rounded.summed or rounded.costs
+                for reader, costs in rounded.read.items():
+                    table[self._places[name, reader]] = costs
+                if rounded.read:
+                    rest = np.subtract(
+                        rounded.costs, np.sum([*rounded.read.values()], 0)
+                    )
+                    table[self._places[name, _REST]] = np.maximum(rest, 0.0)
+            table[weights] *= self.weights
+            found.append(np.minimum(table, _MOST))
+        return found
 
     @cached_property
     def largest(self) -> Mapping[str, float]:
@@ -126,7 +147,10 @@ class ExpectedErrors:
         rows = (
             [*self.made[unit.key], *self._sources(unit)] for unit in self.space.tunable
         )
-        return [self._sum(row) + self._prior for row in rows]
+        return [
+            self._sum(row) + _DECISIVE * float(self.decisive[row].sum()) + self._prior
+            for row in rows
+        ]
 
     def broken(self, low: Format) -> dict[str, str]:
         """Nodes that go wrong on their own, by key, with the reason."""
@@ -180,7 +204,7 @@ class ExpectedErrors:
             (name, what)
             for sample in self.samples
             for name, rounded in sample.values.items()
-            for what in ("", _MADE, *rounded.read)
+            for what in ("", _MADE, *rounded.read, *([_REST] if rounded.read else []))
         )
         return {name: row for row, name in enumerate(names)}
 
@@ -194,7 +218,7 @@ class ExpectedErrors:
         if value == ABSENT:
             return ()
         name = self._graph.values[value].name
-        keys = ((name, what), (name, ""))
+        keys = ((name, what), *([(name, _REST)] if what else []), (name, ""))
         return tuple(self._places[key] for key in keys if key in self._places)[:1]
 
     def _maker(self, value: int) -> str:

@@ -158,7 +158,7 @@ def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -
         result, _ = tune_model(model, 2e-3, pick=number, **how)
         report = onnxamp.diff_models(model, result, samples, provider="cpu")
         reached = max(output.rel_l2 for output in report.outputs)
-        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.5, abs=1e-7)
+        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.5, abs=1e-4)
 
 
 def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_a_tolerance_is_filled() -> None:
         model.graph.initializer.append(numpy_helper.from_array(weights, f"w{kind}"))
     _, all_low = tune_model(model, 1e-1, dtype="bfloat16", metric=f"{__name__}:whole", **HOW)
     assert all_low.candidates[all_low.chosen].nodes == len(kinds)
-    for share in (0.25, 0.5, 0.75):
+    for share in (0.3, 0.55, 0.8):
         limit = all_low.error * share**0.5
         _, tuned = tune_model(model, limit, dtype="bfloat16", metric=f"{__name__}:whole", **HOW)
         assert tuned.held
