@@ -57,6 +57,22 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats end the path, too, and need no entry.
 """
 
+_SINGULAR: Final = frozenset(
+    {
+        "Acos",
+        "Acosh",
+        "Asin",
+        "Atanh",
+        "Div",
+        "Log",
+        "Pow",
+        "Reciprocal",
+        "ReduceL2",
+        "Sqrt",
+    }
+)
+"""Ops whose derivative may be infinite, as that of Sqrt at 0."""
+
 _PARTIAL: Final = frozenset({"Split"})
 """Ops whose rules do not need the gradient of the first output."""
 
@@ -151,7 +167,8 @@ class Pass:
 
         Args:
             seeds: writes the gradients from outside, by value, that the pass starts from.
-            otherwise: the rule of nodes that have none, or whose rule refuses; None to fail there.
+            otherwise: the rule of nodes that have none, or whose rule refuses; None to fail there. With it, what is no
+                finite number counts as zero, so that it does not spread.
 
         Raises:
             GradientError: a rule refuses a node, and there is no other.
@@ -170,6 +187,8 @@ class Pass:
                 if otherwise is None:
                     raise
                 addends = self._addends(call, otherwise)
+            if otherwise is not None and node.key in _SINGULAR:
+                addends = [(value, _finite(addend)) for value, addend in addends]
             for value, addend in addends:
                 self.addends.setdefault(value, []).append(addend)
                 self.shares.setdefault((value, node.index), []).append(addend)
@@ -216,6 +235,11 @@ class Pass:
                 ]
             self.totals[value] = addends[0]
         return self.totals.get(value)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """A tensor with zeros where it holds infinities and NaN."""
+    return (x - x).op("IsNaN").where(0.0, x)
 
 
 def _rule_of(call: Call) -> Rule:

@@ -90,9 +90,8 @@ class ExpectedErrors:
                 for reader, costs in rounded.read.items():
                     table[self._places[name, reader]] = costs
                 if rounded.read:
-                    rest = np.subtract(
-                        rounded.costs, np.sum([*rounded.read.values()], 0)
-                    )
+                    known = np.minimum(np.sum([*rounded.read.values()], 0), _MOST)
+                    rest = np.minimum(rounded.costs, _MOST) - known
                     table[self._places[name, _REST]] = np.maximum(rest, 0.0)
             table[weights] *= self.weights
             found.append(np.minimum(table, _MOST))
@@ -145,7 +144,8 @@ class ExpectedErrors:
     def prices(self) -> list[float]:
         """The squared error that each node causes that computes, with the weights and inputs that it reads."""
         rows = (
-            [*self.made[unit.key], *self._sources(unit)] for unit in self.space.tunable
+            [*(self.made[unit.key] or self._cast(unit)), *self._sources(unit)]
+            for unit in self.space.tunable
         )
         return [
             self._sum(row) + _DECISIVE * float(self.decisive[row].sum()) + self._prior
@@ -239,6 +239,10 @@ class ExpectedErrors:
             rows = [row for value in owner.outputs for row in self._at(value, _MADE)]
             scope = owner.scope
         return tuple(dict.fromkeys(rows))
+
+    def _cast(self, unit: TunableNode) -> list[int]:
+        """The rows of what a node reads that makes no floats."""
+        return [row for _, row in self.read[unit.key]]
 
     def _sources(self, unit: TunableNode) -> list[int]:
         """The rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
