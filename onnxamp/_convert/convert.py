@@ -47,7 +47,6 @@ def analyse_model(
     options: Options,
     plan: Plan | None = None,
     proof: Proof | None = None,
-    least: int = 1,
 ) -> tuple[Prepared, Analysis]:
     """Prepare a model and decide its precision.
 
@@ -58,24 +57,23 @@ def analyse_model(
         options: the options of the conversion.
         plan: decisions to repeat, at the opset that they were made for.
         proof: judges upgrades and folds that nobody asked for.
-        least: the opset that the caller needs, whether it pays or not.
 
     Raises:
         OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
         Others as :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
     """
     if plan is not None or not options.may_fold:
-        return at_best_opset(model, options, plan, proof, least)
+        return at_best_opset(model, options, plan, proof)
     unproven: list[Graph] = []
-    unfolded = at_best_opset(model, options, None, unproven.append, least)
-    folded = _folded(model, unfolded[1], least)
+    unfolded = at_best_opset(model, options, None, unproven.append)
+    folded = _folded(model, unfolded[1])
     why = None
     if folded is not None:
         why = proof(folded[1].graph) if proof is not None else None
         if why is None:
             return folded
     if unproven and proof is not None:
-        unfolded = at_best_opset(model, options, None, proof, least)
+        unfolded = at_best_opset(model, options, None, proof)
     if why is None:
         return unfolded
     refused = f"Not folded into single ops: {why}."
@@ -171,21 +169,15 @@ def _in_float32(
     return prepared, replace(analysis, pins=pins)
 
 
-def _folded(
-    model: Model, unfolded: Analysis, least: int
-) -> tuple[Prepared, Analysis] | None:
+def _folded(model: Model, unfolded: Analysis) -> tuple[Prepared, Analysis] | None:
     """Return what is decided with those patterns folded that become low by it; None if the result is no faster."""
     options, candidates = unfolded.options, _candidates(unfolded)
     if not candidates:
         return None
-    prepared, analysis = at_best_opset(
-        model, replace(options, folded=candidates), least=least
-    )
+    prepared, analysis = at_best_opset(model, replace(options, folded=candidates))
     lowered = _lowered(analysis)
     if lowered and len(lowered) < len(candidates):
-        prepared, analysis = at_best_opset(
-            model, replace(options, folded=lowered), least=least
-        )
+        prepared, analysis = at_best_opset(model, replace(options, folded=lowered))
     if not lowered or time_on_target(analysis) >= time_on_target(unfolded):
         return None
     return replace(

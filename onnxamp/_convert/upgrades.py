@@ -161,7 +161,6 @@ def at_best_opset(
     options: Options,
     plan: Plan | None = None,
     proof: Proof | None = None,
-    least: int = 1,
 ) -> tuple[Prepared, Analysis]:
     """Prepare a model and decide its precision, at the opset that ``options.opset`` asks for or that pays.
 
@@ -180,7 +179,7 @@ def at_best_opset(
             prepared = replace(prepared, notes=(*prepared.notes, note))
         return prepared, analyse(prepared.graph, options, plan.of_nodes())
     choice = _Choice(prepared, options, proof)
-    needed = max(options.low.min_opset, least)
+    needed = options.low.min_opset
     if current < needed:
         choice.need(needed)
     return choice.best()

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.editor import NewNames
-from onnxamp._model.blobs import Bits
-from onnxamp._model.lowering import raised, rounded
 from onnxamp._model.protos import copy_fields, stored_bytes
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 
 _SESSIONS: Final = 16
 """Sessions that a runner keeps. Small allocations of many sessions between large values fragment the heap."""
-
-_NONE: Final[Mapping[str, Format]] = {}
 
 
 class Piece(NamedTuple):
@@ -137,37 +132,22 @@ def _rank(
 
 @dataclass(slots=True)
 class Runner:
-    """Runs pieces. Some sessions are kept for further samples, weights until :meth:`forget`.
-
-    ``threads`` and ``spin`` are as for :func:`~onnxamp._runtime.session.make_session`. ``kept`` is the number of
-    sessions that are kept; None for a few, and none of a model with large weights. ``given`` are weights whose
-    low-precision numbers are not the nearest.
-    """
+    """Runs pieces. Some sessions are kept for further samples, weights until :meth:`forget`."""
 
     flow: Flow
     provider: Provider
-    threads: int = 0
-    spin: bool = True
-    kept: int | None = None
-    given: Mapping[str, Bits] = field(default_factory=dict)
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
         field(default_factory=dict)
     )
-    _weights: "dict[tuple[str, Format | None], ort.OrtValue]" = field(
-        default_factory=dict
-    )
+    _weights: "dict[str, ort.OrtValue]" = field(default_factory=dict)
 
     def run(
-        self,
-        piece: Piece,
-        values: "Mapping[str, ort.OrtValue]",
-        low: Mapping[str, Format] = _NONE,
+        self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
     ) -> "dict[str, ort.OrtValue]":
         """Run a piece.
 
         Args:
             values: at least those that the piece reads from outside, apart from weights.
-            low: weights that are rounded on their way in.
 
         Returns:
             The wanted values by name.
@@ -176,13 +156,11 @@ class Runner:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
         loaded = self._sessions.get(piece) or self._load(piece, values)
-        if len(self._sessions) < (
-            (0 if self.flow.large else _SESSIONS) if self.kept is None else self.kept
-        ):
+        if len(self._sessions) < (0 if self.flow.large else _SESSIONS):
             self._sessions[piece] = loaded
         session, entries = loaded
         feeds = {
-            entry: values[name] if name in values else self.weight(name, low.get(name))
+            entry: values[name] if name in values else self.weight(name)
             for name, entry in entries
         }
         return run_values(session, feeds, piece.wanted)
@@ -206,8 +184,6 @@ class Runner:
             self.provider,
             optimize=False,
             lean=self.flow.large,
-            threads=self.threads,
-            spin=self.spin,
         )
         return session, list(
             zip(names, (entry.name for entry in model.graph.input), strict=True)
@@ -221,16 +197,12 @@ class Runner:
             return declared
         return str(values[name].data_type())
 
-    def weight(self, name: str, low: Format | None = None) -> "ort.OrtValue":
+    def weight(self, name: str) -> "ort.OrtValue":
         """A weight, read once until :meth:`forget`."""
-        if (name, low) not in self._weights:
+        if name not in self._weights:
             array = self.flow.shell.array(name, raised=self.flow.emulated)
-            if low is not None and name in self.given:
-                array = raised(self.given[name].reshape(array.shape), low.elem)
-            elif low is not None:
-                array = rounded(array, low, low.max_finite / 2)
-            self._weights[name, low] = to_value(array)
-        return self._weights[name, low]
+            self._weights[name] = to_value(array)
+        return self._weights[name]
 
 
 T = TypeVar("T")
@@ -241,15 +213,11 @@ _NODES: Final = 1024
 
 @dataclass(slots=True)
 class Side:
-    """One model being run: the values that are still needed, and the number of their future uses.
-
-    ``low`` are weights that are rounded on their way in.
-    """
+    """One model being run: the values that are still needed, and the number of their future uses."""
 
     runner: Runner
     values: "dict[str, ort.OrtValue]"
     uses: Counter[str]
-    low: Mapping[str, Format]
 
     @property
     def flow(self) -> Flow:
@@ -276,9 +244,7 @@ class Side:
         made = [name for node in nodes for name in self.flow.nodes[node].output if name]
         wanted = tuple(name for name in made if self.uses[name] > 0)
         if wanted:
-            self.values |= self.runner.run(
-                Piece(tuple(nodes), wanted), self.values, self.low
-            )
+            self.values |= self.runner.run(Piece(tuple(nodes), wanted), self.values)
         self._drop(reads)
 
     def used(self, names: Iterable[str]) -> None:
@@ -321,7 +287,6 @@ def start(
     feeds: Feeds,
     others: Counter[str],
     nodes: Iterable[int] | None = None,
-    low: Mapping[str, Format] = _NONE,
 ) -> Side:
     """A model before its first node.
 
@@ -329,7 +294,6 @@ def start(
         feeds: a sample, in any float types.
         others: counts reads from outside.
         nodes: those that will run; None for all, with all outputs to be read.
-        low: weights that are rounded on their way in.
 
     Raises:
         ArgumentError: an input is not fed.
@@ -343,7 +307,7 @@ def start(
         for name, feed in fitted(flow, feeds).items()
         if nodes is None or uses[name]
     }
-    return Side(runner, values, uses, low)
+    return Side(runner, values, uses)
 
 
 def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
@@ -415,20 +379,12 @@ def run_together(
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
-    low: Sequence[Mapping[str, Format]] = (),
 ) -> list[Side]:
-    """:func:`run_alone` of several samples, which share each weight that is read.
-
-    Args:
-        low: by sample: weights that are rounded on their way in.
-    """
+    """:func:`run_alone` of several samples, which share each weight that is read."""
     flow = runner.flow
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
-    sides = [
-        start(runner, feeds, Counter(wanted), nodes, low[number] if low else _NONE)
-        for number, feeds in enumerate(samples)
-    ]
+    sides = [start(runner, feeds, Counter(wanted), nodes) for feeds in samples]
     total, done = len(nodes) * len(sides), 0
     for group in batched(sides, fitting(flow, parts, wanted, budget)):
         for part in parts:

@@ -203,7 +203,6 @@ def make_session(
     optimize: bool = True,
     lean: bool = False,
     threads: int = 0,
-    spin: bool = True,
     profile_to: str | PathLike[str] | None = None,
     record: bool = False,
     cuda_options: Mapping[str, str] | None = None,
@@ -219,7 +218,6 @@ def make_session(
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads that one operator, or an engine that takes a number, may use; 0 for ONNXAMP_THREADS
             (:mod:`onnxamp._workers.executor`) or ONNX Runtime's own choice.
-        spin: let threads busy-wait for the next operator: fastest, but at the cost of other processes.
         profile_to: prefix of the profile file to write; None for no profile.
         record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.
         cuda_options: options of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for ONNX
@@ -243,8 +241,6 @@ def make_session(
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
     if optimized_to is not None:
         options.optimized_model_filepath = fspath(optimized_to)
-    if not spin:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if record or is_plugin(provider):
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     name = (

@@ -575,7 +575,7 @@ def test_what_does_not_run_once_rounded_stays_float32() -> None:
     assert not np.isfinite(everything_low(model, given(sample)))
     result, tuned = tune_model(model, 1e-3, samples=given(sample))
     assert tuned.held
-    assert tuned.candidates[tuned.chosen].low & {"v", "m", "c", "a", "h"} == {"a", "h"}
+    assert "h" in tuned.candidates[tuned.chosen].low <= {"a", "h"}
     assert worst_error(model, result, given(sample)) == pytest.approx(tuned.error)
 
 

@@ -1,0 +1,127 @@
+"""What rounding each value costs at the outputs, by one backward pass: against Jacobians, conversions and other budgets."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs.case import add_weights, parse
+from onnx import ModelProto
+from repository import ROOT
+
+from onnxamp import convert_model, diff_models, random_samples
+from onnxamp._dtypes import FLOAT16
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import Model
+from onnxamp._numerics.sensitivity import GradientWalk, Sensitivities
+from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._runtime.engines import Executable, engine_on
+
+RANDOM = np.random.default_rng(0)
+
+
+def measured(model: ModelProto, feeds: dict[str, Any], budget: int = 1 << 27, target: str = "cuda") -> Sensitivities:
+    proto = upgraded(Graph.of(model), 18).model
+    executable = Executable(Model(proto), engine_on("cpu"), budget=budget)
+    return GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run(feeds)
+
+
+def rounding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What each element is off by once it is rounded."""
+    return array.astype(np.float16).astype(np.float64) - array
+
+
+SMALL = "(float[1,6] x) => (float[1,1] y) { h = MatMul (x, w) t = Tanh (h) y = MatMul (t, v) }"
+X = RANDOM.standard_normal((1, 6)).astype(np.float32)
+W = RANDOM.standard_normal((6, 5)).astype(np.float32)
+V = RANDOM.standard_normal((5, 1)).astype(np.float32)
+
+
+def test_costs_are_squared_gradients_times_known_roundings() -> None:
+    """Of a single output the signs do not matter: the gradient is the Jacobian."""
+    found = measured(add_weights(parse(SMALL, 18), {"w": W, "v": V}), {"x": X}).values
+    h = X.astype(np.float64) @ W
+    y = np.tanh(h) @ V
+    before = (1 - np.tanh(h) ** 2) * V.T
+    gradients = {"h": (before, h), "t": (V.T, np.tanh(h)), "w": (X.T @ before, W), "v": (np.tanh(h).T, V), "y": (1, y)}
+    for name, (gradient, value) in gradients.items():
+        cost = np.sum((gradient * rounding(value.astype(np.float32))) ** 2) / y[0, 0] ** 2
+        assert found[name].costs[0] == pytest.approx(cost, rel=1e-3), name
+    assert found["h"].largest == pytest.approx(np.abs(h).max())
+
+
+@pytest.mark.parametrize("name", ["classifier", "encoder", "unet", "decoder"])
+def test_they_add_up_to_the_error_of_a_conversion(name: str) -> None:
+    """Everything is in low precision, weights, inputs and outputs included."""
+    model = onnx.load(ROOT / "models" / f"{name}.onnx")
+    samples = random_samples(model, 1)
+    low = convert_model(model, "O3", hazards=False, fold=False, keep_io_types=False)
+    error = max(row.rel_l2 for row in diff_models(model, low, samples, provider="cpu", layers=False).outputs)
+    costs = [row.costs[:-1] for row in measured(model, dict(samples[0])).values.values()]
+    predicted = np.sum(costs, axis=0).max() ** 0.5
+    assert 1 / 1.6 < error / predicted < 1.6
+
+
+def test_pieces_show_what_the_whole_shows() -> None:
+    model = onnx.load(ROOT / "models" / "encoder.onnx")
+    feeds = dict(random_samples(model, 1)[0])
+    whole, pieces = measured(model, feeds), measured(model, feeds, budget=1)
+    assert pieces.values.keys() == whole.values.keys()
+    for name, row in whole.values.items():
+        assert pieces.values[name].costs == pytest.approx(row.costs, rel=1e-3, abs=1e-14), name
+        assert pieces.values[name].largest == pytest.approx(row.largest, rel=1e-5)
+
+
+def test_readers_of_a_value_are_told_apart() -> None:
+    text = "(float[64] x) => (float[64] y) { t = Tanh (x) a = Mul (t, big) b = Sqrt (one) e = Exp (t) y = Add (a, e) }"
+    model = add_weights(parse(text, 18), {"big": np.full(1, 100, np.float32), "one": np.ones(1, np.float32)})
+    x = RANDOM.uniform(0.1, 1, 64).astype(np.float32)
+    found = measured(model, {"x": x}).values["t"]
+    assert found.read["a"][0] > 100 * found.read["e"][0] > 0
+    assert found.read["a"][0] < found.costs[0] < 1.2 * found.read["a"][0]
+
+
+def test_a_node_without_a_rule_passes_its_energy_on() -> None:
+    text = "(float[4,64] x) => (float[4,64] y) { t = Tanh (x) [alone] n = LpNormalization (t) y = Exp (n) }"
+    ruled = text.replace(
+        "[alone] n = LpNormalization (t)", "l = ReduceL2 <keepdims = 1> (t, last) n = Div (t, l)"
+    ).replace("{ t", "<int64[1] last = {-1}> { t")
+    x = {"x": RANDOM.standard_normal((4, 64)).astype(np.float32)}
+    found, exact = measured(parse(text, 18), x), measured(parse(ruled, 18), x)
+    assert found.spread == ("alone",)
+    assert exact.spread == ()
+    assert found.values["n"].costs[0] == pytest.approx(exact.values["n"].costs[0], rel=0.3)
+    assert 0.1 < found.values["t"].costs[0] / exact.values["t"].costs[0] < 10
+
+
+def test_an_infinite_derivative_does_not_spread() -> None:
+    model = parse("(float[4] x) => (float[4] y) { s = Sqrt (x) y = Mul (s, x) }", 18)
+    x = np.array([0, 1.1, 2.2, 3.3], np.float32)
+    assert all(np.isfinite(row.costs).all() for row in measured(model, {"x": x}).values.values())
+
+
+def test_accumulators_of_the_target_count() -> None:
+    model = add_weights(
+        parse("(float[4,3000] x) => (float[4,4] y) { y = MatMul (x, w) }", 18),
+        {"w": RANDOM.random((3000, 4)).astype(np.float32) / 1500},
+    )
+    x = {"x": RANDOM.random((4, 3000)).astype(np.float32)}
+    assert measured(model, x).values["y"].summed == ()
+    row = measured(model, x, target="webgpu").values["y"]
+    assert row.summed[0] > 10 * row.costs[0] > 0
+
+
+def test_what_decides_is_told_apart_from_outputs() -> None:
+    text = (
+        "(float[1,8] x) => (float[1,2] y) { s = Sigmoid (x) v, i = TopK (s, two) y = GatherElements <axis = 1> (x, i) }"
+    )
+    model = parse(text.replace("{ s", "<int64[1] two = {2}> { s"), 18)
+    found = measured(model, {"x": X.reshape(1, -1).repeat(2, 1)[:, :8] + np.arange(8, dtype=np.float32)}).values
+    assert found["s"].costs[0] == 0 < found["s"].costs[-1]
+
+
+def test_integers_are_judged_by_the_floats_before_them() -> None:
+    model = parse("(float[4,8] x) => (int64[4,1] y) { t = Tanh (x) y = ArgMax <axis = 1> (t) }", 18)
+    found = measured(model, {"x": RANDOM.standard_normal((4, 8)).astype(np.float32)}).values
+    assert found["t"].costs[0] > 0
