@@ -239,15 +239,16 @@ class GradientWalk:
         for seed, one in zip(seeds, waiting, strict=True):
             if not any(name in one for name in seeded):
                 continue
-            given = {
-                entry: to_value(one.pop(name, zeros[name]), FLOAT)
+            arrays = {  # whose memory the feeds share
+                entry: one.pop(name, zeros[name])
                 for name, entry in backward.seeds.items()
             }
+            given = {entry: to_value(array) for entry, array in arrays.items()}
             read = {name: values[name] for name in backward.reads}
             wanted = [*backward.gradients.values(), *backward.costs.values()]
             results = run_values(backward.session, {**read, **given}, wanted)
             for name, output in backward.gradients.items():
-                gradient = results[output].numpy()
+                gradient = results[output].numpy().copy()
                 one[name] = one[name] + gradient if name in one else gradient
             for key, output in backward.costs.items():
                 cost = float(results[output].numpy())
