@@ -23,7 +23,7 @@ class Candidate:
 
     ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
     predicted from sensitivities; ``error``: that of the converted model on all samples if it is ``verified``, else what
-    a mask run on some samples lets expect, None without one; ``time``: estimated microseconds per run, with launches
+    converted models let expect, None without any; ``time``: estimated microseconds per run, with launches
     and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of its float traffic that are in low
     precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
     """
@@ -100,10 +100,10 @@ class Tuned(Shown):
         device_noise: error of the float32 model on CUDA against itself on the CPU; None without CUDA.
         error: error of the converted model over all samples.
         ran_on: what ran the converted models.
-        runs: mask runs that were made. recalled: mask runs that were taken from the state file.
+        runs: samples whose sensitivities were measured. recalled: samples whose were taken from the state file.
         conversions: converted models that were measured.
         units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
-        candidates: the Pareto front of estimated time and error, fastest first.
+        candidates: the frontier of estimated time and expected error, fastest first; float32 is the last.
         chosen: position of the candidate that was written.
         kept: nodes that stay float32 because of a measurement.
         device: the device that times are for. times: where the candidates' times come from.
