@@ -523,10 +523,14 @@ def _decisive(flow: Flow) -> list[str]:
 
 
 def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
-    """The nearest floats that other values are computed from."""
+    """The nearest floats that other values are computed from, and not only from their shapes."""
     found, waiting, seen = dict[str, None](), list(names), set(names)
     while waiting:
-        for name in flow.reads[flow.maker[waiting.pop()]]:
+        node = flow.maker[waiting.pop()]
+        is_view = op_key(flow.nodes[node]) in op_facts().views
+        for name in flow.reads[node]:
+            if is_view and flow.types.get(name) == FLOAT:
+                continue
             if flow.types.get(name) == FLOAT and name in flow.maker:
                 found[name] = None
             elif name in flow.maker and name not in seen:

@@ -17,9 +17,8 @@ from typing import Final, NamedTuple
 from onnxamp._tuning.arguments import is_slower, is_worth, standing
 from onnxamp._tuning.candidates import CandidateSolver, Choice, Part, per_gain
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.space import CASTS
 
-_CUTS: Final = 12
+_CUTS: Final = 10
 """Rates at most at which a cut is solved, for each way to price Casts."""
 
 _CLOSE: Final = 1.02
@@ -84,7 +83,7 @@ class Frontier:
         self.solver, self.aim = solver, aim
         self._solvers = [solver]
         for factor in () if aim.allow_slower else _FACTORS:
-            space = solver.space.corrected({CASTS: factor}, 1.0)
+            space = solver.space.with_casts(factor)
             self._solvers.append(solver.retimed(space))
 
     @cached_property

@@ -1,6 +1,6 @@
 """The search space: which nodes can be low precision, what that saves, and which of them the samples run."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -93,10 +93,6 @@ _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
 
 _AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
-
-CASTS: Final = "Casts"
-PARTED: Final = "parted fusions"
-"""Parts of the time of a choice, beside those of op types."""
 
 UNSEEN: Final = "no sample runs it: float32, as at level O2"
 
@@ -227,7 +223,14 @@ class SearchSpace:
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
         """Microseconds per run with these nodes in low precision, and these values cast."""
-        return self.float32 + sum(self.parts(low, casts).values())
+        saved = sum(unit.high - unit.low for unit in self.units if unit.key in low)
+        parted = sum(
+            one.time
+            for one in self.fusions
+            if (one.keys[0] in low) != (one.keys[1] in low)
+        )
+        cast = self.scale * sum(map(self.estimate.cast_time, casts))
+        return self.float32 - saved + parted + cast
 
     @property
     def gains(self) -> int:
@@ -239,35 +242,10 @@ class SearchSpace:
         """Microseconds per run with everything in float32."""
         return self.rest + sum(unit.high for unit in self.units)
 
-    def parts(self, low: AbstractSet[str], casts: Sequence[int]) -> dict[str, float]:
-        """What a choice adds to the time of float32, in microseconds: by op type, for Casts, and for parted fusions."""
-        found: dict[str, float] = defaultdict(float)
-        for unit in self.units:
-            if unit.key in low:
-                found[unit.op] += unit.low - unit.high
-        found[CASTS] = self.scale * sum(map(self.estimate.cast_time, casts))
-        found[PARTED] = sum(
-            one.time
-            for one in self.fusions
-            if (one.keys[0] in low) != (one.keys[1] in low)
-        )
-        return dict(found)
-
-    def corrected(self, factors: Mapping[str, float], ratio: float) -> "SearchSpace":
-        """The space with all times multiplied by ``ratio``, and what :meth:`parts` names by factors on top, where there
-        are any. A node whose own time is too short may save more than that: differences alone count.
-        """
-        scale = self.scale * factors.get(CASTS, 1.0) * ratio
-
-        def of(unit: TunableNode) -> TunableNode:
-            low = unit.high + factors.get(unit.op, 1.0) * (unit.low - unit.high)
-            return replace(unit, high=unit.high * ratio, low=low * ratio, price=scale)
-
-        fusions = tuple(
-            one._replace(time=one.time * factors.get(PARTED, 1.0) * ratio)
-            for one in self.fusions
-        )
-        return self._changed(of, rest=self.rest * ratio, scale=scale, fusions=fusions)
+    def with_casts(self, factor: float) -> "SearchSpace":
+        """The space where Casts take several times as long."""
+        scale = self.scale * factor
+        return self._changed(lambda unit: replace(unit, price=scale), scale=scale)
 
     def parting(self) -> dict[tuple[int, int], int]:
         """What it costs that fused nodes differ in precision, in cost units of the cut."""

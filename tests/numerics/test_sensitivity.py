@@ -1,4 +1,4 @@
-"""What rounding each value costs at the outputs, by one backward pass: against Jacobians, conversions and other budgets."""
+"""What rounding each value costs, by one backward pass: against Jacobians, conversions and other budgets."""
 
 from typing import Any
 
