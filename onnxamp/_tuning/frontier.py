@@ -18,7 +18,7 @@ from onnxamp._tuning.arguments import is_slower, is_worth, standing
 from onnxamp._tuning.candidates import CandidateSolver, Choice, Part, per_gain
 from onnxamp._tuning.results import Candidate
 
-_CUTS: Final = 10
+_CUTS: Final = 12
 """Rates at most at which a cut is solved, for each way to price Casts."""
 
 _CLOSE: Final = 1.02

@@ -1,0 +1,198 @@
+"""The backward pass of a piece of a model, which also computes what rounding each value costs."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from onnxamp._dtypes import FLOAT, FLOAT16, Format
+from onnxamp._errors import GradientError, ModelError
+from onnxamp._gradients.recurrent import UNROLLED
+from onnxamp._gradients.walk import FLAT, RULES, Pass
+from onnxamp._gradients.writer import Call, Grads, Tensor
+from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
+from onnxamp._model.protos import copied
+from onnxamp._ops.profiles import Profile
+from onnxamp._runtime.accumulate import Accumulator
+from onnxamp._runtime.flow import Flow
+
+SUMMED: Final = "\n"
+"""Stands for what an accumulator makes of a value."""
+
+_STEP: Final = 2.0**-8
+"""How far the inputs of a node without a rule are moved, as a share of each element."""
+
+_SCATTER: Final = 12.9898
+"""What an element's position is multiplied by to make the sign of its sine look random."""
+
+
+class WrittenPiece:
+    """The backward pass of a piece, being written."""
+
+    def __init__(
+        self, graph: Graph, low: Format, flow: Flow, arithmetic: Profile | None
+    ) -> None:
+        self.graph, self.low, self.flow = graph, low, flow
+        nodes = [graph.nodes[index] for index in graph.order]
+        path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
+        names = graph.scopes[0].names
+        self.floats = {
+            name: value for name, value in names.items() if graph.types[value] == FLOAT
+        }
+        self.backward = Pass(graph, path, frozenset(self.floats.values()), ())
+        self.writer = self.backward.writer
+        self.accumulator: Accumulator | None = None
+        if arithmetic is not None and low is FLOAT16:
+            editor, shapes = self.writer.editor, graph.shapes
+            self.accumulator = Accumulator(arithmetic, editor, shapes)
+        self.gradients = dict[str, str]()
+        self.costs = dict[tuple[str, str], str]()
+        self.shared = {
+            name
+            for name, count in Counter(
+                name for reads in flow.reads for name in set(reads)
+            ).items()
+            if count > 1
+        }
+        self.spread = dict[str, None]()
+        self.model = ModelProto()
+
+    def finish(self, seeded: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """Write everything; returns the inputs that take gradients from later pieces, by value."""
+        fed = dict[str, str]()
+
+        def seeds() -> Mapping[int, Tensor]:
+            found = dict[int, Tensor]()
+            for name, dims in seeded.items():
+                entry = self.writer.editor.names.fresh(f"{name}/seed")
+                fed[name] = entry
+                found[self.floats[name]] = self.writer.input(
+                    entry, TensorProto.FLOAT, tuple(dims)
+                )
+            return found
+
+        totals = self.backward.write_gradients(seeds, self._spread)
+        inputs = {entry.name for entry in self.graph.model.graph.input}
+        for name, value in self.floats.items():
+            tensor = self.backward.handle(value)
+            if tensor is None or value not in totals or name not in self.flow.names:
+                continue
+            self.writer.prefix = f"{name}/rounding"
+            if name in inputs and name in self.flow.maker:
+                self.gradients[name] = self._output(totals[value])
+                if name in self.shared:
+                    self._share(name, value, self._error(tensor, tensor))
+            else:
+                self._cost(name, value, tensor, totals[value])
+        self.model = self.writer.finish()
+        return fed
+
+    def _cost(self, name: str, value: int, exact: Tensor, gradient: Tensor) -> None:
+        """Write the cost of rounding a value, also after what the target's accumulator makes of it."""
+        error = self._error(exact, exact)
+        self._note((name, ""), gradient, error)
+        if name in self.shared:
+            self._share(name, value, error)
+        node = self.graph.producer(value)
+        if self.accumulator is not None and node and value == node.outputs[0]:
+            nodes = self.accumulator.nodes(node, node.proto, exact.name)
+            self.writer.nodes += nodes
+            if nodes:
+                summed = replace(exact, name=nodes[-1].output[0])
+                self._note((name, SUMMED), gradient, self._error(summed, exact))
+
+    def _share(self, name: str, value: int, error: Tensor) -> None:
+        """Write what it costs to round a value for each of the nodes that read it."""
+        for node, _ in dict.fromkeys(self.graph.uses[value]):
+            reader = next(filter(None, self.graph.nodes[node].proto.output), "")
+            addends = self.backward.shares.get((value, node), ())
+            if addends and reader in self.flow.maker:
+                gradient = addends[0]
+                for more in addends[1:]:
+                    gradient += more
+                self._note((name, reader), gradient, error)
+
+    def _error(self, found: Tensor, exact: Tensor) -> Tensor:
+        return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
+
+    def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
+        cost = (gradient * error).op("ReduceSumSquare", keepdims=0)
+        self.costs[key] = self._output(cost)
+
+    def _output(self, tensor: Tensor) -> str:
+        if tensor.name not in {*self.gradients.values(), *self.costs.values()}:
+            self.writer.output(tensor, None)
+        return tensor.name
+
+    def _spread(self, call: Call) -> Grads:
+        """The rule of nodes that have none: what moving each input does, spread over that input."""
+        self.spread[call.node.label] = None
+        return [
+            None
+            if x is None or x.elem != TensorProto.FLOAT
+            else partial(_moved, call, position, x)
+            for position, x in enumerate(call.inputs)
+        ]
+
+
+def _moved(call: Call, position: int, x: Tensor) -> Tensor:
+    """A gradient of an input with the energy of what moving that input a little does to the outputs."""
+    writer = call.writer
+    zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
+    places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)
+    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape(x.op("Shape"))
+    node = copied(call.node.proto)
+    node.input[position] = (x + x * signs * _STEP).name
+    outputs = [
+        writer.editor.names.fresh(f"{writer.prefix}/moved") if name else ""
+        for name in node.output
+    ]
+    node.output[:] = outputs
+    node.name = writer.editor.names.fresh(f"{call.node.label}/moved")
+    writer.nodes.append(node)
+    change: Tensor | None = None
+    for name, y, dy in zip(outputs, call.outputs, call.dys, strict=True):
+        if y is not None and dy is not None:
+            more = (Tensor(writer, name, y.elem) - y) * dy
+            total = more.op("ReduceSum", keepdims=0)
+            change = total if change is None else change + total
+    assert change is not None
+    size = x.op("ReduceL2", keepdims=0) * _STEP
+    return signs * (change / size.op("Max", size.like(1e-30)))
+
+
+def expanded(model: ModelProto) -> ModelProto:
+    """A piece whose nodes have gradient rules, as far as recurrent nodes can be unrolled, and functions be inlined."""
+    model = inline_functions(model, partly=True)
+    for key in UNROLLED:
+        graph = Graph.of(model)
+        for node in graph.nodes_of({key}):
+            try:
+                model = Pass(graph, [], (), ()).unrolled([node])
+            except GradientError:
+                continue
+            graph = Graph.of(model)
+    graph = Graph.of(model)
+    ops = {
+        (node.proto.domain, node.proto.op_type)
+        for node in graph.nodes
+        if _has_body(node)
+    }
+    try:
+        return inline_functions(model, ops) if ops else model
+    except ModelError:
+        return model
+
+
+def _has_body(node: Node) -> bool:
+    """Whether a node without a rule has a function body."""
+    is_lacking = node.key not in RULES and node.key not in FLAT and not node.bodies
+    return (
+        is_lacking and node.signature is not None and bool(node.signature.has_function)
+    )
