@@ -216,7 +216,8 @@ class Frontier:
         """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
         gap = before.low - after.low
         parts = self._parts(gap, _SHARE * self.solver.price(gap))
-        low, spent, step = after.low, 0.0, sum(error for error, _, _ in parts) / _STEPS
+        total = sum(error for error, _, _ in parts) if len(parts) > _STEPS else 0.0
+        low, spent, step = after.low, 0.0, total / _STEPS
         for error, _, part in sorted(parts, key=per_gain):
             if low != after.low and spent + error >= step:
                 yield low
