@@ -122,7 +122,7 @@ def test_the_tuning_is_that_of_one_process(folder: Path) -> None:
     wanted, one = onnxamp.tune_model(model("classifier"), 5e-4, **how)
     made, tuned = onnxamp.tune_model(model("classifier"), 5e-4, **how, jobs=2)
     assert tuned == one
-    assert one.runs > 20, "mask runs are shared, too"
+    assert one.runs == one.samples > 1
     assert 0 < one.error < 5e-4
     assert made == wanted
 
