@@ -97,7 +97,9 @@ def test_what_is_no_judge(given: Any, said: str, low: onnx.ModelProto) -> None:
 
 
 def test_a_boolean_is_no_metric(functions: str) -> None:
-    with pytest.raises(onnxamp.ArgumentError, match=r"returned (True|False), but a metric returns an error.*\(--accept\)"):
+    with pytest.raises(
+        onnxamp.ArgumentError, match=r"returned (True|False), but a metric returns an error.*\(--accept\)"
+    ):
         onnxamp.tune_model(MODEL, metric=f"{functions}:exact", count=1, provider="cpu")
 
 

@@ -120,5 +120,3 @@ def test_the_most_in_low_precision_is_written_if_it_may_be_slower(monkeypatch: p
     model, tuned = tuned_with(allow_slower=True)
     assert low_products(model) == LAYERS
     assert dict(tuned.timed)["result"] > dict(tuned.timed)["float32"]
-
-
