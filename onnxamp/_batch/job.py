@@ -10,6 +10,7 @@ from typing import Final
 
 from onnx import ModelProto
 
+from onnxamp._batch.kinds import Package
 from onnxamp._batch.state import Entry, Stamp, stamps
 from onnxamp._convert.misspelt import misspelt
 from onnxamp._decide.overrides import Unmatched
@@ -53,6 +54,7 @@ class FolderOptions:
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
     ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
+    ``given``: the names of the options of the conversion that somebody chose, which kinds of folders leave as they are.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -69,6 +71,7 @@ class FolderOptions:
     cure_seconds: float = CURE_SECONDS
     libraries: tuple[str, ...] = ()
     accept: str | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def judge(self) -> Accept | None:
@@ -87,7 +90,8 @@ class Job:
     """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
 
     ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes,
-    ``search`` where level auto keeps its measurements, and ``code`` the file of the function that judges.
+    ``search`` where level auto keeps its measurements, and ``code`` the file of the function that judges. ``package``
+    is the folder that it is part of, if its kind is known, and ``types`` what software calls the types of the result.
     """
 
     name: str
@@ -100,6 +104,8 @@ class Job:
     page: Path | None = None
     search: Path | None = None
     code: Path | None = None
+    package: Package | None = None
+    types: str = ""
 
     @property
     def is_paged(self) -> bool:
@@ -166,7 +172,12 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     job.target.parent.mkdir(parents=True, exist_ok=True)
     if job.search is not None:
         job.search.parent.mkdir(parents=True, exist_ok=True)
-    sink = Sink(job.target, options.external_data, options.shard_bytes)
+    sink = Sink(
+        target=job.target,
+        external_data=options.external_data,
+        shard_bytes=options.shard_bytes,
+        data_names="onnx" if job.package is None else job.package.kind.data_names,
+    )
     outcome = convert_to_file(_request(options, job, model), sink)
     conversion = outcome.conversion
     row = _noting(_row(job, conversion, outcome.samples), unmatched)
@@ -189,6 +200,8 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     """Return what is asked for one model: all options of the folder, or those that an earlier run found to pass."""
     cured = None if job.cure is None else job.cure.cured
     asked = options.conversion if cured is None else Options.from_json(cured)
+    if job.package is not None and cured is None:
+        asked = job.package.kind.adapted(asked, options.given, model)
     judge = options.judge
     validation = Validation(
         tolerance=options.tolerance,

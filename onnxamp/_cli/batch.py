@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 import click
+from click.core import ParameterSource
 
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
@@ -14,6 +15,7 @@ from onnxamp._cli.options import options_of, place_of
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
+from onnxamp._options.options import COMMAND_LINE
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
@@ -69,6 +71,7 @@ def convert_all(given: Given) -> None:
         cure_seconds=given.cure_time,
         libraries=active_libraries(),
         accept=accept,
+        given=_given_options(),
     )
     with _progress(quiet=given.quiet) as progress:
         report = run_folder(
@@ -93,6 +96,16 @@ def convert_all(given: Given) -> None:
             f"{len(failed)} of {len(report.rows)} models failed."
         )
     refuse(report.unmatched)
+
+
+def _given_options() -> frozenset[str]:
+    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    context = click.get_current_context()
+    return frozenset(
+        name
+        for name in COMMAND_LINE
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    )
 
 
 @contextmanager

@@ -139,7 +139,8 @@ def find_pins(
         *lost_weights(graph, problem.overrides, heeded, options.low),
         *unmet_lists(graph, options, ports, pins.verdicts),
     ]
-    if options.rescaling is not None and options.rescaling.made_up:
+    chosen = options.rescaling
+    if chosen is not None and chosen.made_up and (chosen.scaled or chosen.unfit):
         warnings.append(_MADE_UP)
     if computes_low(options.target) and any(
         not verdict.low for verdict in pins.verdicts.values()
