@@ -61,12 +61,13 @@ class _Writer:
         )
 
 
-def grouped(*, int4: bool = False, scale: float = 1.0) -> ModelProto:
+def grouped(*, int4: bool = False, scale: float = 1.0, window: int = 0) -> ModelProto:
     """Return a decoder as ONNX Runtime GenAI's builder writes it, with GroupQueryAttention and skipped norms.
 
     Args:
         int4: store matrices as 4 bits in blocks, with 8 bits in the products (``accuracy_level=4``).
         scale: of what products give.
+        window: tokens that the first layer sees, in a cache that slides; 0 for all.
     """
     writer = _Writer(int4=int4, scale=scale)
     total = writer.node("Shape", ["attention_mask"], ["mask/shape"])
@@ -83,6 +84,7 @@ def grouped(*, int4: bool = False, scale: float = 1.0) -> ModelProto:
     residual = writer.node("Gather", [writer.drawn("embedding", TOKENS, HIDDEN, scale=1.0), "input_ids"], ["embed/out"])
     branch = ""
     for layer in range(LAYERS):
+        slides = {"local_window_size": window, "sliding_window_cache": 1} if window and not layer else {}
         residual, normed = _norm(writer, f"layer.{layer}.first", residual, branch)
         query, key, value = (
             writer.project(normed, f"layer.{layer}.{part}", HIDDEN, heads * HEAD)
@@ -96,6 +98,7 @@ def grouped(*, int4: bool = False, scale: float = 1.0) -> ModelProto:
             num_heads=HEADS,
             kv_num_heads=KV_HEADS,
             do_rotary=1,
+            **slides,
         )
         branch = writer.project(attended, f"layer.{layer}.o", HIDDEN, HIDDEN)
         residual, normed = _norm(writer, f"layer.{layer}.second", residual, branch)
@@ -103,7 +106,11 @@ def grouped(*, int4: bool = False, scale: float = 1.0) -> ModelProto:
     _, normed = _norm(writer, "final", residual, branch)
     writer.project(normed, "lm_head", HIDDEN, TOKENS)
     writer.nodes[-1].output[0] = "logits"
-    return _decoder(writer, opset=17, positions=False)
+    model = _decoder(writer, opset=17, positions=False)
+    for entry in model.graph.input if window else ():
+        if entry.name in _caches("past_key_values", 0):
+            entry.type.tensor_type.shape.dim[2].dim_param = "past_sliding_length"
+    return model
 
 
 def plain() -> ModelProto:
@@ -251,8 +258,35 @@ def folder(home: Path, kind: str, model: ModelProto) -> Path:
     match kind:
         case "genai":
             configs["genai_config.json"] = {
-                "model": {"type": "llama", "decoder": {"filename": "model.onnx", "session_options": {}}},
-                "search": {"max_length": 64},
+                "model": {
+                    "type": "llama",
+                    "vocab_size": TOKENS,
+                    "context_length": POSITIONS,
+                    "bos_token_id": 0,
+                    "eos_token_id": TOKENS - 1,
+                    "pad_token_id": 0,
+                    "decoder": {
+                        "session_options": {"provider_options": []},
+                        "filename": "model.onnx",
+                        "head_size": HEAD,
+                        "hidden_size": HIDDEN,
+                        "num_attention_heads": HEADS,
+                        "num_key_value_heads": KV_HEADS,
+                        "num_hidden_layers": LAYERS,
+                        "inputs": {
+                            "input_ids": "input_ids",
+                            "attention_mask": "attention_mask",
+                            "past_key_names": "past_key_values.%d.key",
+                            "past_value_names": "past_key_values.%d.value",
+                        },
+                        "outputs": {
+                            "logits": "logits",
+                            "present_key_names": "present.%d.key",
+                            "present_value_names": "present.%d.value",
+                        },
+                    },
+                },
+                "search": {"max_length": POSITIONS, "past_present_share_buffer": True},
             }
         case _:
             configs["config.json"] = {"model_type": "llama", "torch_dtype": "float32"}

@@ -180,10 +180,11 @@ def summarize(
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
     stored += low // FLOAT32_BYTES * analysis.options.low.bytes - low
-    fallbacks = (  # some have a kernel in low precision, which they are in
+    pins = analysis.pins
+    fallbacks = (
         graph.nodes[index]
-        for index in analysis.pins.fallbacks
-        if _precision(analysis, index) != "low"
+        for index in pins.fallbacks
+        if index not in pins.low_alone or _precision(analysis, index) != "low"
     )
     return Summary(
         nodes=nodes,

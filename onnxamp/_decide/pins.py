@@ -72,6 +72,7 @@ class Pins(NamedTuple):
         preferred: variables that gain by low precision.
         worthy: variables of white-listed products whose float16 sums have a price.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
+        low_alone: those of them that do not if they are low.
         warnings: about options that match nothing or cannot be obeyed, in sentences.
     """
 
@@ -81,6 +82,7 @@ class Pins(NamedTuple):
     preferred: AbstractSet[int]
     worthy: AbstractSet[int]
     fallbacks: tuple[int, ...]
+    low_alone: AbstractSet[int]
     warnings: tuple[str, ...]
 
 
@@ -205,6 +207,7 @@ class _Claims:
         self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
         self.climbed = set[int]()
         self.fallbacks = list[int]()
+        self.low_alone = set[int]()
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
 
@@ -270,6 +273,7 @@ class _Claims:
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
+            self.low_alone.add(node.index)
             able = (
                 variables[param] for param in layout.params if param not in free.high
             )
@@ -422,6 +426,7 @@ class _Claims:
             preferred=self.preferred,
             worthy=self.worthy,
             fallbacks=tuple(self.fallbacks),
+            low_alone=self.low_alone,
             warnings=tuple(self.warnings),
         )
 

@@ -313,11 +313,25 @@ class InputMaker(NamedTuple):
         turns = self.named.turns(self.dims)
         if len(turns) == 1:
             return self.sizes
-        turn = turns[number % len(turns)]
-        chosen = {**self.tried, **turn}
+        chosen = {**self.tried, **turns[number % len(turns)]}
         if self.determined is not None:
+            chosen |= self._filled_windows(self.determined)
             chosen = {**self.solved(chosen).sizes, **chosen}
         return self.named.resolve({**chosen, **self.dims})
+
+    def _filled_windows(self, determined: Determined) -> Mapping[str, int]:
+        """Lengths of all caches where some slide, and are as long as their window.
+
+        The others hold as many tokens, since ONNX Runtime leaves the rest of a window that is not full undefined.
+        """
+        lengths = {
+            name: determined.sizes[name]
+            for name in self.named.pasts
+            if name in determined.forced & determined.sizes.keys()
+        }
+        if not lengths:
+            return {}
+        return {**dict.fromkeys(self.named.pasts, max(lengths.values())), **lengths}
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
         """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""

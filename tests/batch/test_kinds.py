@@ -196,3 +196,13 @@ def test_a_folder_of_folders_knows_each() -> None:
     assert {(one.name, one.kind) for one in report.shipped} == {("first", "ONNX Runtime GenAI"), ("second", "Optimum")}
     assert TensorProto.FLOAT16 not in types(onnx.load("out/alone.onnx")).values()
     assert {"first/genai_config.json", "second/config.json"} <= files("out")
+
+
+def test_grouped_attention_that_is_low_is_not_said_to_run_on_the_cpu() -> None:
+    decoders.folder(Path("in"), "genai", decoders.grouped())
+    low = run("convert", "in/model.onnx", "-o", "low.onnx", "--no-validate").output
+    assert "no kernel on cuda" not in low
+    kept = run(
+        "convert", "in/model.onnx", "-o", "kept.onnx", "--no-validate", "--black", "com.microsoft::GroupQueryAttention"
+    ).output
+    assert "2 nodes have no kernel on cuda, in float32 either" in kept

@@ -145,3 +145,28 @@ def test_a_merged_decoder_reads_its_caches_in_steps_alone() -> None:
     model = decoders.plain()
     model.graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
     assert [sample["use_cache_branch"].tolist() for sample in random_samples(model, 4)] == [[False], [True]] * 2
+
+
+def test_caches_that_slide_are_full() -> None:
+    model = decoders.grouped(window=24)
+    draw = random_samples(model).draw
+    assert draw is not None
+    for sample, length in zip((draw.determined().make(number) for number in range(2)), (32, 25), strict=True):
+        assert sample["past_key_values.0.key"].shape == sample["past_key_values.1.key"].shape == (1, 2, 24, 16)
+        assert sample["attention_mask"].shape == (1, length)
+
+
+def test_the_width_of_heads_follows_from_what_the_model_declares() -> None:
+    """Onnx infers no shapes behind ops of ONNX Runtime, as most of a decoder is."""
+    model = decoders.grouped()
+    for entry in model.graph.input:
+        if entry.name.startswith("past_key_values"):
+            entry.type.tensor_type.shape.dim[3].dim_param = "head_dim"
+    for part, width in (("q", 64), ("k", 32), ("v", 32)):
+        declared = helper.make_tensor_value_info(
+            f"layer.0.{part}/out", TensorProto.FLOAT, ["batch_size", "sequence_length", width]
+        )
+        model.graph.value_info.append(declared)
+    samples = as_samples(None, model, count=None, reference=on_cpu(Model.of(model)))
+    assert samples[1]["past_key_values.1.value"].shape == (1, 2, 8, 16)
+    assert "head_dim=16" in samples.description
