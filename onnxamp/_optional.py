@@ -75,18 +75,16 @@ def require_runtime() -> None:
     Raises:
         MissingPackageError: ONNX Runtime is not installed, or it is too old.
     """
-    fault = _runtime_fault()
+    fault = runtime_fault()
     if fault is not None:
         raise MissingPackageError(fault)
 
 
 @cache
-def _runtime_fault() -> str | None:
+def runtime_fault() -> str | None:
+    """Return why models cannot be run, and what to install; None if they can."""
     if not has_runtime():
-        return (
-            "ONNX Runtime is not installed, and models cannot be run without it: pip install 'onnxamp[cpu]', or"
-            " 'onnxamp[cuda]' for NVIDIA GPUs."
-        )
+        return "ONNX Runtime is not installed: pip install 'onnxamp[cpu]', or 'onnxamp[cuda]' for NVIDIA GPUs."
     version = import_module("onnxruntime").__version__
     if _numbers(version) >= _numbers(LEAST_RUNTIME):
         return None

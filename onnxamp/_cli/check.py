@@ -31,8 +31,7 @@ from onnxamp._cli.options import (
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
-from onnxamp._numerics.cure import Trial, cure_run
-from onnxamp._numerics.fits import check_whole, cure_whole, find_fit
+from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._ops.profiles import computes_low
 from onnxamp._report.check import check_json, check_report
