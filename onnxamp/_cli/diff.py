@@ -75,6 +75,10 @@ _LIMITS: Final = {
         "top5_agreement",
         "Smallest share of the five largest elements per row that agree.",
     ),
+    "kl": (
+        "kl_divergence",
+        "Largest KL divergence of the distributions that logits stand for, in nats.",
+    ),
     "differing": (
         "differing",
         "Largest share of elements that differ [integers: the tolerance].",
