@@ -15,10 +15,10 @@ from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
-from onnxamp.train._feeds import Loss, LossFunction, find_loss
 from onnxamp.train._forward import find_masters, training_model
 from onnxamp.train._grad_scaler import GradScaler
 from onnxamp.train._levels import Decorated, excluder, make_precision
+from onnxamp.train._losses import Loss, LossFunction, find_loss
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
