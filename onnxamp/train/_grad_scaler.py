@@ -91,7 +91,7 @@ class AmpScaler(MovingLossScaleManager):
             return var * self.get_loss_scale() if self._enable else var
         if not any(net.pending is var for net in self._networks):
             raise ArgumentError(
-                "These gradients were not scaled by this GradScaler, or are out of date: build the network with"
+                "These gradients were not scaled by this scaler, or are out of date: build the network with"
                 " loss_scale_manager=scaler, and scale what its last gradients() returned."
             )
         return var
