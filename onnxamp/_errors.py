@@ -3,6 +3,7 @@
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
     │   ├── ContradictionError             two options exclude each other
+    │   ├── EmptyStateError                a state holds nothing to continue from (RuntimeError)
     │   └── MissingFileError               it names a file that does not exist (FileNotFoundError)
     ├── ArgumentTypeError (TypeError)      an argument has the wrong type
     ├── ModelError                         the model cannot be read, or is not valid
@@ -53,6 +54,10 @@ class ArgumentError(OnnxAmpError, ValueError):
 
 class ContradictionError(ArgumentError):
     """Two options or overrides exclude each other; the message names both."""
+
+
+class EmptyStateError(ArgumentError, RuntimeError):
+    """A state holds nothing to continue from."""
 
 
 class MissingFileError(ArgumentError, FileNotFoundError):

@@ -46,8 +46,8 @@ from onnxamp.train import (
     build_train_network,
 )
 from onnxamp.train._build import BOOSTS
-from onnxamp.train._feeds import LOSSES
 from onnxamp.train._levels import LEVELS
+from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
 from onnxamp.train._scaling import FromLevel
 
