@@ -1,10 +1,10 @@
 """The command line: one module per command, imported when the command runs."""
 
 import sys
-from difflib import get_close_matches
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from onnxamp import __version__
 from onnxamp._cli.door import door, note_words
@@ -45,9 +45,12 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is called; what is misspelt is told with the nearest name."""
-        near = [] if args[0] in _COMMANDS else get_close_matches(args[0], _COMMANDS, 1)
-        if near and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        typed = args[0]
+        if typed not in _COMMANDS and typed[:1] != "-" and not ctx.resilient_parsing:
+            from difflib import get_close_matches  # noqa: PLC0415 - few are misspelt
+
+            for near in get_close_matches(typed, _COMMANDS, 1):
+                ctx.fail(f"No such command {typed!r}. Did you mean {near!r}?")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -59,6 +62,17 @@ class _LazyGroup(click.Group):
         """Parse the command's own words, and run it."""
         with door():
             return super().invoke(ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the commands that begin so, without making them, and the options."""
+        commands = [
+            CompletionItem(name, help=summary)
+            for name, summary in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter

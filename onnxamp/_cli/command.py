@@ -25,12 +25,13 @@ _ALL: Final = "onnxamp all options"
 def make_command(name: str, summary: str) -> click.Command:
     """Return a command with the options of its rows."""
     table = option_table()["command"][name]
-    rows = (row for row in option_rows() if name in row.commands)
+    params = [parameter_of(row) for row in option_rows() if name in row.commands]
+    count = sum(isinstance(item, DataOption) for item in params)
     return _DataCommand(
         name,
         usual=table["usual"],
         help=f"{summary}\n\n{table['more']}",
-        params=[*map(parameter_of, rows), _help_all()],
+        params=[*params, _help_all(count)],
         callback=partial(_run, _MODULES.get(name, name)),
     )
 
@@ -44,7 +45,9 @@ def _run(module: str, /, **words: Any) -> None:
     run_command(body, words)
 
 
-def _help_all() -> click.Option:
+def _help_all(count: int) -> click.Option:
+    """Return the option that shows all options."""
+
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
             context.meta[_ALL] = True
@@ -57,7 +60,7 @@ def _help_all() -> click.Option:
         is_eager=True,
         expose_value=False,
         callback=show,
-        help="Show all options, in full.",
+        help=f"Show all {count} options in full, and exit.",
     )
 
 

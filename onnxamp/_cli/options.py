@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,8 +17,6 @@ from click.shell_completion import CompletionItem
 from onnxamp._errors import MissingPackageError, OnnxAmpError, printable
 from onnxamp._ops.targets import read_table, target_names
 from onnxamp._options.command_line import OptionRow
-from onnxamp._options.levels import DiffMetric, LevelName
-from onnxamp._options.lists import PRESETS
 from onnxamp._paths.paths import as_path, is_remote
 
 if TYPE_CHECKING:
@@ -254,14 +253,11 @@ def _software() -> list[str]:
 
 SOURCES: Final[Mapping[str, Callable[[], Sequence[str]]]] = {
     "@devices": lambda: [*read_table("devices")],
-    "@levels": lambda: get_args(LevelName),
-    "@lists": lambda: PRESETS,
-    "@metrics": lambda: get_args(DiffMetric),
     "@presets": lambda: [*read_table("presets")],
     "@software": _software,
     "@targets": target_names,
 }
-"""Words that another table or a type lists."""
+"""Words that another table lists."""
 
 
 def words_of(row: OptionRow) -> list[str]:
@@ -284,22 +280,25 @@ class DataOption(click.Option):
         """Convert a value, unless the shell only asks what may follow."""
         return value if ctx.resilient_parsing else super().type_cast_value(ctx, value)
 
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the flags and all that is said about the option."""
+        flags, text = super().get_help_record(ctx) or ("", "")
+        return flags, full_help(self.row) + text.removeprefix(self.row.help)
+
     def line(self, ctx: click.Context) -> tuple[str, str]:
         """Return the flags and one line of help."""
-        record = self.get_help_record(ctx)
-        assert record is not None
-        notes = {
-            "required": self.required,
-            f"default: {self.default}": self.show_default,
-        }
-        shown = [f" [{note}]" for note, is_true in notes.items() if is_true]
-        return record[0], self.row.help.removesuffix(".") + "".join(shown)
+        flags, _ = super().get_help_record(ctx) or ("", "")
+        text = self.row.help.removesuffix(".")
+        if self.required:
+            text += " [required]"
+        if self.show_default:
+            text += f" [default: {self.default}]"
+        return flags, text
 
 
 def parameter_of(row: OptionRow) -> click.Parameter:
     """Return the argument or option that a row describes."""
-    words = words_of(row)
-    kind, metavar = _type_of(row, words)
+    kind, metavar = _type_of(row)
     if row.is_argument:
         return click.Argument(
             [row.name],
@@ -313,17 +312,13 @@ def parameter_of(row: OptionRow) -> click.Parameter:
         form = _flag(row)
     elif row.default is not None:
         form.update(default=row.default, show_default=row.default != "")
-    if row.type == "file name":
-        form["shell_complete"] = _file_name
-    elif words and not isinstance(kind, click.Choice):
-        form["shell_complete"] = lambda _, __, begun: [
-            word for word in words if word.startswith(begun)
-        ]
+    if not isinstance(kind, click.Choice | click.Path):
+        form["shell_complete"] = partial(_suggested, row)
     is_preset = row.type == "preset"
     return DataOption(
         row,
         [*row.flags.split(", "), row.name],
-        help=full_help(row),
+        help=row.help,
         multiple=row.repeats,
         required=row.required,
         callback=_CALLBACKS.get(row.type),
@@ -333,22 +328,15 @@ def parameter_of(row: OptionRow) -> click.Parameter:
     )
 
 
-def _file_name(
-    _: click.Context, __: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Let the shell complete files."""
-    return [CompletionItem(begun, type="file")]
-
-
-def _type_of(row: OptionRow, words: Sequence[str]) -> tuple[Any, str | None]:
+def _type_of(row: OptionRow) -> tuple[Any, str | None]:
     """Return the type of an option, and what help shows for its value."""
     match row.type:
         case "words":
-            return _Words(words, row.named), None
+            return _Words(words_of(row), row.named), None
         case "level":
-            return _Level(words), None
+            return _Level(words_of(row)), None
         case "choice" | "preset":
-            return click.Choice(words), None
+            return click.Choice(words_of(row)), None
         case "flag":
             return None, None
     return TYPES[row.type]
@@ -361,6 +349,15 @@ def _flag(row: OptionRow) -> dict[str, Any]:
     if row.default is None:
         return {"is_flag": True}
     return {"default": row.default, "flag_value": not row.default}
+
+
+def _suggested(
+    row: OptionRow, _: click.Context, __: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Return what completion offers where the type takes more than its words."""
+    if row.type == "file name":
+        return [CompletionItem(begun, type="file")]
+    return [CompletionItem(word) for word in words_of(row) if word.startswith(begun)]
 
 
 def full_help(row: OptionRow) -> str:
