@@ -4,9 +4,7 @@ from functools import partial
 
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._cli.common import Given, show
-from onnxamp._cli.given import (
-    given_samples,
-)
+from onnxamp._cli.given import given_samples
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.progress import progress_bar
 

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import (
-    Given,
-    show,
-    target_of,
-    tell,
-    write_conversion_page,
-)
+from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_page
 from onnxamp._cli.given import (
     check_dims,
     options_of,

@@ -8,12 +8,7 @@ from typing import Final
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import (
-    Given,
-    check_outputs,
-    show,
-    write_page,
-)
+from onnxamp._cli.common import Given, check_outputs, show, write_page
 from onnxamp._cli.given import (
     place_of,
     run_options_of,

@@ -4,9 +4,7 @@ from collections import Counter
 from functools import partial
 
 from onnxamp._cli.common import Given, show, tell
-from onnxamp._cli.given import (
-    options_of,
-)
+from onnxamp._cli.given import options_of
 from onnxamp._convert.causes import (
     batch_norm_hint,
     cost_sentences,

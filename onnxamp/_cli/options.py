@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp._errors import MissingPackageError, OnnxAmpError, printable
+from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError, printable
 from onnxamp._ops.targets import read_table, target_names
 from onnxamp._options.command_line import OptionRow
 from onnxamp._paths.paths import as_path, is_remote
@@ -175,9 +175,22 @@ def _batches(text: str) -> list[int]:
 
 def _loss_scale(text: str) -> Any:
     """Return the manager that ``--loss-scale`` spells."""
-    from onnxamp._cli.train import loss_scale  # noqa: PLC0415 - imports onnx
+    from onnxamp import train  # noqa: PLC0415 - imports onnx
 
-    return loss_scale(text)
+    if text in ("", "none"):
+        return None if text else train.FROM_LEVEL
+    kind, *number = text.split(":", 1)
+    managers = {
+        "fixed": train.FixedLossScaleManager,
+        "dynamic": train.DynamicLossScaleManager,
+    }
+    try:
+        return managers[kind](*map(float, number))
+    except (KeyError, ValueError) as error:
+        why = f": {error}" if isinstance(error, ArgumentError) else ""
+        raise click.BadParameter(
+            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
+        ) from None
 
 
 TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {

@@ -1,18 +1,12 @@
 """``onnxamp train``."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import click
-
-from onnxamp._cli.common import (
-    Given,
-    check_outputs,
-    show,
-)
+from onnxamp._cli.common import Given, check_outputs, show
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.blobs import WeightConverter
@@ -23,43 +17,13 @@ from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.machine import document
 from onnxamp._runtime.sample_files import read_npz
-from onnxamp.train import (
-    FROM_LEVEL,
-    Batches,
-    DynamicLossScaleManager,
-    FixedLossScaleManager,
-    LossScaleManager,
-    StepResult,
-    TrainNetwork,
-    build_train_network,
-)
+from onnxamp.train import Batches, StepResult, TrainNetwork, build_train_network
 from onnxamp.train._feeds import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
-from onnxamp.train._scaling import FromLevel
 
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
 """What is told of each epoch."""
-_MANAGERS: Final[
-    Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScaleManager]]
-] = {
-    "fixed": FixedLossScaleManager,
-    "dynamic": DynamicLossScaleManager,
-}
-
-
-def loss_scale(text: str) -> LossScaleManager | FromLevel | None:
-    """The manager that ``--loss-scale`` spells."""
-    if text in ("", "none"):
-        return None if text else FROM_LEVEL
-    kind, *number = text.split(":", 1)
-    try:
-        return _MANAGERS[kind](float(number[0])) if number else _MANAGERS[kind]()
-    except (KeyError, ValueError) as error:
-        why = f": {error}" if isinstance(error, ArgumentError) else ""
-        raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
-        ) from None
 
 
 def run(given: Given) -> None:

@@ -16,12 +16,7 @@ from onnxamp._cli.common import (
     write_conversion_page,
     write_page,
 )
-from onnxamp._cli.given import (
-    options_of,
-    run_options_of,
-    sink_of,
-    unlike_target,
-)
+from onnxamp._cli.given import options_of, run_options_of, sink_of, unlike_target
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._errors import ArgumentError
 from onnxamp._job.pipeline import convert_to_file

@@ -4,17 +4,8 @@ import shlex
 from dataclasses import replace
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import (
-    Given,
-    check_outputs,
-    show,
-    tell,
-    write_page,
-)
-from onnxamp._cli.given import (
-    custom_arguments,
-    options_of,
-)
+from onnxamp._cli.common import Given, check_outputs, show, tell, write_page
+from onnxamp._cli.given import custom_arguments, options_of
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
