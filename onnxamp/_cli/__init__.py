@@ -84,6 +84,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(
+    "onnxamp",
     cls=_LazyGroup,
     context_settings={
         "help_option_names": ["-h", "--help"],
