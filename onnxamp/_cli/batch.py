@@ -10,12 +10,13 @@ from click.core import ParameterSource
 
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
-from onnxamp._cli.common import IN_FOLDER, Given, show
-from onnxamp._cli.options import options_of, place_of
+from onnxamp._cli.common import Given, show
+from onnxamp._cli.given import options_of, place_of
+from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
-from onnxamp._options.options import COMMAND_LINE
+from onnxamp._options.command_line import spelled_fields
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
@@ -103,7 +104,7 @@ def _given_options() -> frozenset[str]:
     context = click.get_current_context()
     return frozenset(
         name
-        for name in COMMAND_LINE
+        for name in spelled_fields()
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     )
 
