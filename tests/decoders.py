@@ -14,6 +14,14 @@ HIDDEN, INNER, TOKENS, POSITIONS = HEADS * HEAD, 128, 96, 64
 LAYERS = 2
 BLOCK = 16
 
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "model": {"type": "WordLevel", "vocab": {f"w{token}": token for token in range(TOKENS)}, "unk_token": "w0"},
+}
+"""Words "w0", "w1", ... are tokens."""
+
 
 class _Writer:
     """Collects the nodes and weights of a decoder; weights are drawn from one generator."""
@@ -254,7 +262,7 @@ def next_tokens(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], model:
 def folder(home: Path, kind: str, model: ModelProto) -> Path:
     """Write a folder as software of that kind ships it: "genai", "transformers.js" or "optimum"."""
     home.mkdir(parents=True, exist_ok=True)
-    configs: dict[str, Any] = {"tokenizer.json": {"version": "1.0"}, "tokenizer_config.json": {"model_max_length": 64}}
+    configs: dict[str, Any] = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": {"model_max_length": POSITIONS}}
     match kind:
         case "genai":
             configs["genai_config.json"] = {

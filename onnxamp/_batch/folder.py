@@ -206,6 +206,7 @@ def convert_folder(
     metric: str = "auto",
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
+    prompts: str | PathLike[str] | None = None,
     samples: int | None = None,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
@@ -239,6 +240,7 @@ def convert_folder(
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
             model below ``src`` without ".onnx". A model without any runs on made-up inputs.
+        prompts: text file with a prompt in each line, on which decoders run, see :class:`Prompts`.
         samples: number of made-up inputs; None for 1, or 4 to 16 where float16 is summed up in float16, as on webgpu.
         seed: seed of made-up inputs.
         dims: sizes of named dimensions of made-up inputs, for the models that have them.
@@ -285,6 +287,7 @@ def convert_folder(
         provider=provider,
         libraries=active_libraries(),
         accept=accept,
+        prompts=None if prompts is None else as_path(prompts),
         given=frozenset(options),
     )
     data, page = (
@@ -320,7 +323,8 @@ def run_folder(
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
     found = [
-        replace(job, code=options.code) for job in find_jobs(source, target, inputs)
+        replace(job, code=options.code, prompts=options.prompts)
+        for job in find_jobs(source, target, inputs)
     ]
     _check_dtypes(found, options.conversion.dtype)
     made_folder(target)

@@ -32,6 +32,7 @@ from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.custom_ops import custom_ops
 from onnxamp._runtime.defaults import CURE_SECONDS
+from onnxamp._runtime.prompts import Prompts, takes_prompts
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
@@ -54,7 +55,8 @@ class FolderOptions:
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
     ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
-    ``given``: the names of the options of the conversion that somebody chose, which kinds of folders leave as they are.
+    ``prompts``: texts for the decoders of the folder. ``given``: the names of the options of the conversion that
+    somebody chose, which kinds of folders leave as they are.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -71,6 +73,7 @@ class FolderOptions:
     cure_seconds: float = CURE_SECONDS
     libraries: tuple[str, ...] = ()
     accept: str | None = None
+    prompts: Path | None = None
     given: frozenset[str] = frozenset()
 
     @property
@@ -104,6 +107,7 @@ class Job:
     page: Path | None = None
     search: Path | None = None
     code: Path | None = None
+    prompts: Path | None = None
     package: Package | None = None
     types: str = ""
 
@@ -149,7 +153,8 @@ def failed(job: Job, error: Exception) -> Entry:
 def read_before(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
     return stamps(
-        {job.source, *_files(job.inputs), *([job.code] if job.code else [])}, job.home
+        {job.source, *_files(job.inputs), *filter(None, (job.code, job.prompts))},
+        job.home,
     )
 
 
@@ -218,7 +223,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
             asked, strict_options=False
         ),  # names are checked once all models are known
         run=RunOptions(
-            samples=job.inputs,
+            samples=_inputs(options, job, model),
             count=options.samples,
             seed=options.seed,
             dims=_dims(options, model.proto),
@@ -234,6 +239,13 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
         validation=validation if options.validate else None,
         warn=lambda _: None,  # the row holds them
     )
+
+
+def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
+    """Return what a model runs on: its inputs, or texts if it is a decoder."""
+    if job.inputs is None and options.prompts is not None and takes_prompts(model):
+        return Prompts(options.prompts)
+    return job.inputs
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -274,6 +286,8 @@ def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]
     ]
     if job.inputs is not None:
         return "--inputs", str(job.inputs), *judge
+    if options.prompts is not None and takes_prompts(model):
+        judge = ["--prompts", str(options.prompts), *judge]
     numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
     written = [
         text

@@ -72,6 +72,7 @@ def convert_all(given: Given) -> None:
         cure_seconds=given.cure_time,
         libraries=active_libraries(),
         accept=accept,
+        prompts=given.prompts,
         given=_given_options(),
     )
     with _progress(quiet=given.quiet) as progress:

@@ -276,16 +276,19 @@ class InputMaker(NamedTuple):
     """Of all open dimensions by name."""
     uses: Mapping[int, Use]
 
-    def make(self, seed: int, number: int = 0) -> dict[str, Feed]:
+    def make(
+        self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
+    ) -> dict[str, Feed]:
         """The inputs of :func:`random_inputs` for a seed; raises the same.
 
         Args:
             seed: non-negative.
             number: position of the sample, which tells whose turn it is: a prompt's, or a step's of a decoder.
+            lengths: sizes of dimensions in place of those that the turn has.
         """
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-        sizes = self._sizes_of_turn(number)
+        sizes = self._sizes_of_turn(number, lengths or {})
         past = next((sizes[name] for name in self.named.pasts), None)
         feeds = {}
         for value, entry in self.entries.items():
@@ -309,11 +312,13 @@ class InputMaker(NamedTuple):
         """How many kinds of samples there are: 2 of a decoder, which takes prompts and steps; else 1."""
         return len(self.named.turns(self.dims))
 
-    def _sizes_of_turn(self, number: int) -> Mapping[str, int]:
+    def _sizes_of_turn(
+        self, number: int, lengths: Mapping[str, int]
+    ) -> Mapping[str, int]:
         turns = self.named.turns(self.dims)
-        if len(turns) == 1:
+        if len(turns) == 1 and not lengths:
             return self.sizes
-        chosen = {**self.tried, **turns[number % len(turns)]}
+        chosen = {**self.tried, **turns[number % len(turns)], **lengths}
         if self.determined is not None:
             chosen |= self._filled_windows(self.determined)
             chosen = {**self.solved(chosen).sizes, **chosen}

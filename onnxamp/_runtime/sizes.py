@@ -136,6 +136,12 @@ class Sizes(NamedTuple):
         """The names of the lengths of a decoder's caches, which exporters call "past_..."."""
         return [name for name in self.plain if name.startswith(_PAST)]
 
+    @property
+    def news(self) -> list[str]:
+        """The names of the numbers of tokens that a decoder takes in beside what its caches hold."""
+        lengths = {name.removeprefix(_PAST) for name in self.pasts}
+        return [name for name in self.plain if name in lengths]
+
     def turns(self, given: Collection[str]) -> list[dict[str, int]]:
         """The sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes later.
 
@@ -143,10 +149,10 @@ class Sizes(NamedTuple):
         one without sizes of its own.
         """
         pasts = [name for name in self.pasts if name not in given]
-        new = {name.removeprefix(_PAST) for name in pasts} & {*self.plain}
-        if not new:
+        if not pasts or not self.news:
             return [{}]
-        return [dict.fromkeys(pasts, 0), dict.fromkeys(sorted(new - {*given}), 1)]
+        new = [name for name in self.news if name not in given]
+        return [dict.fromkeys(pasts, 0), dict.fromkeys(new, 1)]
 
     def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
         """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone.
