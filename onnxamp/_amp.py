@@ -16,7 +16,7 @@ from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._options.levels import Level
-from onnxamp._options.lists import Preset, preset
+from onnxamp._options.lists import Preset, literal_preset, preset
 from onnxamp._options.options import Options, Rule
 from onnxamp._public import active_within
 from onnxamp._report.text import as_sentence
@@ -68,12 +68,9 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
-    return _converted(
-        network,
-        Options.of(
-            level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False}
-        ),
-    )
+    keywords = {"dtype": dtype, "strict": True, "fold": False}
+    read = literal_preset(lists)
+    return _converted(network, Options.of(level, {**keywords, "lists": read}))
 
 
 def _converted(network: Any, options: Options) -> Any:
@@ -231,19 +228,21 @@ def auto_cast(
         True
     """
     found = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
-    keywords = {
-        "dtype": dtype,
-        "white_list": custom_white_list,
-        "black_list": custom_black_list,
-        "lists": "paddle",
-    }
-    options = Options.of(
-        "O1" if found == "OD" else found,
-        {**keywords, "strict": not use_promote, "fold": False},
-    )
-    if found == "OD":
+    options = None
+    if enable:
+        lists = replace(literal_preset("paddle"), follows=found == "O1")
+        keywords = {
+            "dtype": dtype,
+            "white_list": custom_white_list,
+            "black_list": custom_black_list,
+            "lists": lists,
+            "strict": not use_promote,
+            "fold": False,
+        }
+        options = Options.of("O1" if found == "OD" else found, keywords)
+    if options is not None and found == "OD":
         options = replace(options, rule=_only(options.white))
-    with active_within(_ACTIVE, options if enable and found != "O0" else None):
+    with active_within(_ACTIVE, None if found == "O0" else options):
         yield
 
 

@@ -137,7 +137,7 @@ def find_pins(
         *pins.warnings,
         *forced_hazards(graph, problem.overrides, low),
         *lost_weights(graph, problem.overrides, heeded, options.low),
-        *unmet_lists(graph, options, ports, pins.verdicts),
+        *unmet_lists(graph, options, problem.listed, ports, pins.verdicts),
     ]
     if options.rescaling is not None and options.rescaling.made_up:
         warnings.append(_MADE_UP)
@@ -184,6 +184,7 @@ class _Claims:
         low: low by the preset's white list, the level or a plan.
         implies: pairs (p, q) of variables: if p is low, q must be low.
         climbed: constants that :meth:`constant` has visited.
+        followers: nodes on no list that are low since all that they read is, where the preset says so.
         freedoms: answers of the kernel tables by everything that they depend on.
     """
 
@@ -206,6 +207,7 @@ class _Claims:
         self.fallbacks = list[int]()
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
+        self.followers = frozenset[int]()
 
     def pin(
         self, pins: _Pinned, variable: int, low: bool, reason: Reason, why: str
@@ -251,7 +253,7 @@ class _Claims:
         if (
             hazard.reason.is_shielded
         ):  # a white-listed producer stays low; its Cast is shielded
-            is_white = self.graph.nodes[hazard.node].key in options.white
+            is_white = self.is_white(self.graph.nodes[hazard.node])
             return (keeps or level != Level.O3) and not is_white
         return keeps
 
@@ -333,7 +335,10 @@ class _Claims:
     def lists(self) -> None:
         """Add the pins of the lists and, for all other ops, of the level."""
         options, problem, all_exact = self.options, self.problem, self.graph.exact
-        by_user = options.user_white if options.level != Level.O0 else ()
+        listed = problem.listed
+        by_user = listed.white if options.level != Level.O0 else {}
+        if options.level == Level.O1 and options.preset.follows:
+            self.followers = self.find_followers()
         gains, following = options.level == Level.O2, op_facts().following
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
@@ -343,19 +348,19 @@ class _Claims:
                 or index in problem.constant_fed
             )
             # A Cast with two variables changes no type.
-            is_asked = node.key in by_user and (node.key, len(variables)) != ("Cast", 2)
+            is_asked = index in by_user and (node.key, len(variables)) != ("Cast", 2)
             pin = self.listed(node, exact=exact, follows=follows)
             for variable in variables.values():
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
                 if is_asked:
-                    self.pin(self.asked, variable, True, Reason.WHITE, node.key)
+                    self.pin(self.asked, variable, True, Reason.WHITE, by_user[index])
                 elif pin is None:
                     if not follows and (gains or node.key in options.white):
                         self.preferred.add(root)
                 elif not pin[0]:
-                    is_own = node.key in options.user_black
+                    is_own = index in listed.black
                     self.pin(self.high if is_own else self.default, variable, *pin)
                 elif index in problem.shares and pin[1] is Reason.WHITE:
                     self.worthy.add(root)  # Casts may cost more than its error is worth
@@ -372,21 +377,64 @@ class _Claims:
             exact: whether low precision costs it no accuracy.
             follows: whether it has no preference of its own.
         """
-        options, level, key = self.options, self.options.level, node.key
-        if level == Level.AUTO and key not in options.listed_by_user:
+        options, level, index = self.options, self.options.level, node.index
+        listed = self.problem.listed
+        is_own = index in listed.white or index in listed.black
+        if level == Level.AUTO and not is_own:
             return None
         if level == Level.O0:
             return False, Reason.LEVEL, "O0 lowers nothing"
-        if key in options.black and Reason.BLACK not in self.freed.get(node.index, ()):
-            is_folded = node.index in self.problem.folded
-            return None if is_folded else (False, Reason.BLACK, key)
-        if key in options.white and not exact and not follows:
-            return True, Reason.WHITE, key
+        black = self.black_entry(node)
+        if black is not None and Reason.BLACK not in self.freed.get(index, ()):
+            is_folded = index in self.problem.folded
+            return None if is_folded else (False, Reason.BLACK, black)
+        if self.is_white(node) and not exact and not follows:
+            return True, Reason.WHITE, node.key
         lowers = level == Level.O3 or (options.strict and level == Level.O2)
+        is_follower = index in self.followers
         if follows or not (lowers or (level == Level.O1 and not exact)):
             return None
         lowered = "every op it can" if lowers else "only white-listed ops"
-        return lowers, Reason.LEVEL, f"{level} lowers {lowered}"
+        lowered = "what reads low precision alone" if is_follower else lowered
+        return lowers or is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
+
+    def find_followers(self) -> frozenset[int]:
+        """Return the nodes on no list that may be low and read low precision alone, but for numbers."""
+        graph, ports = self.graph, self.ports
+        high = self.hard.keys() | self.kept.keys() | self.high.keys()
+        for index, variables in ports.of_node.items():
+            if self.black_entry(graph.nodes[index]) is not None:
+                high.update(map(ports.root, variables.values()))
+        low, followers = set[int](), set[int]()
+        for index in graph.order:
+            node, variables = graph.nodes[index], ports.of_node.get(index, {})
+            roots = set(map(ports.root, variables.values()))
+            if not roots or not roots.isdisjoint(high):
+                continue
+            read = {
+                value
+                for _, value in graph.float_inputs(node)
+                if graph.constants.scalar(value) is None
+            }
+            is_follower = bool(read) and read <= low
+            if is_follower or self.is_white(node) or not roots.isdisjoint(self.forced):
+                low.update(node.outputs)
+            if is_follower and not self.is_white(node) and index not in graph.exact:
+                followers.add(index)
+        return frozenset(followers)
+
+    def is_white(self, node: Node) -> bool:
+        """Return whether a white list means the node."""
+        listed, index = self.problem.listed, node.index
+        is_named = index in listed.white or index in listed.usual_white
+        return is_named or node.key in self.options.white
+
+    def black_entry(self, node: Node) -> str | None:
+        """Return the entry of a black list that means the node; None if none does."""
+        listed, index = self.problem.listed, node.index
+        if node.key in self.options.black:
+            return node.key
+        return listed.black.get(index) or listed.usual_black.get(index)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""

@@ -171,7 +171,9 @@ def _() -> None:
     found = amp.get_white_list()
     found.append("Flatten")
     assert "Flatten" not in amp.get_white_list()
-    assert set(amp.get_white_list("default")) > set(amp.get_white_list())
+    assert set(amp.get_white_list("default")) > set(amp.get_white_list()) - {"Dense", "Conv2d", "Conv2dTranspose"}
+    converted = amp.custom_mixed_precision(ENCODER, white_list=amp.get_white_list())
+    assert converted == amp.auto_mixed_precision(ENCODER, "O1")
 
 
 @row("`get_black_list()`")
@@ -185,7 +187,7 @@ def _() -> None:
 @row("built-in white list")
 def _() -> None:
     wanted = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "RNN", "GRU", "PRelu", "Relu", "Einsum"}
-    assert set(amp.get_white_list()) == wanted
+    assert set(amp.get_white_list()) == wanted | {"Dense", "Conv2d", "Conv2dTranspose"}
 
 
 @row("built-in black list")

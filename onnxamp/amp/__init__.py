@@ -8,6 +8,7 @@ to train one                                            build_train_network, dec
                                                         LossScaleManager, FixedLossScaleManager,
                                                         DynamicLossScaleManager
 for what is created in a block of code                  auto_cast
+by the former names of Paddle                           amp_guard, amp_decorate
 to find NaN and Inf, and compare                        debugging
 ======================================================  ============================================================
 """
@@ -34,6 +35,9 @@ from onnxamp.train import (
     decorate,
 )
 
+amp_guard = auto_cast
+amp_decorate = decorate
+
 __all__ = [
     "Decorated",
     "DynamicLossScaleManager",
@@ -43,6 +47,8 @@ __all__ = [
     "LossScaleManager",
     "OptionWarning",
     "TrainNetwork",
+    "amp_decorate",
+    "amp_guard",
     "auto_cast",
     "auto_mixed_precision",
     "build_train_network",
