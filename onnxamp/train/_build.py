@@ -242,7 +242,9 @@ def _requested(
         )
     if cast is None:
         low = decorated.dtype if decorated else dtype
-        return Options.of("O2", {"dtype": low, "lists": literal_preset("paddle"), "fold": False})
+        return Options.of(
+            "O2", {"dtype": low, "lists": literal_preset("paddle"), "fold": False}
+        )
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

@@ -372,7 +372,9 @@ def decorate(
             )
         several = isinstance(models, (list, tuple))
         matched, made = set[str](), list[Decorated]()
-        options = Options.of("O2", {"dtype": name, "lists": literal_preset("paddle"), "fold": False})
+        options = Options.of(
+            "O2", {"dtype": name, "lists": literal_preset("paddle"), "fold": False}
+        )
         for model in models if several else [models]:
             source = Model.of(model).embedded()
             rule = _decorating(excluder(excluded, source), matched)
