@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.neighbours import followers, stranded
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
@@ -185,6 +186,7 @@ class _Claims:
         implies: pairs (p, q) of variables: if p is low, q must be low.
         climbed: constants that :meth:`constant` has visited.
         followers: nodes on no list that are low since all that they read is, where the preset says so.
+        stranded: exact ops among those that the target has no kernels for, where the level would lower them.
         freedoms: answers of the kernel tables by everything that they depend on.
     """
 
@@ -207,7 +209,7 @@ class _Claims:
         self.fallbacks = list[int]()
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
-        self.followers = frozenset[int]()
+        self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
     def pin(
         self, pins: _Pinned, variable: int, low: bool, reason: Reason, why: str
@@ -339,6 +341,8 @@ class _Claims:
         by_user = listed.white if options.level != Level.O0 else {}
         if options.level == Level.O1 and options.preset.follows:
             self.followers = self.find_followers()
+        if options.level == Level.O2 and options.strict:
+            self.stranded = stranded(self.graph, self.ports, self.hard.keys())
         gains, following = options.level == Level.O2, op_facts().following
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
@@ -391,6 +395,7 @@ class _Claims:
         if self.is_white(node) and not exact and not follows:
             return True, Reason.WHITE, node.key
         lowers = level == Level.O3 or (options.strict and level == Level.O2)
+        lowers = lowers and index not in self.stranded
         is_follower = index in self.followers
         if follows or not (lowers or (level == Level.O1 and not exact)):
             return None
@@ -399,29 +404,18 @@ class _Claims:
         return lowers or is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
 
     def find_followers(self) -> frozenset[int]:
-        """Return the nodes on no list that may be low and read low precision alone, but for numbers."""
-        graph, ports = self.graph, self.ports
+        """Return the nodes on no list that are low since all that they read is."""
+        graph, root = self.graph, self.ports.root
         high = self.hard.keys() | self.kept.keys() | self.high.keys()
-        for index, variables in ports.of_node.items():
+        for index, variables in self.ports.of_node.items():
             if self.black_entry(graph.nodes[index]) is not None:
-                high.update(map(ports.root, variables.values()))
-        low, followers = set[int](), set[int]()
-        for index in graph.order:
-            node, variables = graph.nodes[index], ports.of_node.get(index, {})
-            roots = set(map(ports.root, variables.values()))
-            if not roots or not roots.isdisjoint(high):
-                continue
-            read = {
-                value
-                for _, value in graph.float_inputs(node)
-                if graph.constants.scalar(value) is None
-            }
-            is_follower = bool(read) and read <= low
-            if is_follower or self.is_white(node) or not roots.isdisjoint(self.forced):
-                low.update(node.outputs)
-            if is_follower and not self.is_white(node) and index not in graph.exact:
-                followers.add(index)
-        return frozenset(followers)
+                high.update(map(root, variables.values()))
+
+        def is_low(node: Node) -> bool:
+            own = map(root, self.ports.of_node[node.index].values())
+            return self.is_white(node) or not self.forced.keys().isdisjoint(own)
+
+        return followers(graph, self.ports, high, is_low)
 
     def is_white(self, node: Node) -> bool:
         """Return whether a white list means the node."""
