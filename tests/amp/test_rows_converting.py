@@ -106,12 +106,12 @@ def _() -> None:
 
 @row('`amp_level="O2"` in bfloat16')
 def _() -> None:
-    text = """(float[1,2,4,4] X) => (float[1,4,3,3] Y) <float low = {0}> {{
-        a = {op} (X, low) b = {op} (X, low) c = Concat <axis = 1> (a, b) Y = MaxPool <kernel_shape = [2, 2]> (c) }}"""
-    lone = amp.auto_mixed_precision(parse(text.format(op="Clip")), "O2", "bfloat16")
+    text = """(float[1,2,4,4] X) => (float[1,4,3,3] Y) <float low = {0}> {
+        a = Clip (X, low) b = Clip (X, low) c = Concat <axis = 1> (a, b) Y = MaxPool <kernel_shape = [2, 2]> (c) }"""
+    lone = amp.auto_mixed_precision(parse(text), "O2", "bfloat16")
     assert [node.op_type for node in lone.graph.node] == ["Clip", "Clip", "Concat", "MaxPool"]
     beside = onnxamp.debugging.collect_operator_stats(
-        amp.auto_mixed_precision(parse(text.format(op="Add")), "O2", "bfloat16")
+        amp.auto_mixed_precision(parse(text.replace("Clip", "Add")), "O2", "bfloat16")
     )
     assert beside.calls["Concat", "bfloat16"] == 1
 
