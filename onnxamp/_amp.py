@@ -59,6 +59,7 @@ def auto_mixed_precision(
 
     Warns:
         HazardWarning: nodes stay float32 that the level would lower.
+        OptionWarning: white-listed ops stay float32, as the type has no kernel or schema for them.
 
     Example:
         >>> import onnx
@@ -136,7 +137,8 @@ def custom_mixed_precision(
     """Convert a model by one list of op types in place of the presets.
 
     The counterpart of ``mindspore.amp.custom_mixed_precision``. Lists hold ONNX op types, or the names that MindSpore
-    and Paddle have for them ("Conv2d", "Dense", "matmul_v2").
+    and Paddle have for them ("Conv2d", "Dense", "matmul_v2"). The name of a cell means all that exporters write for it:
+    the Add of its bias, or the ops of a Gelu.
 
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
@@ -154,8 +156,8 @@ def custom_mixed_precision(
         ModelError: the model cannot be read or is invalid.
 
     Warns:
-        OptionWarning: an op type is unknown, a listed one has to stay float32, or the black list lacks an entry of
-            MindSpore's.
+        OptionWarning: a name is unknown, what it means is in no form that can be recognised or has to stay float32, or
+            the black list lacks an entry of MindSpore's.
         HazardWarning: nodes stay float32 although the black list does not have their ops.
 
     Example:
@@ -206,10 +208,12 @@ def auto_cast(
     asyncio tasks are not affected.
 
     Args:
-        enable: False switches an outer context off.
-        custom_white_list, custom_black_list: op types to add to Paddle's lists, by ONNX's names or Paddle's.
+        enable: False switches an outer context off; of the other arguments, only the level is checked then.
+        custom_white_list, custom_black_list: ops to add to Paddle's lists, by the names of ONNX, Paddle or MindSpore.
+            Products of a value with itself are squares; "linear" has the Add of its bias with it.
         level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products) alone, all else in float32; "O1"
-            the same, with exact ops (Reshape, Relu) between them; "O2" all but black-listed ops. In either case.
+            these, ops on no list that read low precision alone, and exact ops (Reshape, Relu) where that saves Casts;
+            "O2" all but black-listed ops. In either case.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         use_promote: at O2, whether an op that is on no list may be float32 next to float32 values, where low precision
             would cost more Casts than it gains. False lowers it in any case.

@@ -51,12 +51,14 @@ class AbsentNames(NamedTuple):
     """Names in the user's lists that mean nothing in the model -> what to say of them.
 
     Attributes:
-        unknown: those that are probably misspelt, and of what may be in the model in a form that nothing recognises.
+        unknown: those that are probably misspelt.
+        unseen: those of what may be in the model in a form that nothing recognises.
         known: those of ops that exist, or may exist in a domain of which nothing is known.
     """
 
-    unknown: Mapping[str, str]
-    known: Mapping[str, str]
+    unknown: dict[str, str]
+    unseen: dict[str, str]
+    known: dict[str, str]
 
 
 def absent_names(graph: Graph, options: Options) -> AbsentNames:
@@ -67,18 +69,19 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     """
     names = dict.fromkeys((*options.white_list, *options.black_list))
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
-    found: tuple[dict[str, str], dict[str, str]] = {}, {}
+    found = AbsentNames({}, {}, {})
     for name in sorted(name for name in names if not named_nodes(graph, name)):
-        known = is_known(name, declared)
-        near = None if known else nearest_name(name, declared | graph.by_key.keys())
-        cores = unrecognised(graph, name)
         text = f"The op type {name!r} of your lists does not occur in the model."
-        text += f" Did you mean {near!r}?" if near else ""
+        cores = ", ".join(unrecognised(graph, name))
         if cores:
-            text = (
-                f"{name!r} of your lists is nowhere recognised in the model, but may be what its {', '.join(cores)}"
-                " are for: list op types instead."
+            found.unseen[name] = (
+                f"{name!r} of your lists is nowhere recognised in the model, but may be what its {cores} are for: list"
+                " op types instead."
             )
-        is_harmless = not cores and (known or (near is None and "::" in name))
-        found[is_harmless][name] = text
-    return AbsentNames(*found)
+        elif is_known(name, declared):
+            found.known[name] = text
+        elif near := nearest_name(name, declared | graph.by_key.keys()):
+            found.unknown[name] = f"{text} Did you mean {near!r}?"
+        else:
+            (found.known if "::" in name else found.unknown)[name] = text
+    return found

@@ -176,13 +176,13 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
                     f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
+    absent = absent_names(graph, options)
     warnings = [
         *(one.text for one in unmatched_names(graph, options)),
+        *absent.unseen.values(),
         *taken_off(options),
     ]
-    return Overrides(
-        overrides, weights, warnings, [*absent_names(graph, options).known.values()]
-    )
+    return Overrides(overrides, weights, warnings, [*absent.known.values()])
 
 
 def forced_hazards(
