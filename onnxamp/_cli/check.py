@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import click
 
 from onnxamp._audit.audit import audit_model
+from onnxamp._audit.findings import Audit
 from onnxamp._cli.common import (
+    FILE,
     Given,
     check_outputs,
     first_arrays,
@@ -20,7 +23,6 @@ from onnxamp._cli.options import (
     cure_options,
     custom_ops_option,
     judged_target_option,
-    model_argument,
     place_of,
     place_options,
     report_options,
@@ -35,8 +37,9 @@ from onnxamp._numerics.cure import Trial, cure_run
 from onnxamp._numerics.fits import check_whole, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._ops.profiles import computes_low
-from onnxamp._report.check import check_json, check_report
+from onnxamp._report.check import check_json, check_report, check_status
 from onnxamp._report.html.page import check_page
+from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
@@ -45,7 +48,7 @@ from onnxamp._target.targets import target_of, targets
 
 
 @new_command("check")
-@model_argument
+@click.argument("models", type=FILE, nargs=-1, required=True)
 @judged_target_option(
     "Where the model will run, as in cuda@1.24; checks that its ops have kernels there."
 )
@@ -82,17 +85,38 @@ from onnxamp._target.targets import target_of, targets
     html=True,
 )
 def command(given: Given) -> None:
-    """Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.
+    """Check types, kernels, Casts and hazards; then run MODELS and name the first op of each that goes wrong.
 
-    Exit codes: 0 no fault was found; 1 MODEL does not load, has a known fault, goes wrong on the inputs, does not run,
-    or no engine can be built; 2 wrong usage.
+    Exit codes: 0 no fault was found; 1 a model does not load, has a known fault, goes wrong on the inputs, does not
+    run, or no engine can be built; 2 wrong usage.
     """
     if given.build and not target_of(given.target).builds:
         builders = [name for name, one in targets().items() if one.builds]
         raise click.UsageError(
             f"--build needs --target {' or '.join(builders)}: others build no engines."
         )
-    opened, name = Model.of(given.model), str(given.model)
+    if len(given.models) > 1 and (given.html or given.state):
+        raise click.UsageError(
+            "--html and --state name files of one model: check the models one by one, or drop these options."
+        )
+    models, checks = dict.fromkeys(given.models), {}
+    for path in models:
+        audit, run = checks[str(path)] = _checked(path, given)
+        if given.format != "json" or len(checks) == len(models):
+            report = partial(check_report, audit, run, str(path))
+            show(given, report, partial(check_json, checks))
+    if any(_fails(*check) for check in checks.values()):
+        raise click.exceptions.Exit(1)
+
+
+def _fails(audit: Audit, run: RunCheck | None) -> bool:
+    is_skipped = run is not None and run.skipped is not None
+    return is_skipped or check_status(audit, run) is Status.FAILED
+
+
+def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
+    """Check one of the models, and write its page."""
+    opened = Model.of(path)
     check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
     samples = (
@@ -106,15 +130,8 @@ def command(given: Given) -> None:
     run = None if given.static or samples is None else _run(opened, samples, given)
     confirm_sources()
     if given.html:
-        write_page(check_page(audit, run, name), given.html)
-    show(
-        given, partial(check_report, audit, run, name), partial(check_json, audit, run)
-    )
-    breaks = any(finding.severity == "error" for finding in audit.findings)
-    if breaks or (
-        run is not None and (run.first_bad is not None or run.skipped is not None)
-    ):
-        raise click.exceptions.Exit(1)
+        write_page(check_page(audit, run, str(path)), given.html)
+    return audit, run
 
 
 def _run(model: Model, samples: Samples, given: Given) -> RunCheck:

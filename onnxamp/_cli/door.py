@@ -42,7 +42,7 @@ def note_report() -> None:
 
 @contextmanager
 def door() -> Iterator[None]:
-    """Print whatever is raised: a sentence on standard error or, with ``--format json``, JSON on standard output.
+    """Print whatever is raised: a sentence on standard error or, in formats for programs, on standard output.
 
     ``-v`` prints the traceback before it.
 
@@ -73,7 +73,8 @@ def _shown(error: Exception) -> int:
     code = _USAGE if is_usage else _TROUBLE.get(words[0] if words else "", 1)
     if _shows_trace(words) and not is_clicks:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    if _asks_json(words) and _REPORTED not in context.meta:
+    form = _format(words)
+    if form == "json" and _REPORTED not in context.meta:
         from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
 
         note_report()
@@ -83,6 +84,10 @@ def _shown(error: Exception) -> int:
                 {"kind": _kind(error), "message": _sentence(error), "exit_code": code},
             )
         )
+    elif form == "markdown":
+        from onnxamp._report.markdown import error_markdown  # noqa: PLC0415
+
+        click.echo(f"{error_markdown(_sentence(error))}\n")
     elif isinstance(error, click.ClickException):
         error.show()
     else:
@@ -140,14 +145,14 @@ def _place(error: Exception) -> str:
     )
 
 
-def _asks_json(words: Sequence[str]) -> bool:
-    """Whether the last ``--format`` is JSON."""
+def _format(words: Sequence[str]) -> str:
+    """The last ``--format``."""
     formats = [
         after if word == "--format" else word.partition("=")[2]
         for word, after in pairwise([*words, ""])
         if word == "--format" or word.startswith("--format=")
     ]
-    return formats[-1:] == ["json"]
+    return formats[-1] if formats else ""
 
 
 def _shows_trace(words: Sequence[str]) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import Samples
     from onnxamp._runtime.session import Provider
 
-FORMATS: Final = ("line", "table", "json")
+FORMATS: Final = ("line", "table", "json", "markdown")
 """How commands print what they report."""
 
 
@@ -367,7 +367,7 @@ def format_option(what: str) -> Decorator:
         "--format",
         type=click.Choice(FORMATS),
         default="table",
-        help=f"How to print the {what}: in one line if all is well, as tables, or as JSON.",
+        help=f"How to print the {what}: in one line if all is well, as tables, as JSON, or as Markdown.",
     )
 
 
