@@ -6,13 +6,15 @@ for ``olive run --package-config``.
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from onnxamp._api import convert_file
 from onnxamp._optional import require
+from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
-from onnxamp._options.options import COMMAND_LINE, default_of
+from onnxamp._options.options import Options
 from onnxamp._target.targets import targets
 
 require("olive", "onnxamp.olive needs Olive", "olive")
@@ -68,10 +70,16 @@ class OnnxAmp(Pass):  # type: ignore[misc]
                 description="Compare the result with the original before it is written.",
             ),
         }
-        for name, spelled in COMMAND_LINE.items():
-            config[name] = PassConfigParam(
-                type_=Any, default_value=default_of(name), description=spelled.help
+        rows = spelled_fields()
+        config |= {
+            option.name: PassConfigParam(
+                type_=Any,
+                default_value=option.default,
+                description=rows[option.name].help,
             )
+            for option in fields(Options)
+            if option.name in rows and option.name not in config
+        }
         config["target"].default_value = _target_of(accelerator_spec)
         return config
 
@@ -97,7 +105,7 @@ def _target_of(accelerator_spec: AcceleratorSpec) -> str:
     """The target that an execution provider has here."""
     provider = accelerator_spec.execution_provider or ""
     name = provider.removesuffix("ExecutionProvider").lower()
-    return name if name in targets() else str(default_of("target"))
+    return name if name in targets() else Options.target
 
 
 def _package_config() -> dict[str, Any]:

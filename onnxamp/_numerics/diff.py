@@ -13,7 +13,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.compare import Parting, merge
+from onnxamp._numerics.compare import merge
 from onnxamp._numerics.detections import Detections, listed_outputs
 from onnxamp._numerics.limits import (
     Accept,
@@ -24,9 +24,8 @@ from onnxamp._numerics.limits import (
     size_only,
     with_tolerance,
 )
-from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff
+from onnxamp._numerics.metrics import Measurement, TensorDiff
+from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff, Parting
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
     RESULT,

@@ -1,13 +1,11 @@
 """Results of comparisons and checks: frozen records for reports to print, save and draw."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.detections import Detections
-from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.metrics import Measurement, TensorDiff
 from onnxamp._public import Shown
 
 
@@ -32,6 +30,37 @@ class LayerDiff:
     exponent: int = 0
     """e, where the result stores the value as a multiple by 2^-e of what the reference does; errors are in the
     reference's units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Sequences of tokens that differ, over all samples.
+
+    Attributes:
+        output: the output that holds them, [..., positions].
+        sequences: number of sequences; ``parted`` of them differ.
+        sample, sequence, position: where the first that differs begins to differ.
+        reference, result: the tokens there.
+        gap: by how much the reference's logit of its own token exceeds that of the result's token there; None if it
+            is not known. A small gap is a tie that any rounding may turn.
+    """
+
+    output: str
+    sequences: int
+    parted: int = 0
+    sample: int = 0
+    sequence: int = 0
+    position: int = 0
+    reference: int = 0
+    result: int = 0
+    gap: float | None = None
+
+    def and_then(self, later: "Parting") -> "Parting":
+        """With those of a later sample, or of one in which nothing parts."""
+        sequences, parted = self.sequences + later.sequences, self.parted + later.parted
+        return replace(
+            self if self.parted else later, sequences=sequences, parted=parted
+        )
 
 
 @dataclass(frozen=True, slots=True)

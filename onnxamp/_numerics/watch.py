@@ -33,7 +33,8 @@ from onnxamp._dtypes import FLOAT, FLOAT_ELEMS, FORMATS, LOW_TENSORS
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.measure import Measurement, measure
+from onnxamp._numerics.compare import measure
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.walk import SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
@@ -286,7 +287,7 @@ def watched_parts(
     inputs, values = dict[str, Measurement](), dict[str, Measurement]()
     for name, value in side.values.items():
         if value.is_tensor() and "float" in value.data_type():
-            inputs[name] = measure(value, value, runner.provider)
+            inputs[name] = measure(value, value)
             if seen is not None:
                 seen(name, value)
     by_name = {row.value: row for row in rows}
@@ -294,7 +295,7 @@ def watched_parts(
         made = (name for node in part for name in flow.nodes[node].output)
         for row in (by_name[name] for name in made if name in by_name):
             value = side.values[row.value]
-            values[row.value] = measure(side.values[row.exact], value, runner.provider)
+            values[row.value] = measure(side.values[row.exact], value)
             if seen is not None:
                 seen(row.value, value)
             side.used({row.value, row.exact})

@@ -5,9 +5,15 @@ from math import isnan
 from typing import Final
 
 from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.metrics import TensorDiff, metric_name
-from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
+from onnxamp._numerics.results import (
+    Cure,
+    DiffReport,
+    FirstBad,
+    LayerDiff,
+    Parting,
+    RunCheck,
+)
 from onnxamp._report.parts import (
     Figure,
     Part,

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._errors import ArgumentError
 from onnxamp._ops.targets import device_of, target_json, target_names, target_table
-from onnxamp._optional import has_runtime
+from onnxamp._optional import has_runtime, require
 from onnxamp._target.roofline import Costs
 from onnxamp._warnings import warn
 
@@ -182,13 +182,11 @@ def installed_target() -> str:
     """The target of the installed ONNX Runtime: the first one that it was built with.
 
     Raises:
-        ArgumentError: ONNX Runtime is not installed, or its version is unknown.
+        ArgumentError: its version is unknown. MissingPackageError: ONNX Runtime is not installed.
     """
-    try:
-        import onnxruntime as ort  # noqa: PLC0415 - only this target needs it
-    except ImportError as error:
-        message = f"The target 'auto' is that of the installed onnxruntime, which cannot be imported: {error}."
-        raise ArgumentError(message) from error
+    require("onnxruntime", "The target 'auto' needs ONNX Runtime", "cpu")
+    import onnxruntime as ort  # noqa: PLC0415 - only this target needs it
+
     available = ort.get_available_providers()
     device = next(
         (name for name in with_versions() if targets()[name].registry in available), CPU

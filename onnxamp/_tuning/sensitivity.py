@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
-from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.walk import Pairing, SideBySide, Walked, pair
 from onnxamp._numerics.watch import join
 from onnxamp._options.options import Options

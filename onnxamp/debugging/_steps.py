@@ -26,7 +26,7 @@ from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.storage import data_files, parse_model
-from onnxamp._numerics.measure import measure
+from onnxamp._numerics.compare import measure
 from onnxamp._numerics.watch import Watched, classify, watched_values
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import Executable, engine_on
@@ -150,15 +150,12 @@ class StepWatch:
         floats = {
             name: value for name, value in feeds.items() if "float" in value.data_type()
         }
-        inputs = {
-            name: measure(value, value, self.provider) for name, value in floats.items()
-        }
+        inputs = {name: measure(value, value) for name, value in floats.items()}
         rows = [row for row in shown.rows if row.value in outputs]
         values = {
             row.value: measure(
                 outputs.get(row.exact, outputs[row.value]),
                 outputs[row.value],
-                self.provider,
             )
             for row in rows
         }

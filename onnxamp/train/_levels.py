@@ -33,7 +33,7 @@ from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._ops.facts import op_key
-from onnxamp._options.checks import checked_names, compiled
+from onnxamp._options.checks import checked_flag, checked_names, compiled
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import ops_named
 from onnxamp._options.options import Options, Rule
@@ -206,10 +206,8 @@ def make_precision(
         ArgumentError: the level is "auto", and there is no CUDA device.
         ArgumentTypeError: an argument has the wrong type, or ``cast_model_type`` is one that cannot be cast to.
     """
-    if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
-        raise ArgumentTypeError(
-            f"keep_batchnorm_fp32 must be a bool, not {type(keep_batchnorm_fp32).__name__}."
-        )
+    if keep_batchnorm_fp32 is not None:
+        checked_flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
     if options.level == Level.AUTO:
         if not on_cuda:
             raise ArgumentError(
