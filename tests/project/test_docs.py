@@ -25,6 +25,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp._cli import group
 from onnxamp._decide.hazards import kinds
+from onnxamp._options.command_line import option_rows, spelled_fields
 
 GRAPHS = ROOT / "docs" / "explain" / "graphs"
 REGENERATE = "ONNXAMP_REGENERATE" in os.environ
@@ -163,7 +164,8 @@ def parse(line: str, *, whole: bool) -> None:
     """Parse a command as the program does; one that is not ``whole`` may lack arguments or have placeholders."""
     name, *arguments = shlex.split(line)[1:]
     try:
-        SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
+        with contextlib.suppress(click.exceptions.Exit):  # --help
+            SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
     except click.MissingParameter:
         assert not whole, line
     except click.BadParameter:
@@ -291,5 +293,8 @@ def test_documentation_builds(tmp_path):
     assert "convert_model" in (reference / "python.html").read_text(encoding="utf-8")
     options = (reference / "options.html").read_text(encoding="utf-8")
     assert [item.name for item in fields(onnxamp.Options) if item.name not in options] == []
-    flags = [item.metadata["cli"].flag for item in fields(onnxamp.Options) if "cli" in item.metadata]
-    assert [flag for flag in flags if flag.removeprefix("--") not in options] == []
+    assert [row.flags for row in spelled_fields().values() if row.flags.removeprefix("--") not in options] == []
+    for name in group.list_commands(click.Context(group)):
+        page = (reference / "commands" / f"{name}.html").read_text(encoding="utf-8")
+        rows = (row for row in option_rows() if name in row.commands and not row.is_argument)
+        assert [row.flags for row in rows if row.flags.rpartition("--")[2] not in page] == [], name
