@@ -89,7 +89,8 @@ class TrainNetwork:
     held: Held
     runs_on: str
     seed: int
-    save_dtype: str | None = None
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Weights that :meth:`export` stores in another type than the one they came in -> that type."""
     steps: int = 0
     pending: StepGradients | None = None
     """The gradients that the next update takes."""
@@ -455,7 +456,8 @@ class TrainNetwork:
     def export(self, level: str | None = None, **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.
 
-        With a ``save_dtype`` of :func:`decorate`, these are stored in that type, and a Cast behind each gives float32.
+        Weights of a decorated model are stored in its ``save_dtype``, or without one as the decorated model holds them;
+        a Cast behind each gives float32.
 
         Args:
             level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
@@ -471,4 +473,4 @@ class TrainNetwork:
                 model, Options.of(level or "O2", options)
             )
             return converted
-        return trained_model(self.source, self.masters, arrays, self.save_dtype)
+        return trained_model(self.source, self.masters, arrays, self.stored)

@@ -238,7 +238,7 @@ def _() -> None:
 
 @row("`boost_level`")
 def _() -> None:
-    losses = {built(boost_level=level).step(feeds()).loss for level in ("O0", "O1", "O2")}
+    losses = {built(boost_level=level).step(feeds()).loss for level in ("O0", "o1", "O2")}
     assert max(losses) == pytest.approx(min(losses), rel=1e-5)
 
 
