@@ -1,10 +1,10 @@
-"""Convert folders of language models, and generate with the software that they are for: GenAI, and transformers.js in Node.
+"""Convert folders of language models, and generate with the software that they are for.
 
 python3 scripts/test_generation.py
 
 Packages go to build/generation: onnxamp as it is here, onnxruntime-genai, and, where npm is installed, transformers.js. The
-decoders are those of the tests. For each, in float32 and with weights of 4 bits, the folder is converted with one command
-without options. Then the first distributions are compared, tokens are generated from both, and a thousand from the result.
+decoders are those of the tests, in float32 and with weights of 4 bits. Each folder is converted with one command without
+options. Then tokens are generated from both folders and compared, and a thousand are generated from the result.
 """
 
 import json
@@ -114,14 +114,15 @@ def install_javascript() -> bool:
 def write(kind: str, folder: Path, *, int4: bool) -> None:
     """Write a folder with one of the decoders of the tests."""
     shutil.rmtree(folder, ignore_errors=True)
+    is_web = kind == "transformers.js"
+    model = "plain()" if is_web and not int4 else f"grouped(int4={int4})"
     code = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT / "tests")!r})
 import decoders
-model = decoders.grouped(int4=True) if {int4} else decoders.plain() if {kind == "transformers.js"} else decoders.grouped()
-home = decoders.folder(Path({str(folder)!r}), {kind!r}, model)
-if {int4} and {kind == "transformers.js"}:
+home = decoders.folder(Path({str(folder)!r}), {kind!r}, decoders.{model})
+if {is_web and int4}:
     (home / "onnx/model.onnx").rename(home / "onnx/model_q4.onnx")
 """
     output(BIN / "python", "-c", code)
