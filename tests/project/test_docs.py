@@ -216,7 +216,8 @@ def test_every_hazard_has_a_section_and_a_graph():
     page = (ROOT / "docs" / "explain" / "hazards.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (.+)\n\n!\[.*\]\(graphs/(\w+)\.svg\)", page, re.MULTILINE)
     for title, name in sections:
-        target = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26"}.get(name, "cuda")
+        targets = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26", "quantized": "openvino"}
+        target = targets.get(name, "cuda")
         plan = onnxamp.plan_model(str(GRAPHS / f"{name}.onnxtxt"), "O2", target=target, fold=False)
         assert title.lower() in {hazard.reason for hazard in plan.hazards if not hazard.low}
     assert {title.lower() for title, _ in sections} == {kind.value for kind in kinds()}
