@@ -2,9 +2,9 @@
 
 python3 scripts/test_generation.py
 
-Packages go to build/generation: onnxamp as it is here, onnxruntime-genai, and, where npm is installed, transformers.js. The
-decoders are those of the tests, in float32 and with weights of 4 bits. Each folder is converted with one command without
-options. Then tokens are generated from both folders and compared, and a thousand are generated from the result.
+Packages go to build/generation: onnxamp as it is here, onnxruntime-genai, and, where npm is installed, transformers.js.
+The decoders are those of the tests, in float32 and with weights of 4 bits. Each folder is converted with one command,
+without options. Then tokens are generated from both folders and compared, and a thousand are generated from the result.
 """
 
 import json
