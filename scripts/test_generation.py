@@ -2,7 +2,8 @@
 
 python3 scripts/test_generation.py
 
-Packages go to build/generation: onnxamp as it is here, onnxruntime-genai, and, where npm is installed, transformers.js.
+Packages go to build/generation: onnxamp as it is here, onnxruntime-genai, and, where npm is installed, transformers.js,
+which runs in Node on the CPU and in Chromium on WebGPU.
 The decoders are those of the tests, in float32 and with weights of 4 bits. Each folder is converted with one command,
 without options. Then tokens are generated from both folders and compared, and a thousand are generated from the result.
 """
@@ -163,7 +164,7 @@ def test_genai(environment: Environment, *, int4: bool) -> None:
 
 
 def test_javascript(environment: Environment, *, int4: bool) -> None:
-    """transformers.js generates with the result, and in float32 the same tokens as with the original."""
+    """transformers.js generates with the result, in Node and in Chromium; in float32 the same tokens as before."""
     folder = HOME / f"javascript-{'int4' if int4 else 'float32'}"
     write("transformers.js", folder, int4=int4)
     target = convert(environment, folder)
@@ -180,6 +181,21 @@ def test_javascript(environment: Environment, *, int4: bool) -> None:
     print(f"{folder.name}: {same} of {TOKENS} tokens are the same")
     assert len(generate(target, after, MANY)) == MANY
     assert int4 or same == TOKENS, "tokens differ"
+    trouble = browser_trouble()
+    if trouble is not None:
+        print(f"{folder.name}: not run on WebGPU: {trouble}")
+        return
+    arguments = (HOME, target.name, after, TOKENS, json.dumps(PROMPT))
+    found = json.loads(output(BIN / "python", ROOT / "scripts" / "generate_in_chromium.py", *arguments))
+    same = sum(a == b for a, b in zip(original, found, strict=True))
+    print(f"{folder.name}: {same} of {TOKENS} tokens are the same on WebGPU in Chromium")
+    assert int4 or same == TOKENS, "tokens differ on WebGPU"
+
+
+def browser_trouble() -> str | None:
+    """Why nothing can run in a browser with float16 here; None if it can."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; print(web.browser_trouble() or '')"
+    return output(BIN / "python", "-c", code).strip() or None
 
 
 if __name__ == "__main__":
