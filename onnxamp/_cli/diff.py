@@ -116,6 +116,11 @@ _LIMITS: Final = {
     "Memory for values and weights that are held at a time, besides the models.",
 )
 @state_option
+@option(
+    "--original",
+    type=FILE,
+    help="The float32 model that REFERENCE was quantized from: says what quantization costs, and what RESULT adds.",
+)
 @option("--save", type=FILE, help="Write the comparison as JSON.")
 @cure_options("Do not search for options that fix a failure.")
 @report_options(
@@ -168,6 +173,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         given.layers
         or given.accept
         or given.state
+        or given.original
         or given.provider
         or sampling_arguments(given)
     ):
@@ -201,6 +207,9 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
             result, layers=layers or None, seconds=given.cure_time
         )
         comparison.run = replace(comparison.run, state=None)
+        if given.original:
+            source = Model.of(given.original)
+            report = comparison.with_original(report, source, result)
         is_shown = not given.quiet or given.html or given.save
         if is_shown and not given.no_cure and not report.passed and not report.skipped:
             report = replace(
