@@ -11,8 +11,9 @@ from onnxamp._report.machine import document
 def run(given: Given) -> None:
     """Run ``onnxamp lists``."""
     chosen = [preset(name) for name in given.presets or PRESETS]
+    fields = "white", "black", "names", "forms"
     facts = {
-        p.name: {"white": p.white, "black": p.black, "names": p.names} for p in chosen
+        one.name: {field: getattr(one, field) for field in fields} for one in chosen
     }
     show(
         given,

@@ -126,6 +126,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b)
+        if "logits" in name.lower():
+            facts["kl_divergence"] = _divergence(a, b)
     facts |= _measures(a, b, errors)
     facts["differing"] = float(np.count_nonzero(errors)) / errors.size
     return TensorDiff(**facts)
@@ -251,6 +253,25 @@ def _top_agreement(a: Array, b: Array, k: int) -> float | None:
     return float(np.mean(agrees)) if agrees.size else None
 
 
+def _divergence(a: Array, b: Array) -> float | None:
+    """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
+    if a.ndim == 0:
+        return None
+    p, q = _log_softmax(a), _log_softmax(b)
+    with np.errstate(invalid="ignore"):
+        terms = np.exp(p) * (p - q)
+    terms[np.exp(p) == 0] = 0.0  # the limit, also of logits that are -inf on both sides
+    rows = terms.sum(axis=-1)
+    return float(np.maximum(rows, 0.0).mean())  # rounding may leave less than nothing
+
+
+def _log_softmax(logits: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
 def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
     """The number of vanished elements, and the first element that fails: NaN counts before Inf before vanished."""
     finite = np.isfinite(a)
@@ -280,7 +301,7 @@ _COUNTS: Final = (
     ),
     "vanished",
 )
-_SHARES: Final = ("argmax_agreement", "top5_agreement")
+_SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
 
 
 def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:

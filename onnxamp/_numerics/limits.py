@@ -290,8 +290,9 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
 
     Args:
         limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing",
-            "detections" bound errors from above; "snr_db", "cosine", "argmax_agreement", "top5_agreement" from below):
-            a number for all outputs, numbers by output, or texts as on the command line, "0.01" or "NAME=0.01".
+            "kl_divergence", "detections" bound errors from above; "snr_db", "cosine", "argmax_agreement",
+            "top5_agreement" from below): a number for all outputs, numbers by output, or texts as on the command line,
+            "0.01" or "NAME=0.01".
 
     Raises:
         ArgumentTypeError: ``limits``, or the limit of a metric, is of another type.

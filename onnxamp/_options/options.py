@@ -199,11 +199,6 @@ class Options:
         return float32_accumulators(self.target, self.dtype)
 
     @cached_property
-    def listed_by_user(self) -> frozenset[str]:
-        """Op types in the user's own lists."""
-        return self.user_white | self.user_black
-
-    @cached_property
     def folds_batch_norm(self) -> bool:
         """Whether an inference BatchNormalization takes the precision of the Conv that the runtime folds it into."""
         return (

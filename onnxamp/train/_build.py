@@ -10,6 +10,7 @@ from onnxamp._dtypes import DtypeLike, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
+from onnxamp._options.lists import literal_preset
 from onnxamp._options.options import Options
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
@@ -117,12 +118,13 @@ def build_train_network(
         raise ArgumentTypeError(
             f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}."
         )
+    boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
-    excludes = excluder(decorated.excluded if decorated else None)
     source = decorated.source if decorated else Model.of(network).embedded()
+    excludes = excluder(decorated.excluded if decorated else None, source)
     masters = find_masters(source)
     precision = make_precision(
         options,
@@ -162,7 +164,7 @@ def build_train_network(
         if plugin
         else chosen.upper() + ", emulated" * emulated,
         seed=seed,
-        save_dtype=decorated.save_dtype if decorated else None,
+        stored=decorated.stored if decorated else {},
     )
     if isinstance(manager, AmpScaler):
         manager.bind(net)
@@ -241,7 +243,9 @@ def _requested(
         )
     if cast is None:
         low = decorated.dtype if decorated else dtype
-        return Options.of("O2", {"dtype": low, "lists": "paddle", "fold": False})
+        return Options.of(
+            "O2", {"dtype": low, "lists": literal_preset("paddle"), "fold": False}
+        )
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

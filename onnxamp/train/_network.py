@@ -22,7 +22,7 @@ from onnxamp._optional import require
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path
 from onnxamp._paths.reading import reason_of
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker
 from onnxamp.debugging._steps import StepWatch
@@ -89,7 +89,8 @@ class TrainNetwork:
     held: Held
     runs_on: str
     seed: int
-    save_dtype: str | None = None
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Weights that :meth:`export` stores in another type than the one they came in -> that type."""
     steps: int = 0
     pending: StepGradients | None = None
     """The gradients that the next update takes."""
@@ -333,7 +334,7 @@ class TrainNetwork:
         """
         from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
 
-        if isinstance(batches, (str, PathLike, Mapping)):
+        if isinstance(batches, (str, PathLike, Mapping, SampleSource)):
             batches = as_samples(batches, self.source)
         means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
         done = 0
@@ -455,7 +456,8 @@ class TrainNetwork:
     def export(self, level: str | None = None, **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.
 
-        With a ``save_dtype`` of :func:`decorate`, these are stored in that type, and a Cast behind each gives float32.
+        Weights of a decorated model are stored in its ``save_dtype``, or without one as the decorated model holds them;
+        a Cast behind each gives float32.
 
         Args:
             level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
@@ -471,4 +473,4 @@ class TrainNetwork:
                 model, Options.of(level or "O2", options)
             )
             return converted
-        return trained_model(self.source, self.masters, arrays, self.save_dtype)
+        return trained_model(self.source, self.masters, arrays, self.stored)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import click
+import decoders
 import numpy as np
 import onnx
 import pytest
@@ -60,6 +61,8 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = onnx.load(folder / "model.onnx")
     onnx.save(onnxamp.convert_model(model), folder / "model_fp16.onnx")
     np.savez(folder / "samples.npz", **onnxamp.random_samples(model)[0])
+    decoders.folder(folder / "llama", "genai", decoders.grouped())
+    (folder / "prompts.txt").write_text("w3 w14 w15\nw9 w26 w5 w35 w8\n")
     encoder = onnx.load(folder / "models" / "encoder.onnx")
     onnx.save(encoder, folder / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
     return folder
@@ -216,7 +219,8 @@ def test_every_hazard_has_a_section_and_a_graph():
     page = (ROOT / "docs" / "explain" / "hazards.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (.+)\n\n!\[.*\]\(graphs/(\w+)\.svg\)", page, re.MULTILINE)
     for title, name in sections:
-        target = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26"}.get(name, "cuda")
+        targets = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26", "quantized": "openvino"}
+        target = targets.get(name, "cuda")
         plan = onnxamp.plan_model(str(GRAPHS / f"{name}.onnxtxt"), "O2", target=target, fold=False)
         assert title.lower() in {hazard.reason for hazard in plan.hazards if not hazard.low}
     assert {title.lower() for title, _ in sections} == {kind.value for kind in kinds()}

@@ -10,6 +10,7 @@ to train one                                            build_train_network, dec
 to scale arrays                                         LossScaler, StaticLossScaler, DynamicLossScaler,
                                                         all_finite, init_status
 for what is created in a block of code                  auto_cast
+by the former names of Paddle                           amp_guard, amp_decorate
 to find NaN and Inf, and compare                        debugging
 ======================================================  ============================================================
 """
@@ -42,6 +43,9 @@ from onnxamp.train import (
     init_status,
 )
 
+amp_guard = auto_cast
+amp_decorate = decorate
+
 __all__ = [
     "AmpScaler",
     "Decorated",
@@ -56,6 +60,8 @@ __all__ = [
     "StaticLossScaler",
     "TrainNetwork",
     "all_finite",
+    "amp_decorate",
+    "amp_guard",
     "auto_cast",
     "auto_mixed_precision",
     "build_train_network",
