@@ -429,8 +429,10 @@ class _Claims:
         return is_named or node.key in self.options.white
 
     def black_entry(self, node: Node) -> str | None:
-        """Return the entry of a black list that means the node; None if none does."""
+        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
         listed, index = self.problem.listed, node.index
+        if index in listed.white:
+            return None
         if node.key in self.options.black:
             return node.key
         return listed.black.get(index) or listed.usual_black.get(index)
