@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onnxamp._errors import ArgumentTypeError as ArgumentTypeError
     from onnxamp._errors import CallOrderError as CallOrderError
     from onnxamp._errors import ContradictionError as ContradictionError
+    from onnxamp._errors import EmptyStateError as EmptyStateError
     from onnxamp._errors import ExternalDataError as ExternalDataError
     from onnxamp._errors import GradientError as GradientError
     from onnxamp._errors import InternalError as InternalError
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
     from onnxamp._runtime.custom_ops import custom_ops as custom_ops
+    from onnxamp._runtime.prompts import Prompts as Prompts
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
@@ -93,6 +95,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ArgumentTypeError",
         "CallOrderError",
         "ContradictionError",
+        "EmptyStateError",
         "ExternalDataError",
         "GradientError",
         "InternalError",
@@ -123,6 +126,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
     "_runtime.custom_ops": ("custom_ops",),
+    "_runtime.prompts": ("Prompts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned", "TunedModel"),
     "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),

@@ -3,6 +3,7 @@
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
     │   ├── ContradictionError             two options exclude each other
+    │   ├── EmptyStateError                a state holds nothing to continue from (RuntimeError)
     │   └── MissingFileError               it names a file that does not exist (FileNotFoundError)
     ├── ArgumentTypeError (TypeError)      an argument has the wrong type
     ├── ModelError                         the model cannot be read, or is not valid
@@ -23,7 +24,6 @@ Each message says what is wrong, where, and what to do. Files on disk are intact
 """
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from heapq import nlargest
 from typing import Final
 
@@ -53,6 +53,10 @@ class ArgumentError(OnnxAmpError, ValueError):
 
 class ContradictionError(ArgumentError):
     """Two options or overrides exclude each other; the message names both."""
+
+
+class EmptyStateError(ArgumentError, RuntimeError):
+    """A state holds nothing to continue from."""
 
 
 class MissingFileError(ArgumentError, FileNotFoundError):
@@ -164,6 +168,8 @@ def first_of(names: Collection[str]) -> str:
 
 def nearest(names: Iterable[str], text: str) -> str | None:
     """The name that a text is likely meant to be; None if there is none. Linear in names."""
+    from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelt
+
     wanted = _triples(text)
     likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
     return next(iter(get_close_matches(text, likely, 1)), None)

@@ -6,8 +6,9 @@ of the core, which knows only its name in that list.
 
 import tomllib
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._errors import MissingPackageError
@@ -20,12 +21,8 @@ LEAST_RUNTIME: Final = "1.30"
 @cache
 def rooms() -> dict[str, dict[str, str]]:
     """Return the list of optional rooms by name."""
-    data = (
-        resources.files("onnxamp")
-        .joinpath("_data/optional.toml")
-        .read_text(encoding="utf-8")
-    )
-    return tomllib.loads(data)
+    path = Path(__file__).parent / "_data" / "optional.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def optional(name: str, needs: str = "") -> Any:
@@ -55,7 +52,8 @@ def require(package: str, needs: str, extra: str) -> None:
     Raises:
         MissingPackageError: it is not.
     """
-    if find_spec(package) is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a folder of that name is no package
         raise MissingPackageError(
             f"{needs}, which is not installed: pip install 'onnxamp[{extra}]'."
         )
@@ -75,18 +73,16 @@ def require_runtime() -> None:
     Raises:
         MissingPackageError: ONNX Runtime is not installed, or it is too old.
     """
-    fault = _runtime_fault()
+    fault = runtime_fault()
     if fault is not None:
         raise MissingPackageError(fault)
 
 
 @cache
-def _runtime_fault() -> str | None:
+def runtime_fault() -> str | None:
+    """Return why models cannot be run, and what to install; None if they can."""
     if not has_runtime():
-        return (
-            "ONNX Runtime is not installed, and models cannot be run without it: pip install 'onnxamp[cpu]', or"
-            " 'onnxamp[cuda]' for NVIDIA GPUs."
-        )
+        return "ONNX Runtime is not installed: pip install 'onnxamp[cpu]', or 'onnxamp[cuda]' for NVIDIA GPUs."
     version = import_module("onnxruntime").__version__
     if _numbers(version) >= _numbers(LEAST_RUNTIME):
         return None

@@ -12,7 +12,7 @@ from onnxamp._convert.summary import KeptWeight, Summary
 from onnxamp._job.writing import Conversion
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._numerics.compare import compare
-from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
 from onnxamp._options.options import Options
 from onnxamp._pipeline.results import Trial, TunedMember, TunedPipeline

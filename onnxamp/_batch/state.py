@@ -108,9 +108,11 @@ def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """A hash of plain data, sets and regular expressions, whatever the order of keys and sets."""
+    """A hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
 
     def plain(item: Any) -> Any:
+        if isinstance(item, Path):
+            return str(item)
         return item.pattern if isinstance(item, re.Pattern) else sorted(item)
 
     return state.fingerprint(json.dumps(facts, sort_keys=True, default=plain))

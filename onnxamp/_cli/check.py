@@ -2,41 +2,23 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import (
-    Given,
-    check_outputs,
-    first_arrays,
-    new_command,
-    option,
-    show,
-    write_page,
-)
-from onnxamp._cli.options import (
-    check_dims,
-    cure_options,
-    custom_ops_option,
-    judged_target_option,
-    model_argument,
-    place_of,
-    place_options,
-    report_options,
-    run_options,
-    run_options_of,
-    state_option,
-)
+from onnxamp._audit.findings import Audit
+from onnxamp._cli.common import Given, check_outputs, first_arrays, show, write_page
+from onnxamp._cli.given import check_dims, place_of, run_options_of
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
-from onnxamp._numerics.cure import Trial, cure_run
-from onnxamp._numerics.fits import check_whole, cure_whole, find_fit
+from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._ops.profiles import computes_low
-from onnxamp._report.check import check_json, check_report
+from onnxamp._report.check import check_json, check_report, check_status
 from onnxamp._report.html.page import check_page
+from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
@@ -44,55 +26,35 @@ from onnxamp._state.state import opened
 from onnxamp._target.targets import target_of, targets
 
 
-@new_command("check")
-@model_argument
-@judged_target_option(
-    "Where the model will run, as in cuda@1.24; checks that its ops have kernels there."
-)
-@option("--static", is_flag=True, help="Check without running the model.")
-@option(
-    "--build",
-    is_flag=True,
-    help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.",
-)
-@custom_ops_option
-@run_options()
-@place_options
-@option(
-    "--op",
-    "only",
-    metavar="OP",
-    multiple=True,
-    help="Check outputs of this op type only. Repeatable.",
-)
-@option(
-    "--skip-op",
-    "skip",
-    metavar="OP",
-    multiple=True,
-    help="Do not check outputs of this op type. Repeatable.",
-)
-@state_option
-@option("--stop", is_flag=True, help="Stop at the first fault.")
-@cure_options("Do not search for options that fix a fault.")
-@report_options(
-    "findings",
-    "finding and value",
-    silent="Print nothing; use the exit code.",
-    html=True,
-)
-def command(given: Given) -> None:
-    """Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.
-
-    Exit codes: 0 no fault was found; 1 MODEL does not load, has a known fault, goes wrong on the inputs, does not run,
-    or no engine can be built; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp check``."""
     if given.build and not target_of(given.target).builds:
         builders = [name for name, one in targets().items() if one.builds]
         raise click.UsageError(
             f"--build needs --target {' or '.join(builders)}: others build no engines."
         )
-    opened, name = Model.of(given.model), str(given.model)
+    if len(given.models) > 1 and (given.html or given.state):
+        raise click.UsageError(
+            "--html and --state name files of one model: check the models one by one, or drop these options."
+        )
+    models, checks = dict.fromkeys(given.models), {}
+    for path in models:
+        audit, run = checks[str(path)] = _checked(path, given)
+        if given.format != "json" or len(checks) == len(models):
+            report = partial(check_report, audit, run, str(path))
+            show(given, report, partial(check_json, checks))
+    if any(_fails(*check) for check in checks.values()):
+        raise click.exceptions.Exit(1)
+
+
+def _fails(audit: Audit, run: RunCheck | None) -> bool:
+    is_skipped = run is not None and run.skipped is not None
+    return is_skipped or check_status(audit, run) is Status.FAILED
+
+
+def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
+    """Check one of the models, and write its page."""
+    opened = Model.of(path)
     check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
     samples = (
@@ -106,15 +68,8 @@ def command(given: Given) -> None:
     run = None if given.static or samples is None else _run(opened, samples, given)
     confirm_sources()
     if given.html:
-        write_page(check_page(audit, run, name), given.html)
-    show(
-        given, partial(check_report, audit, run, name), partial(check_json, audit, run)
-    )
-    breaks = any(finding.severity == "error" for finding in audit.findings)
-    if breaks or (
-        run is not None and (run.first_bad is not None or run.skipped is not None)
-    ):
-        raise click.exceptions.Exit(1)
+        write_page(check_page(audit, run, str(path)), given.html)
+    return audit, run
 
 
 def _run(model: Model, samples: Samples, given: Given) -> RunCheck:

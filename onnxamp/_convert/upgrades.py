@@ -5,7 +5,7 @@ upgrade stays if Casts go or such nodes become low, and if the caller, who may r
 still computes the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -116,12 +116,22 @@ def _without_kernel(analysis: Analysis) -> set[int]:
     for index, layout in ports.layouts.items():
         if layout not in lacking:
             pinned = op_facts().pinned_parameters.get(nodes[index].key, ())
-            settled = {*pinned, *layout.params}
+            settled = {*pinned, *layout.params, *_given(nodes[index], layout)}
             floats = {param for param, kind in layout.bound.items() if kind == FLOAT}
             lacking[layout] = not floats <= settled
         if lacking[layout]:
             found.add(index)
     return found
+
+
+def _given(node: Node, layout: Layout) -> Iterator[str]:
+    """Yield the parameters of outputs whose type an input of another parameter gives."""
+    signature = node.signature
+    assert signature is not None
+    for position, place in enumerate(layout.outputs):
+        port = signature.output(position)
+        if place >= 0 and port is not None:
+            yield signature.param(port, position)
 
 
 def _is_wanted(analysis: Analysis, node: int) -> bool:
@@ -137,11 +147,15 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
     options, bound = analysis.options, analysis.ports.layouts[node.index].bound
     params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
+    names_type = not node.signature.params.keys() >= set(params)
     newest = min(newest_loaded(), release(analysis.options.target).opset)
     for signature in newer_versions(node.signature):
         if signature.since > newest:
             break
         low = retyped(FLOAT, options.low)
+        if names_type:  # where newer versions have a parameter
+            bound = bind_node(replace(node, signature=signature), analysis.graph.types)
+            params = [param for param, kind in bound.items() if kind == FLOAT]
         if not params or any(
             low not in signature.params.get(param, ()) for param in params
         ):
@@ -356,11 +370,24 @@ class _Choice:
 
 def fallen(before: Analysis, after: Analysis) -> str:
     """The op types that the target leaves to the CPU after an upgrade, but not before."""
-    ops = (
-        {one.graph.nodes[node].key for node in one.pins.fallbacks}
-        for one in (after, before)
+    graph, target = before.graph, before.options.target
+    ops = {after.graph.nodes[node].key for node in after.pins.fallbacks}
+    ops -= {graph.nodes[node].key for node in before.pins.fallbacks}
+    there = {op: graph.nodes_of({op}) for op in ops}
+    return ", ".join(
+        sorted(
+            op
+            for op, nodes in there.items()
+            if not nodes or any(_runs(graph, node, target) for node in nodes)
+        )
     )
-    return ", ".join(sorted(next(ops) - next(ops)))
+
+
+def _runs(graph: Graph, node: Node, target: str) -> bool:
+    """Whether the target has a kernel for a node as it is."""
+    assert node.signature is not None
+    bound = bind_node(node, graph.types)
+    return runs_on(target, Typed(node.signature, bound, node.proto))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:

@@ -7,13 +7,14 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.neighbours import followers, stranded
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
-from onnxamp._dtypes import retyped
+from onnxamp._dtypes import FLOAT16, retyped
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
@@ -72,6 +73,7 @@ class Pins(NamedTuple):
         preferred: variables that gain by low precision.
         worthy: variables of white-listed products whose float16 sums have a price.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
+        low_alone: those of them that do not if they are low.
         warnings: about options that match nothing or cannot be obeyed, in sentences.
     """
 
@@ -81,6 +83,7 @@ class Pins(NamedTuple):
     preferred: AbstractSet[int]
     worthy: AbstractSet[int]
     fallbacks: tuple[int, ...]
+    low_alone: AbstractSet[int]
     warnings: tuple[str, ...]
 
 
@@ -137,9 +140,10 @@ def find_pins(
         *pins.warnings,
         *forced_hazards(graph, problem.overrides, low),
         *lost_weights(graph, problem.overrides, heeded, options.low),
-        *unmet_lists(graph, options, ports, pins.verdicts),
+        *unmet_lists(graph, options, problem.listed, ports, pins.verdicts),
     ]
-    if options.rescaling is not None and options.rescaling.made_up:
+    chosen = options.rescaling
+    if chosen is not None and chosen.made_up and (chosen.scaled or chosen.unfit):
         warnings.append(_MADE_UP)
     if computes_low(options.target) and any(
         not verdict.low for verdict in pins.verdicts.values()
@@ -184,6 +188,8 @@ class _Claims:
         low: low by the preset's white list, the level or a plan.
         implies: pairs (p, q) of variables: if p is low, q must be low.
         climbed: constants that :meth:`constant` has visited.
+        followers: nodes on no list that are low since all that they read is, where the preset says so.
+        stranded: exact ops among those that the target has no kernels for, where the level would lower them.
         freedoms: answers of the kernel tables by everything that they depend on.
     """
 
@@ -204,8 +210,10 @@ class _Claims:
         self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
         self.climbed = set[int]()
         self.fallbacks = list[int]()
+        self.low_alone = set[int]()
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
+        self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
     def pin(
         self, pins: _Pinned, variable: int, low: bool, reason: Reason, why: str
@@ -251,7 +259,7 @@ class _Claims:
         if (
             hazard.reason.is_shielded
         ):  # a white-listed producer stays low; its Cast is shielded
-            is_white = self.graph.nodes[hazard.node].key in options.white
+            is_white = self.is_white(self.graph.nodes[hazard.node])
             return (keeps or level != Level.O3) and not is_white
         return keeps
 
@@ -269,6 +277,7 @@ class _Claims:
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
+            self.low_alone.add(node.index)
             able = (
                 variables[param] for param in layout.params if param not in free.high
             )
@@ -333,7 +342,13 @@ class _Claims:
     def lists(self) -> None:
         """Add the pins of the lists and, for all other ops, of the level."""
         options, problem, all_exact = self.options, self.problem, self.graph.exact
-        by_user = options.user_white if options.level != Level.O0 else ()
+        listed = problem.listed
+        by_user = listed.white if options.level != Level.O0 else {}
+        if options.level == Level.O1 and options.preset.follows:
+            self.followers = self.find_followers()
+        # In float16 few ops lack a kernel, and most of those get one by an upgrade, for which exact ops speak.
+        if options.level == Level.O2 and options.strict and options.low is not FLOAT16:
+            self.stranded = stranded(self.graph, self.ports, self.hard.keys())
         gains, following = options.level == Level.O2, op_facts().following
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
@@ -343,19 +358,19 @@ class _Claims:
                 or index in problem.constant_fed
             )
             # A Cast with two variables changes no type.
-            is_asked = node.key in by_user and (node.key, len(variables)) != ("Cast", 2)
+            is_asked = index in by_user and (node.key, len(variables)) != ("Cast", 2)
             pin = self.listed(node, exact=exact, follows=follows)
             for variable in variables.values():
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
                 if is_asked:
-                    self.pin(self.asked, variable, True, Reason.WHITE, node.key)
+                    self.pin(self.asked, variable, True, Reason.WHITE, by_user[index])
                 elif pin is None:
                     if not follows and (gains or node.key in options.white):
                         self.preferred.add(root)
                 elif not pin[0]:
-                    is_own = node.key in options.user_black
+                    is_own = index in listed.black
                     self.pin(self.high if is_own else self.default, variable, *pin)
                 elif index in problem.shares and pin[1] is Reason.WHITE:
                     self.worthy.add(root)  # Casts may cost more than its error is worth
@@ -372,21 +387,56 @@ class _Claims:
             exact: whether low precision costs it no accuracy.
             follows: whether it has no preference of its own.
         """
-        options, level, key = self.options, self.options.level, node.key
-        if level == Level.AUTO and key not in options.listed_by_user:
+        options, level, index = self.options, self.options.level, node.index
+        listed = self.problem.listed
+        is_own = index in listed.white or index in listed.black
+        if level == Level.AUTO and not is_own:
             return None
         if level == Level.O0:
             return False, Reason.LEVEL, "O0 lowers nothing"
-        if key in options.black and Reason.BLACK not in self.freed.get(node.index, ()):
-            is_folded = node.index in self.problem.folded
-            return None if is_folded else (False, Reason.BLACK, key)
-        if key in options.white and not exact and not follows:
-            return True, Reason.WHITE, key
+        black = self.black_entry(node)
+        if black is not None and Reason.BLACK not in self.freed.get(index, ()):
+            is_folded = index in self.problem.folded
+            return None if is_folded else (False, Reason.BLACK, black)
+        if self.is_white(node) and not exact and not follows:
+            return True, Reason.WHITE, node.key
         lowers = level == Level.O3 or (options.strict and level == Level.O2)
+        lowers = lowers and index not in self.stranded
+        is_follower = index in self.followers
         if follows or not (lowers or (level == Level.O1 and not exact)):
             return None
         lowered = "every op it can" if lowers else "only white-listed ops"
-        return lowers, Reason.LEVEL, f"{level} lowers {lowered}"
+        lowered = "what reads low precision alone" if is_follower else lowered
+        return lowers or is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
+
+    def find_followers(self) -> frozenset[int]:
+        """Return the nodes on no list that are low since all that they read is."""
+        graph, root = self.graph, self.ports.root
+        high = self.hard.keys() | self.kept.keys() | self.high.keys()
+        for index, variables in self.ports.of_node.items():
+            if self.black_entry(graph.nodes[index]) is not None:
+                high.update(map(root, variables.values()))
+
+        def is_low(node: Node) -> bool:
+            own = map(root, self.ports.of_node[node.index].values())
+            return self.is_white(node) or not self.forced.keys().isdisjoint(own)
+
+        return followers(graph, self.ports, high, is_low)
+
+    def is_white(self, node: Node) -> bool:
+        """Return whether a white list means the node."""
+        listed, index = self.problem.listed, node.index
+        is_named = index in listed.white or index in listed.usual_white
+        return is_named or node.key in self.options.white
+
+    def black_entry(self, node: Node) -> str | None:
+        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
+        listed, index = self.problem.listed, node.index
+        if index in listed.white:
+            return None
+        if node.key in self.options.black:
+            return node.key
+        return listed.black.get(index) or listed.usual_black.get(index)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""
@@ -421,6 +471,7 @@ class _Claims:
             preferred=self.preferred,
             worthy=self.worthy,
             fallbacks=tuple(self.fallbacks),
+            low_alone=self.low_alone,
             warnings=tuple(self.warnings),
         )
 

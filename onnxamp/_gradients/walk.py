@@ -198,7 +198,9 @@ class Pass:
 
     def _addends(self, call: Call, rule: Rule) -> list[tuple[int, Tensor]]:
         """The gradients of a node's inputs that a rule writes, as far as they move."""
-        pairs = zip(call.node.inputs, rule(call), strict=False)
+        made = rule(call)
+        grads = [made] if isinstance(made, Tensor) else made
+        pairs = zip(call.node.inputs, grads, strict=False)
         return [
             (value, dx() if callable(dx) else dx)
             for value, dx in pairs

@@ -269,8 +269,10 @@ def elem_of(kind: str | None) -> int:
     return ELEM_NUMBERS.get(element_name(kind), 0)
 
 
-Grads: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
+Several: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
 """Gradients of a node's first inputs, or functions that write them where they are wanted; None where there is none."""
+Grads: TypeAlias = Tensor | Several
+"""That of the first input, the only one that has any; or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +330,6 @@ class Call:
                 value = float(str(np.float32(value)))
         return value.decode() if isinstance(value, bytes) else value
 
-    def number(self, name: str) -> float:
-        """The value of a float attribute."""
-        return float(self.attribute(name))
-
     def constant(self, position: int) -> NDArray[Any] | None:
         """The constant array of an input; None where the input is computed or absent."""
         return self.known.get(self[position].name) if self.has(position) else None
@@ -348,6 +346,10 @@ class Call:
                 f"needs the rank of its input {self[position].name!r}, which is unknown"
             )
         return len(dims)
+
+    def summed(self, dy: Tensor, position: int) -> Tensor:
+        """``dy``, in the shape of the first output, summed to that of an input, which was broadcast."""
+        return sum_to(dy, self.y.dims, self[position])
 
     def second_output(self, name: str, elem: int) -> Tensor:
         """The optional second output of the node, which gets one if it has none."""
@@ -408,8 +410,3 @@ def _sum_to_dynamic(dy: Tensor, x: Tensor) -> Tensor:
     )
     axes = padded.equals(1).op("NonZero").reshape(-1)
     return dy.op("ReduceSum", axes, keepdims=1, noop_with_empty_axes=1).reshape(shape)
-
-
-def per_channel(x: Tensor, rank: int) -> Tensor:
-    """A vector shaped so that it lies along axis 1 of a tensor of this rank."""
-    return x.reshape(1, -1, *[1] * (rank - 2))

@@ -19,9 +19,8 @@ from onnxamp._job.validation import RefusedError, Validator
 from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
-from onnxamp._numerics.cure import Recipe, Trial, cure_conversion
+from onnxamp._numerics.cure import NO_ISLANDS, Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import Comparison, UpgradeProof
-from onnxamp._numerics.fits import NO_ISLANDS
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._ops.profiles import computes_low

@@ -18,7 +18,7 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._job.request import Job, Request
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
-from onnxamp._optional import has_runtime
+from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run
 from onnxamp._state.state import opened
 from onnxamp._tuning.arguments import Search
@@ -194,7 +194,7 @@ def _unvalidated(conversion: "Conversion") -> "DiffReport":
         inputs="",
         samples=0,
         lowest=conversion.plan.dtype,
-        skipped="ONNX Runtime is not installed: pip install 'onnxamp[cpu]' or 'onnxamp[cuda]'.",
+        skipped=runtime_fault(),
     )
 
 

@@ -17,8 +17,8 @@ from onnxamp._job.writing import Conversion, Sink, write_conversion
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
+from onnxamp._numerics.cure import as_float16
 from onnxamp._numerics.diff import Comparison, UpgradeProof
-from onnxamp._numerics.fits import as_float16
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import DiffReport

@@ -1,22 +1,31 @@
-"""Comparing two tensors element by element, and merging the differences of several samples."""
+"""Comparing two tensors element by element, and merging the differences of several samples.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+Outputs are compared by :func:`compare`, in full; all other values by :func:`measure`, with sums that add up.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxamp._dtypes import FLOAT_TENSORS
+from onnxamp._errors import RuntimeFailure
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.metrics import (
     RELATIVE_FLOOR,
     VANISHED_ABOVE,
     Bad,
+    Measurement,
     Sums,
     TensorDiff,
     decibels,
 )
-from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.values import from_value
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -117,6 +126,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b)
+        if "logits" in name.lower():
+            facts["kl_divergence"] = _divergence(a, b)
     facts |= _measures(a, b, errors)
     facts["differing"] = float(np.count_nonzero(errors)) / errors.size
     return TensorDiff(**facts)
@@ -242,6 +253,25 @@ def _top_agreement(a: Array, b: Array, k: int) -> float | None:
     return float(np.mean(agrees)) if agrees.size else None
 
 
+def _divergence(a: Array, b: Array) -> float | None:
+    """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
+    if a.ndim == 0:
+        return None
+    p, q = _log_softmax(a), _log_softmax(b)
+    with np.errstate(invalid="ignore"):
+        terms = np.exp(p) * (p - q)
+    terms[np.exp(p) == 0] = 0.0  # the limit, also of logits that are -inf on both sides
+    rows = terms.sum(axis=-1)
+    return float(np.maximum(rows, 0.0).mean())  # rounding may leave less than nothing
+
+
+def _log_softmax(logits: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
 def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
     """The number of vanished elements, and the first element that fails: NaN counts before Inf before vanished."""
     finite = np.isfinite(a)
@@ -271,7 +301,7 @@ _COUNTS: Final = (
     ),
     "vanished",
 )
-_SHARES: Final = ("argmax_agreement", "top5_agreement")
+_SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
 
 
 def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
@@ -336,99 +366,126 @@ def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | No
     return sum(number * weight for number, weight in known) / total if total else None
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """Sequences of tokens that differ, over all samples.
+MEASURABLE: Final = FLOAT_TENSORS | {
+    f"tensor({name})"
+    for name in [
+        "double",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    ]
+}
+"""Types of values that can be measured."""
 
-    Attributes:
-        output: the output that holds them, [..., positions].
-        sequences: number of sequences; ``parted`` of them differ.
-        sample, sequence, position: where the first that differs begins to differ.
-        reference, result: the tokens there.
-        gap: by how much the reference's logit of its own token exceeds that of the result's token there; None if it
-            is not known. A small gap is a tie that any rounding may turn.
-    """
-
-    output: str
-    sequences: int
-    parted: int = 0
-    sample: int = 0
-    sequence: int = 0
-    position: int = 0
-    reference: int = 0
-    result: int = 0
-    gap: float | None = None
-
-    def and_then(self, later: "Parting") -> "Parting":
-        """With those of a later sample, or of one in which nothing parts."""
-        sequences, parted = self.sequences + later.sequences, self.parted + later.parted
-        return replace(
-            self if self.parted else later, sequences=sequences, parted=parted
-        )
+_BLOCK: Final = 1 << 15
+"""Elements that are measured at a time: their temporaries, in float64, stay in the cache."""
 
 
-def token_outputs(flow: Flow) -> Iterator[tuple[str, str]]:
-    """Outputs of a model that ArgMax gives, with the value whose rows it searches."""
-    carriers = op_facts().carriers
-    for output in flow.outputs:
-        name = output
-        while name in flow.maker:
-            node = flow.nodes[flow.maker[name]]
-            if op_key(node) == "ArgMax":
-                yield output, node.input[0]
-            if op_key(node) not in carriers:
-                break
-            name = node.input[0]
-
-
-def find_parting(
-    output: str,
-    sample: int,
-    reference: Any,
-    result: Any,
-    logits: Callable[[], npt.NDArray[Any]],
-) -> Parting | None:
-    """Compare the tokens of one sample; None if they are no arrays [sequences, positions] of one shape.
+def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
+    """Measure one pair of tensors.
 
     Args:
-        logits: computes what the reference chose its tokens from; called only if tokens differ.
+        reference: floats of any width, integers or booleans, on any device.
+        found: the same shape, of any such type.
+
+    Raises:
+        RuntimeFailure: the tensors are of kinds that cannot be compared (strings).
+
+    Complexity: linear in elements, with temporaries for a fixed number of them.
     """
-    if not (isinstance(reference, np.ndarray) and isinstance(result, np.ndarray)):
-        return None
-    if reference.ndim != 2 or reference.shape != result.shape:
-        return None
-    differs = reference != result
-    parted = np.flatnonzero(differs.any(-1))
-    if not len(parted):
-        return Parting(output, len(reference), sample=sample)
-    row = int(parted[0])
-    position = int(differs[row].argmax())
-    token, other = int(reference[row, position]), int(result[row, position])
-    gap = _gap(logits(), reference, row * reference.shape[1] + position, token, other)
-    return Parting(
-        output=output,
-        sequences=len(reference),
-        parted=len(parted),
-        sample=sample,
-        sequence=row,
-        position=position,
-        reference=token,
-        result=other,
-        gap=gap,
+    one = _flat(reference)
+    other = one if found is reference else _flat(found)
+    total = _NOTHING
+    with np.errstate(invalid="ignore", over="ignore"):
+        for r, f in _blocks(one, other):
+            total += _block_measured(r, f)
+    if not total.flushed:
+        return total
+    limit, vanished = VANISHED_ABOVE * total.reference_max, 0
+    for r, f in _blocks(one, other):  # rare: the limit takes a second pass
+        vanished += int(np.count_nonzero((f == 0) & (np.abs(r) > limit)))
+    return replace(total, vanished=vanished)
+
+
+def _flat(value: "ort.OrtValue") -> Array:
+    """The elements of a tensor, not copied from the host's memory unless NumPy lacks their type."""
+    if value.data_type() not in MEASURABLE:
+        raise RuntimeFailure(
+            f"Values of type {value.data_type()} cannot be measured: they are not tensors of numbers."
+        )
+    return np.ravel(from_value(value))
+
+
+def _blocks(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
+    """Both tensors in float64, some elements at a time."""
+    for start in range(0, one.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        r = one[part].astype(np.float64)
+        yield r, (r if other is one else other[part].astype(np.float64))
+
+
+def _block_measured(r: Array, f: Array) -> Measurement:
+    """Measure a block. Masks are for what is not finite and for sentinels, and made only if there are any."""
+    abs_r, abs_f = np.abs(r), np.abs(f)
+    zero_r, zero_f = r == 0, f == 0
+    largest, found_max = float(abs_r.max()), float(abs_f.max())
+    flushed, counts = zero_f & ~zero_r, dict.fromkeys(_ODD, 0)
+    used = abs_r[~zero_r] if zero_r.any() else abs_r
+    if not (largest < SENTINEL and found_max < np.inf):
+        usual, finite = abs_r < SENTINEL, abs_f < np.inf
+        counts = dict(zip(_ODD, _odd(r, f, usual), strict=True))
+        flushed &= ~np.isnan(r)
+        largest = float(abs_r.max(where=usual, initial=0.0))
+        found_max = float(abs_f.max(where=finite, initial=0.0))
+        used = abs_r[usual & ~zero_r]
+        common = usual & finite
+        r, f = np.where(common, r, 0.0), np.where(common, f, 0.0)
+    error = f - r
+    abs_error = np.abs(error)
+    return Measurement(
+        elements=r.size,
+        error_sum=float(abs_error.sum()),
+        error_energy=_dot(error, error),
+        error_max=float(abs_error.max()),
+        reference_energy=_dot(r, r),
+        found_energy=_dot(f, f),
+        reference_max=largest,
+        found_max=found_max,
+        reference_least=float(used.min(initial=np.inf)),
+        reference_zero=int(np.count_nonzero(zero_r)),
+        found_zero=int(np.count_nonzero(zero_f)),
+        flushed=int(np.count_nonzero(flushed)),
+        vanished=0,
+        **counts,
     )
 
 
-def _gap(
-    logits: npt.NDArray[Any],
-    tokens: npt.NDArray[Any],
-    place: int,
-    token: int,
-    other: int,
-) -> float | None:
-    """The gap at a place; None if the logits are in another order than the tokens."""
-    table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
-    if len(table) != tokens.size or not np.array_equal(
-        table.argmax(-1), tokens.ravel()
-    ):
-        return None
-    return float(table[place, token] - table[place, other])
+_ODD: Final = (
+    "reference_nan",
+    "found_nan",
+    "reference_inf",
+    "found_inf",
+    "broken",
+)
+"""Counts of a measurement that are zero where all is ordinary."""
+
+
+def _odd(r: Array, f: Array, usual: npt.NDArray[np.bool_]) -> Iterator[int]:
+    """Those counts of a block."""
+    nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
+    broken = (nan_f & ~nan_r) | (infinite_f & usual)
+    for mask in (nan_r, nan_f, np.isinf(r), infinite_f, broken):
+        yield int(np.count_nonzero(mask))
+
+
+_ZEROS: Final[dict[str, Any]] = {
+    field.name: 0 if field.type is int else 0.0 for field in fields(Measurement)
+}
+_NOTHING: Final = Measurement(**_ZEROS | {"reference_least": np.inf})
+"""The measurement of an empty tensor."""

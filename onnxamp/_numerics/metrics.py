@@ -1,23 +1,13 @@
 """Measures of how far a result is from its reference: their definitions, names, and limits."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from math import inf, isfinite, log10, nan, sqrt
+from operator import add, attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import numpy as np
-from onnx import TensorProto, parser
-
-from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, LOWEST_FIRST, element_name
-from onnxamp._errors import RuntimeFailure
-from onnxamp._model.statistics import SENTINEL
-from onnxamp._runtime.session import Provider, make_session, memory_of, run_values
-from onnxamp._runtime.values import to_value
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from onnxamp._dtypes import FORMATS, LOWEST_FIRST
 
 Index: TypeAlias = tuple[int, ...]
 
@@ -37,6 +27,7 @@ AT_MOST: Final[Mapping[str, str]] = MappingProxyType(
         "rmse": "RMS error",
         "mean_abs": "mean absolute error",
         "differing": "share of elements that differ",
+        "kl_divergence": "KL divergence",
         "detections": "error of the detections",
     }
 )
@@ -91,8 +82,8 @@ def decibels(relative_l2: float) -> float:
 class Sums:
     """What all metrics derive from, of a result *f* and its reference *r*: the one place that defines them.
 
-    NumPy fills it for outputs (:mod:`onnxamp._numerics.compare`), ONNX Runtime for all other values
-    (:mod:`onnxamp._numerics.measure`), each over the elements that its documentation names.
+    :class:`TensorDiff` derives them for outputs, :class:`Measurement` for all other values, each over the elements
+    that its documentation names.
 
     Attributes:
         elements: their number.
@@ -172,6 +163,7 @@ class TensorDiff:
                             NaN if no position is finite on both sides and they differ
     ``argmax_agreement``    share of rows (last axis) in which b's largest element is a largest one of a
     ``top5_agreement``      mean share of b's five largest elements of a row that are among a's five largest
+    ``kl_divergence``       mean Σ p ln(p / q) over rows, in nats, with p = softmax(a) and q = softmax(b)
     ``differing``           share of elements that are not equal
     ``vanished``            number of floats that are exactly 0 in b, with abs(a) > 0.05 max abs(a), as after
                             an overflow that was divided away or a scale that was flushed
@@ -217,6 +209,8 @@ class TensorDiff:
     bad: Bad | None
     worst_sample: int = 0
     """Number of the sample, from 0, that ``worst_index`` belongs to."""
+    kl_divergence: float | None = None
+    """None unless the output is called logits. The distribution of a row is that of the next token, or of a class."""
     detections: float | None = None
     """Error of the detections that the output lists; everything else is then over matched rows. None for others."""
 
@@ -241,202 +235,123 @@ class TensorDiff:
         return f"{self.bad.kind} where the reference is finite: {count}, {where}."
 
 
-Kind: TypeAlias = Literal["quick", "measure", "vanished"]
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How a tensor *f* differs from its reference *r*, over one or more samples of the same value.
 
-_HEAD: Final = """
-<ir_version: 8, opset_import: ["": 17]>
-measure ({reference}[] reference, {found}[] found, int64[1] start, int64[1] end{more}) => ({sums}[n] measured)
-{{
-  zero = Constant <value = {sums} {{0.0}}> ()
-  largest = Constant <value = {sums} {{{largest!r}}}> ()
-  all = Constant <value = int64[1] {{-1}}> ()
-  flat_r = Reshape (reference, all)
-  flat_f = Reshape (found, all)
-  part_r = Slice (flat_r, start, end)
-  part_f = Slice (flat_f, start, end)
-  r = Cast <to = {elem}> (part_r)
-  f = Cast <to = {elem}> (part_f)
-  abs_r = Abs (r)
-  abs_f = Abs (f)
-  zero_r = Equal (r, zero)
-  zero_f = Equal (f, zero)
-"""
-
-_BODY: Final = {
-    "quick": """
-  nonzero_r = Not (zero_r)
-  flushed = And (zero_f, nonzero_r)
-  error = Sub (f, r)
-  abs_error = Abs (error)
-  bottom_r = Where (zero_r, largest, abs_r)
-""",
-    "measure": """
-  sentinel = Constant <value = double {{{sentinel}}}> ()
-  usual_r = Less (abs_r, sentinel)
-  finite_f = LessOrEqual (abs_f, largest)
-  common = And (usual_r, finite_f)
-  number_r = Equal (r, r)
-  number_f = Equal (f, f)
-  nan_r = Not (number_r)
-  nan_f = Not (number_f)
-  infinite_r = Greater (abs_r, largest)
-  infinite_f = Greater (abs_f, largest)
-  new_nan = And (nan_f, number_r)
-  new_infinite = And (infinite_f, usual_r)
-  broken = Or (new_nan, new_infinite)
-  nonzero_r = Greater (abs_r, zero)
-  flushed = And (zero_f, nonzero_r)
-  difference = Sub (f, r)
-  error = Where (common, difference, zero)
-  abs_error = Abs (error)
-  common_r = Where (common, r, zero)
-  common_f = Where (common, f, zero)
-  top_r = Where (usual_r, abs_r, zero)
-  top_f = Where (finite_f, abs_f, zero)
-  some_r = And (usual_r, nonzero_r)
-  bottom_r = Where (some_r, abs_r, largest)
-""",
-    "vanished": """
-  above = Greater (abs_r, threshold)
-  vanished = And (zero_f, above)
-""",
-}
-
-_SUMS: Final = {
-    "error_sum": ("ReduceSum", "abs_error"),
-    "error_energy": ("ReduceSumSquare", "error"),
-    "error_max": ("ReduceMax", "abs_error"),
-    "reference_energy": ("ReduceSumSquare", "common_r"),
-    "found_energy": ("ReduceSumSquare", "common_f"),
-    "reference_max": ("ReduceMax", "top_r"),
-    "found_max": ("ReduceMax", "top_f"),
-    "reference_least": ("ReduceMin", "bottom_r"),
-}
-"""Field of a measurement -> how it is reduced, and from what."""
-
-_UNMASKED: Final = {
-    "common_r": "r",
-    "common_f": "f",
-    "top_r": "abs_r",
-    "top_f": "abs_f",
-}
-"""What "quick" reduces instead: where all is finite there is nothing to mask."""
-
-COUNTS: Final = {
-    "reference_nan": "nan_r",
-    "found_nan": "nan_f",
-    "reference_inf": "infinite_r",
-    "found_inf": "infinite_f",
-    "reference_zero": "zero_r",
-    "found_zero": "zero_f",
-    "broken": "broken",
-    "flushed": "flushed",
-    "vanished": "vanished",
-}
-"""Count of a measurement -> the mask whose true elements it counts."""
-
-FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
-    "quick": (*_SUMS, "reference_zero", "found_zero", "flushed"),
-    "measure": (*_SUMS, *(name for name in COUNTS if name != "vanished")),
-    "vanished": ("vanished",),
-}
-"""What each kind gives, in order. "quick" is for blocks without NaN, infinities and sentinels, and sums in float32."""
-
-FLOATS: Final = LOW_TENSORS | {FLOAT}
-
-MEASURABLE: Final = FLOATS | {
-    f"tensor({name})"
-    for name in [
-        "double",
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-    ]
-}
-"""Types of values that can be measured: those that Reshape, Slice and Cast take."""
-
-NO_LEAST: Final = float(np.finfo(np.float32).max)
-"""``reference_least`` from here on means that every element is zero, or none is ordinary."""
-
-
-@cache
-def meter(
-    kind: Kind, provider: Provider, reference: str, found: str
-) -> "ort.InferenceSession":
-    """The session that measures tensors of two types ("tensor(float)", ...).
-
-    Raises:
-        RuntimeFailure: the types are not of tensors of numbers.
+    Energies are sums of squares over elements where f is finite and |r| < 1e30: larger numbers are sentinels, as in
+    attention masks, and may saturate. Counts are numbers of elements.
     """
-    is_quick = kind == "quick"
-    text = (_HEAD + _BODY[kind]).format(
-        reference=_element(reference),
-        found=_element(found),
-        sentinel=SENTINEL,
-        more=", double threshold" if kind == "vanished" else "",
-        sums="float" if is_quick else "double",
-        elem=TensorProto.FLOAT if is_quick else TensorProto.DOUBLE,
-        largest=float(np.finfo(np.float32 if is_quick else np.float64).max),
-    )
-    model = parser.parse_model(text + "\n".join(_reductions(kind)) + "\n}")
-    for entry in model.graph.input[:2]:
-        entry.type.tensor_type.ClearField("shape")  # any rank
-    return make_session(model, provider, optimize=False)
 
+    elements: int
+    error_sum: float
+    """sum of |f - r|"""
+    error_energy: float
+    """sum of (f - r)^2"""
+    error_max: float
+    """max |f - r|"""
+    reference_energy: float
+    """sum of r^2"""
+    found_energy: float
+    """sum of f^2"""
+    reference_max: float
+    """max |r| below 1e30"""
+    found_max: float
+    """max |f| over finite f"""
+    reference_least: float
+    """min |r| below 1e30 that is not zero; inf where there is none"""
+    reference_nan: int
+    found_nan: int
+    reference_inf: int
+    found_inf: int
+    reference_zero: int
+    found_zero: int
+    broken: int
+    """f is NaN where r is none, or infinite where |r| < 1e30"""
+    flushed: int
+    """f is zero where r is not"""
+    vanished: int
+    """f is zero where |r| is more than 5 % of ``reference_max``"""
 
-def _reductions(kind: Kind) -> list[str]:
-    """The nodes that reduce to one element each, and join them."""
-    elem = TensorProto.FLOAT if kind == "quick" else TensorProto.DOUBLE
-    lines = []
-    for name in FIELDS[kind]:
-        op, operand = _SUMS.get(name, ("ReduceSum", f"count_{name}"))
-        if name in COUNTS:
-            lines.append(f"{operand} = Cast <to = {elem}> ({COUNTS[name]})")
-        elif kind == "quick":
-            operand = _UNMASKED.get(operand, operand)
-        lines.append(f"v_{name} = {op} <keepdims = 1> ({operand})")
-    joined = ", ".join(f"v_{name}" for name in FIELDS[kind])
-    return [*lines, f"measured = Concat <axis = 0> ({joined})"]
-
-
-def _element(kind: str) -> str:
-    """Element type of a tensor type: "float16" of "tensor(float16)"."""
-    if kind not in MEASURABLE:
-        raise RuntimeFailure(
-            f"Values of type {kind} cannot be measured: they are not tensors of numbers."
+    @property
+    def sums(self) -> Sums:
+        """What metrics derive from."""
+        return Sums(
+            elements=self.elements,
+            error_sum=self.error_sum,
+            error_norm=sqrt(self.error_energy),
+            reference_norm=sqrt(self.reference_energy),
+            dot=(self.reference_energy + self.found_energy - self.error_energy) / 2,
+            dot_energies=(self.reference_energy, self.found_energy),
+            is_comparable=self.elements > 0 and isfinite(self.error_energy),
         )
-    return element_name(kind)
+
+    @property
+    def rel_l2(self) -> float:
+        """Relative L2 error as :attr:`Sums.rel_l2`; infinite if f breaks."""
+        return inf if self.broken else self.sums.rel_l2
+
+    @property
+    def snr_db(self) -> float:
+        """Signal-to-noise ratio, -20 log10 of :attr:`rel_l2`, in decibels; inf if equal."""
+        return decibels(self.rel_l2)
+
+    @property
+    def cosine(self) -> float:
+        """Cosine as :attr:`Sums.cosine`, over finite elements."""
+        return self.sums.cosine
+
+    @property
+    def mean_abs(self) -> float:
+        """Mean |f - r|."""
+        return self.sums.mean_abs
+
+    @property
+    def alarm(self) -> str | None:
+        """How f fails whatever the tolerance, in a few words: NaN, Inf, or vanished values."""
+        new = self.found_nan - self.reference_nan
+        if new > 0:
+            return f"NaN in {new} of {self.elements} elements"
+        if self.broken and self.found_inf <= self.reference_inf:
+            return f"NaN in {self.broken} of {self.elements} elements, where the reference has none"
+        if self.broken:
+            return f"Inf in {self.broken} of {self.elements} elements, where the largest is {self.reference_max:.4g}"
+        if self.vanished:
+            return f"{self.vanished} of {self.elements} elements vanished: zero, where the reference is not small"
+        return None
+
+    def __add__(self, other: "Measurement") -> "Measurement":
+        """Both together: sums add, maxima and minima are the outer ones."""
+        pairs = zip(_JOINS, _numbers(self), _numbers(other), strict=True)
+        return Measurement(*[join(one, more) for join, one, more in pairs])
+
+    def __reduce__(self) -> tuple[type["Measurement"], tuple[Any, ...]]:
+        """Pickled as its numbers alone: workers send one for each value of each sample."""
+        return Measurement, _numbers(self)
+
+    def times(self, factor: float) -> "Measurement":
+        """What multiples of both tensors would show, by a positive factor."""
+        if factor == 1:
+            return self
+        sizes = {name: getattr(self, name) * factor for name in ("error_sum", *_JOIN)}
+        energies = ("error_energy", "reference_energy", "found_energy")
+        return replace(
+            self,
+            **sizes,
+            **{name: getattr(self, name) * factor**2 for name in energies},
+        )
 
 
-def multiplied(
-    value: "ort.OrtValue", factor: float, provider: Provider
-) -> "ort.OrtValue":
-    """A tensor of one of the :data:`FLOATS`, multiplied in float32 where it is."""
-    session = _multiplier(memory_of(provider), str(value.data_type()))
-    return run_values(
-        session,
-        {"value": value, "factor": to_value(np.array(factor, np.float32))},
-        ["product"],
-    )["product"]
+_JOIN: Final[Mapping[str, Callable[..., Any]]] = {
+    "error_max": max,
+    "reference_max": max,
+    "found_max": max,
+    "reference_least": min,
+}
+"""How a field of two samples becomes one; all others add up."""
 
-
-@cache
-def _multiplier(provider: Provider, kind: str) -> "ort.InferenceSession":
-    elem = _element(kind)
-    model = parser.parse_model(f"""
-<ir_version: 8, opset_import: ["": 17]>
-multiply ({elem}[] value, float factor) => ({elem}[] product)
-{{
-  exact = Cast <to = {TensorProto.FLOAT}> (value)
-  scaled = Mul (exact, factor)
-  product = CastLike (scaled, value)
-}}""")
-    for entry in (*model.graph.input[:1], *model.graph.output):
-        entry.type.tensor_type.ClearField("shape")  # any rank
-    return make_session(model, provider, optimize=False)
+_NAMES: Final = tuple(field.name for field in fields(Measurement))
+_JOINS: Final[tuple[Callable[..., Any], ...]] = tuple(
+    _JOIN.get(name, add) for name in _NAMES
+)
+_numbers: Final[Callable[[Measurement], tuple[Any, ...]]] = attrgetter(*_NAMES)

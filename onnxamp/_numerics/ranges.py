@@ -21,7 +21,7 @@ from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
-from onnxamp._numerics.measure import measure
+from onnxamp._numerics.compare import measure
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._options.options import Options
@@ -533,7 +533,7 @@ def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
         for name in made:
             value = side.values.get(name)
             if value is not None and value.is_tensor() and value.data_type() == FLOAT:
-                found[name] = measure(value, value, runner.provider).reference_max
+                found[name] = measure(value, value).reference_max
         side.used(made)
 
     note(list(flow.inputs))

@@ -1,13 +1,11 @@
 """Results of comparisons and checks: frozen records for reports to print, save and draw."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.detections import Detections
-from onnxamp._numerics.measure import Measurement
-from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.metrics import Measurement, TensorDiff
 from onnxamp._public import Shown
 
 
@@ -32,6 +30,37 @@ class LayerDiff:
     exponent: int = 0
     """e, where the result stores the value as a multiple by 2^-e of what the reference does; errors are in the
     reference's units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Sequences of tokens that differ, over all samples.
+
+    Attributes:
+        output: the output that holds them, [..., positions].
+        sequences: number of sequences; ``parted`` of them differ.
+        sample, sequence, position: where the first that differs begins to differ.
+        reference, result: the tokens there.
+        gap: by how much the reference's logit of its own token exceeds that of the result's token there; None if it
+            is not known. A small gap is a tie that any rounding may turn.
+    """
+
+    output: str
+    sequences: int
+    parted: int = 0
+    sample: int = 0
+    sequence: int = 0
+    position: int = 0
+    reference: int = 0
+    result: int = 0
+    gap: float | None = None
+
+    def and_then(self, later: "Parting") -> "Parting":
+        """With those of a later sample, or of one in which nothing parts."""
+        sequences, parted = self.sequences + later.sequences, self.parted + later.parted
+        return replace(
+            self if self.parted else later, sequences=sequences, parted=parted
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +116,28 @@ _CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
 """Likewise, where a worker process died."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Relative L2 errors of an output against the float32 model that was quantized.
+
+    ``quantized`` is that of the quantized model, ``result`` that of its low-precision form.
+    """
+
+    output: str
+    quantized: float
+    result: float
+
+    @property
+    def limit(self) -> float:
+        """What the result may be off by: a tenth more than the quantized model, and a little."""
+        return 1.1 * self.quantized + 2e-3
+
+    @property
+    def passed(self) -> bool:
+        """Whether low precision adds little to what quantization costs."""
+        return self.result <= self.limit
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
@@ -135,11 +186,16 @@ class DiffReport(Shown):
     loaded: str = ""
     """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
     resolved; "" if nothing did."""
+    original: str = ""
+    """The float32 model that the reference was quantized from, if it was compared as well."""
+    costs: tuple[Cost, ...] = ()
+    """What both models are off from it."""
 
     @property
     def passed(self) -> bool:
         """Whether the models were compared and all outputs are within their limits."""
         within = all(judgement.passed for judgement in self.judgements)
+        within = within and all(cost.passed for cost in self.costs)
         return self.failure is None and self.skipped is None and within
 
     @property

@@ -1,27 +1,23 @@
 """Comparing two models on one sample, and what that shows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.compare import (
-    Parting,
-    compare_outputs,
-    find_parting,
-    token_outputs,
-)
+from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, TensorDiff
-from onnxamp._numerics.results import LayerDiff
+from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_between
-from onnxamp._ops.facts import op_key
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.engines import (
     Engine,
     Executable,
@@ -205,9 +201,9 @@ class TwoModels(SideBySide):
     def _tokens(
         self, number: int, feeds: Feeds, flow: Flow, walked: Walked
     ) -> Iterator[Parting]:
-        for name, logits in token_outputs(flow):
+        for name, logits in _token_outputs(flow):
             found = partial(self._value, feeds, logits)
-            parting = find_parting(
+            parting = _find_parting(
                 name, number, walked.reference[name], walked.result[name], found
             )
             if parting is not None:
@@ -429,3 +425,70 @@ def _keys(keys: Sequence[Any]) -> str:
         if len(keys) == 1
         else f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"
     )
+
+
+def _token_outputs(flow: Flow) -> Iterator[tuple[str, str]]:
+    """Outputs of a model that ArgMax gives, with the value whose rows it searches."""
+    carriers = op_facts().carriers
+    for output in flow.outputs:
+        name = output
+        while name in flow.maker:
+            node = flow.nodes[flow.maker[name]]
+            if op_key(node) == "ArgMax":
+                yield output, node.input[0]
+            if op_key(node) not in carriers:
+                break
+            name = node.input[0]
+
+
+def _find_parting(
+    output: str,
+    sample: int,
+    reference: Any,
+    result: Any,
+    logits: Callable[[], npt.NDArray[Any]],
+) -> Parting | None:
+    """Compare the tokens of one sample; None if they are no arrays [sequences, positions] of one shape.
+
+    Args:
+        logits: computes what the reference chose its tokens from; called only if tokens differ.
+    """
+    if not (isinstance(reference, np.ndarray) and isinstance(result, np.ndarray)):
+        return None
+    if reference.ndim != 2 or reference.shape != result.shape:
+        return None
+    differs = reference != result
+    parted = np.flatnonzero(differs.any(-1))
+    if not len(parted):
+        return Parting(output, len(reference), sample=sample)
+    row = int(parted[0])
+    position = int(differs[row].argmax())
+    token, other = int(reference[row, position]), int(result[row, position])
+    gap = _gap(logits(), reference, row * reference.shape[1] + position, token, other)
+    return Parting(
+        output=output,
+        sequences=len(reference),
+        parted=len(parted),
+        sample=sample,
+        sequence=row,
+        position=position,
+        reference=token,
+        result=other,
+        gap=gap,
+    )
+
+
+def _gap(
+    logits: npt.NDArray[Any],
+    tokens: npt.NDArray[Any],
+    place: int,
+    token: int,
+    other: int,
+) -> float | None:
+    """The gap at a place; None if the logits are in another order than the tokens."""
+    table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
+    if len(table) != tokens.size or not np.array_equal(
+        table.argmax(-1), tokens.ravel()
+    ):
+        return None
+    return float(table[place, token] - table[place, other])

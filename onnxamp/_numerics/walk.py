@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
+from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._errors import RuntimeFailure
-from onnxamp._numerics.measure import Measurement, measure
-from onnxamp._numerics.metrics import FLOATS, MEASURABLE, multiplied
+from onnxamp._numerics.compare import MEASURABLE, measure
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Executable, Progress
 from onnxamp._runtime.flow import Flow
@@ -25,8 +28,7 @@ from onnxamp._runtime.pieces import (
     parts_of,
     start,
 )
-from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feeds, check_inputs
+from onnxamp._runtime.values import Feeds, check_inputs, from_value, to_value
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -243,16 +245,16 @@ class Walk:
         for name in targets:
             accumulated, note = None, None
             exponent = self.pairing.exponents.get(name, 0)
-            reference, device = self._as_stored(one, name), one.runner.provider
+            reference = self._as_stored(one, name)
             if self.pairing.accumulated:
                 accumulated, note = _measured(
-                    reference, other.values.get(name), device, exponent
+                    reference, other.values.get(name), exponent
                 )
             local, trouble = replayed.get(name), None
             if isinstance(local, str):
                 local, trouble = None, local
             elif local is not None:
-                local, trouble = _measured(reference, local, device, exponent)
+                local, trouble = _measured(reference, local, exponent)
             compared[name] = Compared(local, accumulated, note or trouble)
             replayed.pop(name, None)
         replays = (self.pairing.shared[name] for name in targets)
@@ -277,10 +279,13 @@ class Walk:
             value is None
             or not exponent
             or not value.is_tensor()
-            or value.data_type() not in FLOATS
+            or value.data_type() not in FLOAT_TENSORS
         ):
             return value
-        return multiplied(value, 2.0**-exponent, one.runner.provider)
+        array = from_value(value)
+        with np.errstate(over="ignore"):
+            scaled = array.astype(np.float32) * np.float32(2.0**-exponent)
+            return to_value(scaled.astype(array.dtype))
 
     def _replay(
         self, targets: Sequence[str], one: Side
@@ -351,7 +356,6 @@ def _outputs(side: Side) -> dict[str, Any]:
 def _measured(
     reference: "ort.OrtValue | None",
     result: "ort.OrtValue | None",
-    provider: Provider,
     exponent: int,
 ) -> tuple[Measurement | None, str | None]:
     if reference is None or result is None:
@@ -362,7 +366,7 @@ def _measured(
     if shapes[0] != shapes[1]:
         return None, f"shape {tuple(shapes[1])} instead of {tuple(shapes[0])}"
     try:
-        return measure(reference, result, provider).times(2.0**exponent), None
+        return measure(reference, result).times(2.0**exponent), None
     except RuntimeFailure as error:
         return None, str(error)
 

@@ -33,7 +33,8 @@ from onnxamp._dtypes import FLOAT, FLOAT_ELEMS, FORMATS, LOW_TENSORS
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.measure import Measurement, measure
+from onnxamp._numerics.compare import measure
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.walk import SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
@@ -197,7 +198,7 @@ def _fault(
     )
     if m.found_nan and born:
         return "NaN"
-    if endless and (contracts or not _reaches(flow, row.node, np.inf)):
+    if endless and (contracts or not reads_constant(flow, row.node, np.inf)):
         return "Inf"
     faults = {
         "all zero": m.elements > 1
@@ -209,10 +210,38 @@ def _fault(
         and not any(source.found_max >= top / 2 for source in sources),
     }
     fault = next((name for name, applies in faults.items() if applies), None)
-    return None if fault == "saturated" and _reaches(flow, row.node, top / 2) else fault
+    return (
+        None
+        if fault == "saturated" and reads_constant(flow, row.node, top / 2)
+        else fault
+    )
 
 
-def _reaches(flow: Flow, node: int, limit: float) -> bool:
+def mask_values(flow: Flow) -> frozenset[str]:
+    """Values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in nodes."""
+    facts, waiting = op_facts(), list[str]()
+    for node, reads in zip(flow.nodes, flow.reads, strict=True):
+        key = op_key(node)
+        if key in facts.mask_sinks:
+            waiting += reads
+        ports = facts.mask_inputs.get(key, ())
+        waiting += (node.input[port] for port in ports if port < len(node.input))
+    found = set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        maker = flow.maker.get(name)
+        is_passed = maker is not None and (
+            op_key(flow.nodes[maker]) in facts.mask_arithmetic or name not in flow.own
+        )
+        if maker is not None and is_passed:
+            waiting += flow.reads[maker]
+    return frozenset(found)
+
+
+def reads_constant(flow: Flow, node: int, limit: float) -> bool:
     """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
@@ -286,7 +315,7 @@ def watched_parts(
     inputs, values = dict[str, Measurement](), dict[str, Measurement]()
     for name, value in side.values.items():
         if value.is_tensor() and "float" in value.data_type():
-            inputs[name] = measure(value, value, runner.provider)
+            inputs[name] = measure(value, value)
             if seen is not None:
                 seen(name, value)
     by_name = {row.value: row for row in rows}
@@ -294,7 +323,7 @@ def watched_parts(
         made = (name for node in part for name in flow.nodes[node].output)
         for row in (by_name[name] for name in made if name in by_name):
             value = side.values[row.value]
-            values[row.value] = measure(side.values[row.exact], value, runner.provider)
+            values[row.value] = measure(side.values[row.exact], value)
             if seen is not None:
                 seen(row.value, value)
             side.used({row.value, row.exact})

@@ -5,9 +5,15 @@ from math import isnan
 from typing import Final
 
 from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.compare import Parting
 from onnxamp._numerics.metrics import TensorDiff, metric_name
-from onnxamp._numerics.results import Cure, DiffReport, FirstBad, LayerDiff, RunCheck
+from onnxamp._numerics.results import (
+    Cure,
+    DiffReport,
+    FirstBad,
+    LayerDiff,
+    Parting,
+    RunCheck,
+)
 from onnxamp._report.parts import (
     Figure,
     Part,
@@ -73,7 +79,7 @@ def diff_report(diff: DiffReport | None) -> Report:
         diff_verdict(diff),
         (diff.reference, diff.result),
         where_it_ran(diff),
-        worst_figure(diff),
+        error_figures(diff),
         (
             *comparison_sections(diff),
             section(
@@ -157,8 +163,8 @@ def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]
     return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
 
 
-def worst_figure(diff: DiffReport | None) -> tuple[Figure, ...]:
-    """The output that is farthest from the reference."""
+def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
+    """The output that is farthest from the reference, and how far distributions of the next token are apart."""
     if diff is None or diff.skipped or not diff.outputs:
         return ()
     if diff.detections:
@@ -173,7 +179,18 @@ def worst_figure(diff: DiffReport | None) -> tuple[Figure, ...]:
             diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2)
         )
         label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
-    return (Figure(label, number(error), f"output {output}", f"error {number(error)}"),)
+    return (
+        Figure(label, number(error), f"output {output}", f"error {number(error)}"),
+        *(
+            Figure(
+                "KL divergence",
+                number(found.kl_divergence),
+                f"nats, output {found.name}",
+            )
+            for found in diff.outputs
+            if found.kl_divergence is not None
+        ),
+    )
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
@@ -183,6 +200,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
     return (
         section("Outputs", _outputs(diff)),
         section("Detections", _detections(diff)),
+        section("What quantization costs, and low precision", _costs(diff)),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )
@@ -269,6 +287,22 @@ def _scalar(x: float | str | None) -> str:
 
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.4g} %"
+
+
+def _costs(diff: DiffReport) -> list[Part]:
+    """What both models are off from the one that was quantized."""
+    if not diff.costs:
+        return []
+    columns = ("output", "quantized", f"in {diff.lowest}", "limit")
+    rows = [
+        Row(
+            (cost.output, *map(number, (cost.quantized, cost.result, cost.limit))),
+            Status.PASSED if cost.passed else Status.FAILED,
+        )
+        for cost in diff.costs
+    ]
+    told = f"Relative L2 errors against {diff.original}."
+    return [hint(told), table(columns, rows, right=range(1, 4))]
 
 
 def _detections(diff: DiffReport) -> list[Part]:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._errors import ArgumentError
 from onnxamp._ops.targets import device_of, target_json, target_names, target_table
-from onnxamp._optional import has_runtime
+from onnxamp._optional import has_runtime, require
 from onnxamp._target.roofline import Costs
 from onnxamp._warnings import warn
 
@@ -19,6 +19,7 @@ class Target(NamedTuple):
         title: what reports call it.
         limits_types: whether its kernels limit which types ops may have; they are not known where they do not.
         builds: whether an engine is built of a whole model, which is refused for one op that the builder does not take.
+        fuses_quantized: whether what is quantized becomes integer kernels only if its scales are float32.
         versioned: whether its kernels are known by version of ONNX Runtime.
         registry: ONNX Runtime's provider whose registry its kernels are from; "" if they are not from one.
         device: the device of estimates where nobody names one; "" for the GPU that is installed.
@@ -29,6 +30,7 @@ class Target(NamedTuple):
     title: str
     limits_types: bool
     builds: bool
+    fuses_quantized: bool
     versioned: bool
     registry: str
     device: str
@@ -65,6 +67,7 @@ def _read(name: str) -> Target:
         title=facts["title"],
         limits_types=facts.get("limits_types", True),
         builds=facts.get("builds", False),
+        fuses_quantized=facts.get("fuses_quantized", False),
         versioned=bool(target_json(name, "history")),
         registry=facts.get("registry", ""),
         device=facts.get("device", ""),
@@ -182,13 +185,11 @@ def installed_target() -> str:
     """The target of the installed ONNX Runtime: the first one that it was built with.
 
     Raises:
-        ArgumentError: ONNX Runtime is not installed, or its version is unknown.
+        ArgumentError: its version is unknown. MissingPackageError: ONNX Runtime is not installed.
     """
-    try:
-        import onnxruntime as ort  # noqa: PLC0415 - only this target needs it
-    except ImportError as error:
-        message = f"The target 'auto' is that of the installed onnxruntime, which cannot be imported: {error}."
-        raise ArgumentError(message) from error
+    require("onnxruntime", "The target 'auto' needs ONNX Runtime", "cpu")
+    import onnxruntime as ort  # noqa: PLC0415 - only this target needs it
+
     available = ort.get_available_providers()
     device = next(
         (name for name in with_versions() if targets()[name].registry in available), CPU

@@ -5,7 +5,7 @@ their counters and settings, so that no step waits for Python; others, a user's 
 before each step and told about overflows after it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite, nan
@@ -14,63 +14,44 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, NumericsError
+from onnxamp._options.checks import WHOLE, checked_flag, checked_number
 from onnxamp._runtime.values import from_value
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
 
-NEVER: Final = 2**62
-"""A window that no counter reaches."""
+_MOST: Final = 2**62
+"""Updates that no window may reach."""
 
 
-def _checked(name: str, value: Any, what: str, holds: Callable[[Any], bool]) -> Any:
-    """A number that is as it has to be.
-
-    Raises:
-        ArgumentError: it is not.
-    """
-    is_number = isinstance(value, (int, float, np.integer, np.floating))
-    if not is_number or isinstance(value, bool) or not holds(value):
-        raise ArgumentError(f"{name} must be {what}, not {value!r}.")
-    return value
+_MOST_OVERFLOWS: Final = 1000
+"""Updates in a row whose gradients may overflow, as in MindSpore."""
 
 
 def checked_scale(name: str, value: float) -> float:
     """A scale."""
-    what = "a number from 1 to 2^126"
-    return float(_checked(name, value, what, lambda number: 1 <= number <= LARGEST))
+    return float(
+        checked_number(
+            name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
+        )
+    )
 
 
 def checked_factor(name: str, value: float) -> float:
     """A factor by which a scale rises."""
     what = "a finite number greater than 1"
-    return float(_checked(name, value, what, lambda number: 1 < number < inf))
+    return float(checked_number(name, value, what, lambda n: 1 < n < inf))
 
 
 def checked_fraction(name: str, value: float) -> float:
     """A factor by which a scale falls."""
-    return float(
-        _checked(name, value, "a number between 0 and 1", lambda number: 0 < number < 1)
-    )
+    what = "a number between 0 and 1"
+    return float(checked_number(name, value, what, lambda n: 0 < n < 1))
 
 
 def checked_count(name: str, value: int) -> int:
     """A number of updates."""
-
-    def holds(number: Any) -> bool:
-        return isinstance(number, (int, np.integer)) and 1 <= int(number) < NEVER
-
-    return int(_checked(name, value, "a positive whole number", holds))
-
-
-def checked_flag(name: str, value: bool) -> bool:
-    """A bool.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
-    return value
+    what = "a positive whole number"
+    return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
 
 class FromLevel(Enum):
@@ -103,6 +84,10 @@ class ScaleUpdate:
     shrink: float
     grow_every: int
     shrink_every: int
+
+
+STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
+"""Changes neither the scale nor its counters: that of a scaler that does not scale dynamically, or is disabled."""
 
 
 class LossScaleManager:
@@ -160,8 +145,8 @@ class FixedLossScaleManager(LossScaleManager):
         drop_overflow_update: skip updates whose gradients hold NaN or Inf.
 
     Raises:
-        ArgumentError: ``loss_scale`` is not a number, or less than 1.
-        ArgumentTypeError: ``drop_overflow_update`` is not a bool.
+        ArgumentError: ``loss_scale`` is less than 1.
+        ArgumentTypeError: it is not a number, or ``drop_overflow_update`` is not a bool.
 
     Example:
         >>> from onnxamp.train import FixedLossScaleManager
@@ -243,6 +228,10 @@ class MovingLossScaleManager(LossScaleManager):
         update = self.get_update_cell()
         if update is not None:
             self.scale_state = self.scale_state.after(update, overflow)
+        self._note(overflow)
+
+    def _note(self, overflow: bool) -> None:
+        """Take note of an update that was made or skipped."""
 
 
 class DynamicLossScaleManager(MovingLossScaleManager):
@@ -255,8 +244,10 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         scale_factor: by which the scale is divided or multiplied, greater than 1.
         scale_window: updates in a row without overflow before the scale rises.
 
+    A step raises :class:`onnxamp.NumericsError` after more than 1,000 overflows in a row.
+
     Raises:
-        ArgumentError: a value is out of range.
+        ArgumentError, ArgumentTypeError: a value is out of range, or no number.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
@@ -275,6 +266,8 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         super().__init__(checked_scale("init_loss_scale", init_loss_scale))
         self._factor = checked_factor("scale_factor", scale_factor)
         self._window = checked_count("scale_window", scale_window)
+        self._overflows = 0
+        """In a row."""
 
     def __repr__(self) -> str:
         return (
@@ -286,9 +279,14 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         """How the graph of a step changes the scale."""
         return ScaleUpdate(self._factor, 1 / self._factor, self._window, 1)
 
-
-_STILL: Final = ScaleUpdate(1.0, 1.0, NEVER, NEVER)
-"""What remains of a scaler that another network disabled."""
+    def _note(self, overflow: bool) -> None:
+        self._overflows = self._overflows + 1 if overflow else 0
+        if self._overflows > _MOST_OVERFLOWS:
+            raise NumericsError(
+                f"Gradients overflowed in {self._overflows} updates in a row, whatever the loss scale, which is"
+                f" {self.get_loss_scale():g} now: the loss or the data hold NaN or Inf. Look for the first with"
+                " onnxamp.debugging.enable_tensor_checker."
+            )
 
 
 class LossScale:
@@ -354,7 +352,7 @@ class LossScale:
             return {}
         if self._mover is None:
             return {SCALE: np.array(scale, np.float32)}
-        update = self._mover.get_update_cell() or _STILL
+        update = self._mover.get_update_cell() or STILL
         return {
             FACTORS: np.array([update.grow, update.shrink], np.float32),
             WINDOWS: np.array([update.grow_every, update.shrink_every], np.int64),
@@ -377,6 +375,8 @@ class LossScale:
         """Give the scale after a step back to its manager, or let the manager change it."""
         if self._mover is not None:
             self.load(state)
+            if is_due:
+                self._mover._note(overflow)
         elif self.manager is not None and self.scaling is not None and is_due:
             self.manager.update_loss_scale(overflow)
 

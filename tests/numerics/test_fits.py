@@ -12,7 +12,7 @@ from onnx import ModelProto
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.fits import find_fit
+from onnxamp._numerics.cure import find_fit
 from onnxamp._numerics.results import RangeFit
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples

@@ -83,7 +83,7 @@ def test_what_fits_passes(tmp_path: Path) -> None:
 
 def test_a_conversion_warns_that_types_protect_nothing(tmp_path: Path) -> None:
     path = stream(tmp_path / "m.onnx")
-    with pytest.warns(OptionWarning, match="float16-only computes float32 nodes in float16, too"):
+    with pytest.warns(OptionWarning, match="float16-only computes float32 nodes in float16 as well"):
         onnxamp.convert_model(path, keep_high=["up"], target="float16-only")
 
 

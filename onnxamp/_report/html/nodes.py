@@ -9,7 +9,7 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.words import title_of, told
 from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.measure import Measurement
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
 from onnxamp._report.check import finding_text
 from onnxamp._report.parts import Level

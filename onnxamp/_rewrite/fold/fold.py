@@ -159,9 +159,6 @@ class Selection:
     spared: frozenset[int] = frozenset()
     outputs: frozenset[str] = frozenset()
 
-    def __bool__(self) -> bool:
-        return self.every or bool(self.kinds or self.outputs)
-
     @property
     def changes_weights(self) -> bool:
         """Whether folds are among them that compute new weights, which takes reading the old ones."""
@@ -179,7 +176,7 @@ def output_of(graph: Graph, fold: Fold) -> str:
     return graph.nodes[fold.last].proto.output[0]
 
 
-def selected(graph: Graph, options: Options) -> Selection:
+def _selected(graph: Graph, options: Options) -> Selection:
     """The folds that are made before anything is decided."""
     if options.folds:
         return Selection(every=True)
@@ -211,7 +208,9 @@ def _folded_first(options: Options) -> frozenset[str]:
 
 def applies(draft: Draft, options: Options) -> bool:
     """Whether there may be something to fold."""
-    return bool(selected(draft.graph, options))
+    del draft
+    named = options.may_fold and options.folded
+    return bool(options.folds or named or _folded_first(options))
 
 
 def apply(draft: Draft, options: Options) -> Passed:
@@ -222,7 +221,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
-    graph, selection = draft.graph, selected(draft.graph, options)
+    graph, selection = draft.graph, _selected(draft.graph, options)
     current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
     target, ceiling = options.target, options.highest_opset(current)
     possible = [
