@@ -23,8 +23,6 @@ Each message says what is wrong, where, and what to do. Files on disk are intact
 """
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
-from heapq import nlargest
 from typing import Final
 
 
@@ -165,6 +163,9 @@ def first_of(names: Collection[str]) -> str:
 def nearest(names: Iterable[str], text: str) -> str | None:
     """The name that a text is likely meant to be; None if there is none. Linear in names."""
     wanted = _triples(text)
+    from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
+    from heapq import nlargest  # noqa: PLC0415 - few runs need it
+
     likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
     return next(iter(get_close_matches(text, likely, 1)), None)
 

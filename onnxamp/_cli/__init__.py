@@ -1,7 +1,6 @@
 """The command line: one module per command, imported when the command is called."""
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final
 
@@ -52,9 +51,11 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is called; what is misspelt is told with the nearest name."""
-        near = [] if args[0] in _COMMANDS else get_close_matches(args[0], _COMMANDS, 1)
-        if near and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
+
+            for near in get_close_matches(args[0], _COMMANDS, 1):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 import onnx.defs
@@ -47,7 +46,11 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     names = dict.fromkeys((*options.white_list, *options.black_list))
     absent = sorted(name for name in names if present.isdisjoint(ops_named(name)))
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
-    known = _known_ops() | declared if absent else frozenset[str]()
+    if not absent:
+        return AbsentNames({}, {})
+    from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
+
+    known = _known_ops() | declared
     # Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to the model's.
     spelt = {
         name.lower(): name

@@ -4,7 +4,6 @@
 """
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -322,7 +321,7 @@ def _write_inline(
     progress: Callable[[int], None] | None,
 ) -> None:
     """Write a model with all its weights to an existing file. Random marks stand for blobs while it is serialised."""
-    token = secrets.token_bytes(_TOKEN)
+    token = os.urandom(_TOKEN)
     for number, (tensor, _) in enumerate(blobs):
         forget_location(tensor)
         tensor.raw_data = token + number.to_bytes(8, "big")
