@@ -30,7 +30,7 @@ from onnxamp._ops.targets import read_table
 from onnxamp._options.checks import check_opset
 from onnxamp._options.options import COMMAND_LINE
 from onnxamp._paths.paths import as_path, is_remote, made_folder
-from onnxamp._runtime.custom_ops import custom_ops
+from onnxamp._runtime.starting import custom_ops
 from onnxamp._target.kernels import check_target
 
 if TYPE_CHECKING:

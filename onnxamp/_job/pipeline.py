@@ -20,7 +20,7 @@ from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
 from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run
-from onnxamp._state.state import Part, opened
+from onnxamp._state import Part, opened
 from onnxamp._tuning.arguments import Search
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Part
+from onnxamp._state import Part
 from onnxamp._target.targets import older_installed, target_of, version_meant
 
 _MARGIN: Final = 0.2

@@ -34,7 +34,7 @@ from typing import Final
 
 from onnxamp._errors import OutputError
 from onnxamp._paths.paths import CAN_LOCK, lock
-from onnxamp._state.state import Part
+from onnxamp._state import Part
 from onnxamp._workers.signals import cleaned_up
 
 _KEPT: Final = "kept"

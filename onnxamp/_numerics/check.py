@@ -22,7 +22,6 @@ from onnxamp._numerics.watch import (
     watched_values,
 )
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, print_facts
@@ -30,8 +29,9 @@ from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import StateLike, opened
+from onnxamp._state import StateLike, opened
 from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
 

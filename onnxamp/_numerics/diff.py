@@ -36,7 +36,6 @@ from onnxamp._numerics.sample_diff import (
 )
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._options.levels import DiffMetric
-from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import (
     Engine,
@@ -50,8 +49,9 @@ from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Facts, Part, StateLike, opened
+from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Memory
 from onnxamp._workers.place import Place

@@ -39,7 +39,7 @@ from onnxamp._runtime.loop import (
 from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feed, check_inputs
-from onnxamp._state.state import fingerprint
+from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
 _CONSTANTS_OPSET: Final = 13

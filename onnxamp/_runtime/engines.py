@@ -19,9 +19,8 @@ from onnxamp._model.model import Model
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.device import device_name
 from onnxamp._runtime.pieces import Runner, run_together
-from onnxamp._runtime.plugins import engine_called
+from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
     BROWSER,
     Provider,

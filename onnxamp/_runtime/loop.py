@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.draws import other_sizes
 from onnxamp._runtime.engines import Progress, engine_on, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
@@ -23,8 +22,9 @@ from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples, read_row, read_spooled
 from onnxamp._runtime.sizes import listed
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Part, as_data, from_data
+from onnxamp._state import Part, as_data, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onnxamp._runtime.engines import Engine, Executable, Progress
     from onnxamp._runtime.samples import Samples, SamplesLike
     from onnxamp._runtime.session import Provider
-    from onnxamp._state.state import State, StateLike
+    from onnxamp._state import State, StateLike
     from onnxamp._workers.executor import Workers
 
 

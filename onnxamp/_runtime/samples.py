@@ -41,8 +41,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import FileStamp, note_sources
-from onnxamp._paths.paths import as_path, is_remote
-from onnxamp._paths.reading import cannot_read
+from onnxamp._paths.paths import as_path, cannot_read, is_remote
 from onnxamp._runtime.draws import suited, usual_count
 from onnxamp._runtime.engines import Executable, on_cpu
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker

@@ -24,7 +24,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
-from onnxamp._state.state import Facts, Part, State, as_data, fingerprint, from_data
+from onnxamp._state import Facts, Part, State, as_data, fingerprint, from_data
 from onnxamp._tuning.arguments import Search, is_slower, standing
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.engine_times import NOTHING, WholeTimes

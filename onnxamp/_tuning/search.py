@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import SentSample, remembered, sent_samples
 from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._tuning.arguments import Search, is_worth
 from onnxamp._tuning.candidates import Choice
 from onnxamp._tuning.frontier import Aim, Frontier

@@ -26,7 +26,7 @@ from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.values import Feed, check_inputs
-from onnxamp._state.state import Part, as_data, fingerprint
+from onnxamp._state import Part, as_data, fingerprint
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.space import TunableNode
 from onnxamp._workers.executor import Memory
