@@ -191,7 +191,7 @@ class Check:
                     not parts or parts[-1].flow.choices != checked.choices
                 ):  # other branches are apart
                     feeds = check_inputs(self.model.proto, run.samples[number])
-                    flow = probe.executable(memory).prepare(feeds).flow
+                    flow = probe.session(memory).prepare(feeds).flow
                     parts.append(WatchedRun(*keep_float32(flow, self.keep)))
                 parts[-1].add(checked)
                 if self.stop and any(

@@ -39,8 +39,8 @@ from onnxamp._options.levels import DiffMetric
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import (
     Engine,
-    Executable,
     Progress,
+    Session,
     choose_engine,
     part_of,
 )
@@ -145,7 +145,7 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
 
-    def drawn(reference: Executable) -> Samples:
+    def drawn(reference: Session) -> Samples:
         return as_samples(
             samples,
             one,
@@ -181,7 +181,7 @@ class Comparison:
     """
 
     run: Run
-    reference: Executable
+    reference: Session
     engine: Engine
     whole: bool
     limits: Limits
@@ -199,7 +199,7 @@ class Comparison:
         whole: bool | None = None,
         metric: DiffMetric = "auto",
         target: str = "cuda",
-        draw: Callable[[Executable], Samples] | None = None,
+        draw: Callable[[Session], Samples] | None = None,
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
@@ -216,17 +216,17 @@ class Comparison:
                 engine, arithmetic=emulated_arithmetic(check_target(target))
             )
         whole = not engine.emulates if whole is None else whole
-        executable = reference_on(engine, reference, run.budget, whole=whole)
+        session = reference_on(engine, reference, run.budget, whole=whole)
         if metric not in get_args(DiffMetric):
             raise ArgumentError(
                 f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}."
             )
         selected = listed_outputs(reference, metric)
         if draw is not None:
-            run = replace(run, inputs=draw(executable))
+            run = replace(run, inputs=draw(session))
         return cls(
             run=replace(run, provider=engine.provider),
-            reference=executable,
+            reference=session,
             engine=engine,
             whole=whole,
             limits=limits,
@@ -314,7 +314,7 @@ class Comparison:
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
 
-    def _depends_on(self, other: Executable) -> Facts:
+    def _depends_on(self, other: Session) -> Facts:
         """Return what the measurements depend on."""
         one, accept, arithmetic = (
             self.reference,

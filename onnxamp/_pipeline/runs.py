@@ -17,7 +17,7 @@ from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, recorded, wr
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._public import Shown
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Engine, Executable, Outputs
+from onnxamp._runtime.engines import Engine, Outputs, Session
 from onnxamp._runtime.fingerprints import model_print, source_print, versions
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
@@ -291,7 +291,7 @@ class PipelineRuns:
         self.calls = {member.name: Calls() for member in self.pipeline.members}
         for member in self.pipeline.members:
             engine = self.engines[member.name].reference
-            self._float32[member.name] = self._executable(member.model, engine).run
+            self._float32[member.name] = self._session(member.model, engine).run
         self.reference = self._called(self._models({}, self.calls), "in float32")
         value = self.value
         if value is not None and not isfinite(value):
@@ -362,7 +362,10 @@ class PipelineRuns:
         """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
         return self.judged(
             self._models(
-                {name: self.engine.load(path).run for name, path in paths.items()}
+                {
+                    name: self.engine.open(path, whole=True).run
+                    for name, path in paths.items()
+                }
             )
         )
 
@@ -398,12 +401,12 @@ class PipelineRuns:
             self._converted[name] = (
                 choice.key,
                 made,
-                self._executable(made, self.engines[name]).run,
+                self._session(made, self.engines[name]).run,
             )
         return self._converted[name][2]
 
-    def _executable(self, model: Model, engine: Engine) -> Executable:
-        return Executable(model, engine, whole=not engine.emulates, budget=self.budget)
+    def _session(self, model: Model, engine: Engine) -> Session:
+        return engine.open(model, whole=not engine.emulates, budget=self.budget)
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
         """What the function returns: a dict of arrays, or a number.

@@ -55,7 +55,7 @@ def _advice(draw: Draw, model: Model) -> str:
     """Sizes with which the model does run, as options; else what else may help."""
     found = draw
     if not draw.tried:
-        session = engine_on("cpu").load(model.path or model.proto)
+        session = engine_on("cpu").open(model, whole=True)
         found = other_sizes(
             draw, lambda other: session.run(check_inputs(model.proto, other.make(0)))
         )

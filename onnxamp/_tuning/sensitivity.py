@@ -20,7 +20,7 @@ from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.walk import Pairing, SideBySide, Walked, pair
 from onnxamp._numerics.watch import join
 from onnxamp._options.options import Options
-from onnxamp._runtime.engines import Engine, Executable, OutputCache
+from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.loop import KeptSamples, Opened, Probe, SentSample, Told
@@ -86,9 +86,9 @@ class LocalProbe(Probe[LocalSample]):
 
     def open(self, memory: Memory) -> Opened[LocalSample]:
         """As :meth:`Probe.open`."""
-        one = Executable(self.model.opened(), self.engine, budget=self.budget)
-        lowered = Executable(
-            self.lowered.opened(), self.engine, budget=self.budget, origin=one
+        one = self.engine.open(self.model.opened(), budget=self.budget)
+        lowered = self.engine.open(
+            self.lowered.opened(), budget=self.budget, origin=one
         )
         walk = SideBySide(one, lowered, self._paired)
 

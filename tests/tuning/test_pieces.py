@@ -16,7 +16,7 @@ from onnxamp._dtypes import low_type
 from onnxamp._model.lowering import raised, rounded
 from onnxamp._model.model import Model
 from onnxamp._numerics.walk import SideBySide
-from onnxamp._runtime.engines import Executable, engine_on
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import make_flow
 from onnxamp._runtime.pieces import fitting, parts_of
 from onnxamp._runtime.run import Run
@@ -62,7 +62,7 @@ def test_a_mask_run_is_the_conversion(model: ModelProto, samples: Samples, low: 
 
 def test_samples_together_are_samples_alone(model: ModelProto, samples: Samples) -> None:
     low = rewritten(space_of(model).all_low)
-    one, other = (Executable(Model(proto), engine_on("cpu"), budget=8 * MB) for proto in (model, low))
+    one, other = (engine_on("cpu").open(proto, budget=8 * MB) for proto in (model, low))
     feeds = [check_inputs(model, sample) for sample in samples]
     walk = SideBySide(one, other)
     group = walk.together(feeds[0], iter(feeds[1:]))
