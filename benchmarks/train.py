@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from onnxamp.train import AdamW, Loss, build_train_network
-from onnxamp.train._feeds import cross_entropy
+from onnxamp.train._losses import cross_entropy
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onnxamp._errors import ArgumentTypeError as ArgumentTypeError
     from onnxamp._errors import CallOrderError as CallOrderError
     from onnxamp._errors import ContradictionError as ContradictionError
+    from onnxamp._errors import EmptyStateError as EmptyStateError
     from onnxamp._errors import ExternalDataError as ExternalDataError
     from onnxamp._errors import GradientError as GradientError
     from onnxamp._errors import InternalError as InternalError
@@ -93,6 +94,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ArgumentTypeError",
         "CallOrderError",
         "ContradictionError",
+        "EmptyStateError",
         "ExternalDataError",
         "GradientError",
         "InternalError",

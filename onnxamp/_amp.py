@@ -16,7 +16,7 @@ from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._options.levels import Level
-from onnxamp._options.lists import Preset, preset
+from onnxamp._options.lists import Preset, literal_preset, preset
 from onnxamp._options.options import Options, Rule
 from onnxamp._public import active_within
 from onnxamp._report.text import as_sentence
@@ -59,6 +59,7 @@ def auto_mixed_precision(
 
     Warns:
         HazardWarning: nodes stay float32 that the level would lower.
+        OptionWarning: white-listed ops stay float32, as the type has no kernel or schema for them.
 
     Example:
         >>> import onnx
@@ -68,12 +69,9 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
-    return _converted(
-        network,
-        Options.of(
-            level, {"dtype": dtype, "lists": lists, "strict": True, "fold": False}
-        ),
-    )
+    keywords = {"dtype": dtype, "strict": True, "fold": False}
+    read = literal_preset(lists)
+    return _converted(network, Options.of(level, {**keywords, "lists": read}))
 
 
 def _converted(network: Any, options: Options) -> Any:
@@ -139,7 +137,8 @@ def custom_mixed_precision(
     """Convert a model by one list of op types in place of the presets.
 
     The counterpart of ``mindspore.amp.custom_mixed_precision``. Lists hold ONNX op types, or the names that MindSpore
-    and Paddle have for them ("Conv2d", "Dense", "matmul_v2").
+    and Paddle have for them ("Conv2d", "Dense", "matmul_v2"). The name of a cell means all that exporters write for it:
+    the Add of its bias, or the ops of a Gelu.
 
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
@@ -157,8 +156,8 @@ def custom_mixed_precision(
         ModelError: the model cannot be read or is invalid.
 
     Warns:
-        OptionWarning: an op type is unknown, a listed one has to stay float32, or the black list lacks an entry of
-            MindSpore's.
+        OptionWarning: a name is unknown, what it means is in no form that can be recognised or has to stay float32, or
+            the black list lacks an entry of MindSpore's.
         HazardWarning: nodes stay float32 although the black list does not have their ops.
 
     Example:
@@ -209,10 +208,12 @@ def auto_cast(
     asyncio tasks are not affected.
 
     Args:
-        enable: False switches an outer context off.
-        custom_white_list, custom_black_list: op types to add to Paddle's lists, by ONNX's names or Paddle's.
+        enable: False switches an outer context off; of the other arguments, only the level is checked then.
+        custom_white_list, custom_black_list: ops to add to Paddle's lists, by the names of ONNX, Paddle or MindSpore.
+            Products of a value with itself are squares; "linear" has the Add of its bias with it.
         level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products) alone, all else in float32; "O1"
-            the same, with exact ops (Reshape, Relu) between them; "O2" all but black-listed ops. In either case.
+            these, ops on no list that read low precision alone, and exact ops (Reshape, Relu) where that saves Casts;
+            "O2" all but black-listed ops. In either case.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         use_promote: at O2, whether an op that is on no list may be float32 next to float32 values, where low precision
             would cost more Casts than it gains. False lowers it in any case.
@@ -231,19 +232,21 @@ def auto_cast(
         True
     """
     found = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
-    keywords = {
-        "dtype": dtype,
-        "white_list": custom_white_list,
-        "black_list": custom_black_list,
-        "lists": "paddle",
-    }
-    options = Options.of(
-        "O1" if found == "OD" else found,
-        {**keywords, "strict": not use_promote, "fold": False},
-    )
-    if found == "OD":
+    options = None
+    if enable:
+        lists = replace(literal_preset("paddle"), follows=found == "O1")
+        keywords = {
+            "dtype": dtype,
+            "white_list": custom_white_list,
+            "black_list": custom_black_list,
+            "lists": lists,
+            "strict": not use_promote,
+            "fold": False,
+        }
+        options = Options.of("O1" if found == "OD" else found, keywords)
+    if options is not None and found == "OD":
         options = replace(options, rule=_only(options.white))
-    with active_within(_ACTIVE, options if enable and found != "O0" else None):
+    with active_within(_ACTIVE, None if found == "O0" else options):
         yield
 
 

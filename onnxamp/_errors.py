@@ -3,6 +3,7 @@
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
     │   ├── ContradictionError             two options exclude each other
+    │   ├── EmptyStateError                a state holds nothing to continue from (RuntimeError)
     │   └── MissingFileError               it names a file that does not exist (FileNotFoundError)
     ├── ArgumentTypeError (TypeError)      an argument has the wrong type
     ├── ModelError                         the model cannot be read, or is not valid
@@ -51,6 +52,10 @@ class ArgumentError(OnnxAmpError, ValueError):
 
 class ContradictionError(ArgumentError):
     """Two options or overrides exclude each other; the message names both."""
+
+
+class EmptyStateError(ArgumentError, RuntimeError):
+    """A state holds nothing to continue from."""
 
 
 class MissingFileError(ArgumentError, FileNotFoundError):
@@ -162,10 +167,10 @@ def first_of(names: Collection[str]) -> str:
 
 def nearest(names: Iterable[str], text: str) -> str | None:
     """The name that a text is likely meant to be; None if there is none. Linear in names."""
-    wanted = _triples(text)
-    from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
-    from heapq import nlargest  # noqa: PLC0415 - few runs need it
+    from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelt
+    from heapq import nlargest  # noqa: PLC0415
 
+    wanted = _triples(text)
     likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
     return next(iter(get_close_matches(text, likely, 1)), None)
 

@@ -6,9 +6,10 @@ of the core, which knows only its name in that list.
 
 import tomllib
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._errors import MissingPackageError
@@ -21,12 +22,8 @@ LEAST_RUNTIME: Final = "1.30"
 @cache
 def rooms() -> dict[str, dict[str, str]]:
     """Return the list of optional rooms by name."""
-    data = (
-        resources.files("onnxamp")
-        .joinpath("_data/optional.toml")
-        .read_text(encoding="utf-8")
-    )
-    return tomllib.loads(data)
+    path = Path(__file__).parent / "_data" / "optional.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def optional(name: str, needs: str = "") -> Any:

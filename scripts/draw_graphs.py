@@ -17,7 +17,7 @@ import onnxamp
 
 GRAPHS = Path(__file__).resolve().parent.parent / "docs" / "explain" / "graphs"
 
-TARGETS = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26"}
+TARGETS = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26", "quantized": "openvino"}
 """Graphs that are drawn as they are decided for another target than CUDA."""
 
 COLUMN, ROW, WIDTH, HEIGHT, MARGIN = 134, 66, 98, 40, 16

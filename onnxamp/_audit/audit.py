@@ -303,7 +303,7 @@ def _static(
         *redundant,
     ]
     if all(one.severity != "error" for one in contents):  # the weights can be read
-        findings += low_hazards(graph, sizes)
+        findings += low_hazards(graph, sizes, target)
         if text := decomposed(graph):
             findings.append(finding("", "note", "fold", text, _FOLD))
     return Audit(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxamp._audit.findings import Finding, finding
-from onnxamp._decide.hazards import find_hazards, kinds, masks
+from onnxamp._decide.hazards import find_hazards, kinds, masks, quantized
 from onnxamp._decide.hazards.masks import mask_path, saturated
 from onnxamp._decide.verdicts import Audit
 from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format, readable_types, tensor_type
@@ -147,7 +147,9 @@ _REACH: Final = 32
 LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
 
 
-def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
+def low_hazards(
+    graph: Graph, shapes: Sequence[Shape | None], target: str
+) -> list[Finding]:
     """What is known to break among the low-precision nodes of a model.
 
     Of a float32 model: one note with the number of nodes that a conversion would keep float32.
@@ -168,12 +170,16 @@ def low_hazards(graph: Graph, shapes: Sequence[Shape | None]) -> list[Finding]:
         }
     if lows or FLOAT not in present:
         return list(findings.values())
-    hazards = find_hazards(raised(graph, FLOAT16, shapes), FLOAT16)
-    quantized = {hazard.node for hazard in hazards if not hazard.reason.breaks}
-    kept = {hazard.node for hazard in hazards} - quantized
+    view = raised(graph, FLOAT16, shapes)
+    hazards = [
+        *find_hazards(view, FLOAT16),
+        *quantized.quantized_units(view, FLOAT16, target),
+    ]
+    fused = {hazard.node for hazard in hazards if not hazard.reason.breaks}
+    kept = {hazard.node for hazard in hazards} - fused
     whys = {
         "they would break in float16": kept,
-        "they are quantized, or compute between such nodes": quantized,
+        "they are quantized, or compute between such nodes": fused,
     }
     text = "a conversion to float16 keeps up to {} of its nodes float32: {}"
     action = "onnxamp inspect -v shows which, and why."

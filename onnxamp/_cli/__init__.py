@@ -1,14 +1,13 @@
-"""The command line: one module per command, imported when the command is called."""
+"""The command line: one module per command, imported when the command runs."""
 
 import sys
-from importlib import import_module
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from onnxamp import __version__
 from onnxamp._cli.door import door, note_words
-from onnxamp._graph.collecting import no_collections
 
 _COMMANDS: Final = {
     "convert": "Convert MODEL to mixed precision, validate the result, and report.",
@@ -22,14 +21,11 @@ _COMMANDS: Final = {
     "view": "Write an HTML page of what converting MODEL would do, without running it.",
     "lists": "Show the white and black lists of PRESETS [all], with the source of each entry.",
 }
-"""Command -> the first sentence of its help, known without importing it."""
-
-_MODULES: Final = {"inspect": "inspect_model"}
-"""Commands whose module has another name."""
+"""Command -> the first sentence of its help; ``_data/options.toml`` has the others."""
 
 
 class _LazyGroup(click.Group):
-    """Imports the module of a command only when it is needed, which keeps ``--help`` quick."""
+    """Makes a command only when it is needed, which keeps ``--help`` quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands, in the order of a workflow."""
@@ -41,21 +37,20 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        with no_collections():  # modules stay, so that there is nothing to collect
-            command: click.Command = import_module(
-                f"onnxamp._cli.{_MODULES.get(cmd_name, cmd_name)}"
-            ).command
-        return command
+        from onnxamp._cli.command import make_command  # noqa: PLC0415 - reads the table of options
+
+        return make_command(cmd_name, _COMMANDS[cmd_name])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is called; what is misspelt is told with the nearest name."""
-        if args[0] not in _COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
+        typed = args[0]
+        if typed not in _COMMANDS and typed[:1] != "-" and not ctx.resilient_parsing:
+            from difflib import get_close_matches  # noqa: PLC0415 - few are misspelt
 
-            for near in get_close_matches(args[0], _COMMANDS, 1):
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
+            for near in get_close_matches(typed, _COMMANDS, 1):
+                ctx.fail(f"No such command {typed!r}. Did you mean {near!r}?")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -68,6 +63,17 @@ class _LazyGroup(click.Group):
         with door():
             return super().invoke(ctx)
 
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the commands that begin so, without making them, and the options."""
+        commands = [
+            CompletionItem(name, help=summary)
+            for name, summary in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
@@ -78,6 +84,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(
+    "onnxamp",
     cls=_LazyGroup,
     context_settings={
         "help_option_names": ["-h", "--help"],

@@ -9,8 +9,9 @@ import click
 
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
-from onnxamp._cli.common import IN_FOLDER, Given, show
-from onnxamp._cli.options import options_of, place_of
+from onnxamp._cli.common import Given, show
+from onnxamp._cli.given import options_of, place_of
+from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress

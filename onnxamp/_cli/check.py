@@ -6,28 +6,8 @@ from functools import partial
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import (
-    Given,
-    check_outputs,
-    first_arrays,
-    new_command,
-    option,
-    show,
-    write_page,
-)
-from onnxamp._cli.options import (
-    check_dims,
-    cure_options,
-    custom_ops_option,
-    judged_target_option,
-    model_argument,
-    place_of,
-    place_options,
-    report_options,
-    run_options,
-    run_options_of,
-    state_option,
-)
+from onnxamp._cli.common import Given, check_outputs, first_arrays, show, write_page
+from onnxamp._cli.given import check_dims, place_of, run_options_of
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
@@ -43,49 +23,8 @@ from onnxamp._state import opened
 from onnxamp._target.targets import target_of, targets
 
 
-@new_command("check")
-@model_argument
-@judged_target_option(
-    "Where the model will run, as in cuda@1.24; checks that its ops have kernels there."
-)
-@option("--static", is_flag=True, help="Check without running the model.")
-@option(
-    "--build",
-    is_flag=True,
-    help="Build an engine with TensorRT-RTX, which takes no GPU; with --target tensorrt.",
-)
-@custom_ops_option
-@run_options()
-@place_options
-@option(
-    "--op",
-    "only",
-    metavar="OP",
-    multiple=True,
-    help="Check outputs of this op type only. Repeatable.",
-)
-@option(
-    "--skip-op",
-    "skip",
-    metavar="OP",
-    multiple=True,
-    help="Do not check outputs of this op type. Repeatable.",
-)
-@state_option
-@option("--stop", is_flag=True, help="Stop at the first fault.")
-@cure_options("Do not search for options that fix a fault.")
-@report_options(
-    "findings",
-    "finding and value",
-    silent="Print nothing; use the exit code.",
-    html=True,
-)
-def command(given: Given) -> None:
-    """Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.
-
-    Exit codes: 0 no fault was found; 1 MODEL does not load, has a known fault, goes wrong on the inputs, does not run,
-    or no engine can be built; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp check``."""
     if given.build and not target_of(given.target).builds:
         builders = [name for name, one in targets().items() if one.builds]
         raise click.UsageError(

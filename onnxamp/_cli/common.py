@@ -2,36 +2,24 @@
 
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import wraps
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import numpy as np
 
 from onnxamp._cli.door import door, note_report
-from onnxamp._dtypes import FORMATS, dtype_name, low_type
-from onnxamp._errors import (
-    ArgumentError,
-    MissingPackageError,
-    OnnxAmpError,
-    OutputError,
-    printable,
-)
+from onnxamp._cli.options import IN_FOLDER
+from onnxamp._dtypes import low_type
+from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
 from onnxamp._job.request import failed_name
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
-from onnxamp._ops.targets import read_table
-from onnxamp._options.checks import check_opset
-from onnxamp._options.options import COMMAND_LINE
-from onnxamp._paths.paths import as_path, is_remote, made_folder
+from onnxamp._paths.paths import is_remote, made_folder
 from onnxamp._runtime.starting import custom_ops
-from onnxamp._target.kernels import check_target
 
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion
@@ -43,153 +31,15 @@ if TYPE_CHECKING:
     from onnxamp._tuning.results import Tuned
 
 
-def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | None:
-    """Return what takes the place of an option that is another tool's; None if it is none.
-
-    Args:
-        arguments: what was typed.
-        unknown: the option that is unknown; None if something else is wrong, as where "-ope" was taken for "-o pe".
-    """
-    typed = [text.partition("=")[0] for text in arguments]
-    known = [text for text in typed if _is_word(text) and any(_meanings(text))]
-    name = (
-        next(iter(known), unknown)
-        if unknown is None or len(unknown) == len("-n")
-        else unknown
-    )
-    meanings: dict[str, list[str]] = {}
-    for tool, meaning in _meanings(name or ""):
-        meanings.setdefault(meaning, []).append(tool)
-    if not meanings:
-        return None
-    return " ".join(
-        _sentence(name or "", meaning, tools) for meaning, tools in meanings.items()
-    )
-
-
-def _is_word(text: str) -> bool:
-    """Return whether a text looks like "-ne", which click parses as two one-letter options."""
-    return len(text) > len("-n") and text.startswith("-") and not text.startswith("--")
-
-
-def _meanings(name: str) -> Iterator[tuple[str, str]]:
-    for tool, row in read_table("other_tools").items():
-        if name in row["options"]:
-            yield tool, row["options"][name]
-
-
-def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
-    *others, last = (f"{tool}'s" for tool in tools)
-    owners = f"{', '.join(others)} and {last}" if others else last
-    if meaning.startswith("nothing"):
-        return (
-            f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
-        )
-    return f"{owners} {name} is onnxamp's {meaning}."
-
-
-_FEW: Final = 15
-"""Options that need no headings."""
-_HEADINGS: Final = {
-    "What becomes low precision": tuple(COMMAND_LINE),
-    "Inputs and runs": (
-        "inputs",
-        "samples",
-        "dims",
-        "seed",
-        "provider",
-        "libraries",
-        "jobs",
-        "cluster",
-        "budget",
-    ),
-    "Validation": ("metric", "accept", "no_validate", "no_cure", "cure_time", "retry"),
-    "Files and report": (
-        "save_plan",
-        "external_data",
-        "shard_size",
-        "data_names",
-        "html",
-        "format",
-        "quiet",
-        "verbose",
-        "help",
-    ),
-}
-"""Heading -> the parameters below it; others are the command's own, and come first."""
-
-
-class GroupedCommand(click.Command):
-    """A command that lists its options by what they are for, and knows the names that other tools give them."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what was typed.
-
-        Raises:
-            UsageError: an option is unknown; the message names what takes the place of other tools' options.
-        """
-        typed = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            unknown = (
-                error.option_name if isinstance(error, click.NoSuchOption) else None
-            )
-            told = told_of_other_tools(typed, unknown)
-            if told is None:
-                raise
-            raise click.UsageError(told, ctx) from None
-
-    def format_options(
-        self, ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
-        """Write the options, under headings where there are many."""
-        records = {}
-        for item in self.get_params(ctx):
-            if isinstance(item, click.Option) and (record := item.get_help_record(ctx)):
-                records["help" if "--help" in item.opts else item.name] = record
-        if len(records) <= _FEW:
-            super().format_options(ctx, formatter)
-            return
-        below = set(chain.from_iterable(_HEADINGS.values()))
-        own = [name for name in records if name not in below]
-        for heading, names in {"Options": own, **_HEADINGS}.items():
-            if rows := [record for name, record in records.items() if name in names]:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-
 Given: TypeAlias = SimpleNamespace
 """What a command was given: its arguments and options by name."""
 
 
-Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def option(*names: str, **form: Any) -> Decorator:
-    """As :func:`click.option`; the help shows the default where one is named."""
-    return click.option(*names, **{"show_default": "default" in form, **form})
-
-
-IN_FOLDER: Final = "*"
-"""Stands for the name of a result that goes into a folder, under a name of its own."""
-
-
-def new_command(name: str) -> Callable[[Callable[[Given], None]], click.Command]:
-    """A command with the custom ops that its options name. Errors leave by :func:`onnxamp._cli.door.door`."""
-
-    def decorate(function: Callable[[Given], None]) -> click.Command:
-        @wraps(function)
-        def guarded(**words: Any) -> None:
-            custom = custom_ops(
-                words.get("custom_ops"), library=words.get("libraries", ())
-            )
-            with door(), watched_sources(), custom:
-                function(SimpleNamespace(**words))
-
-        return click.command(name, cls=GroupedCommand)(guarded)
-
-    return decorate
+def run_command(body: Callable[[Given], None], words: dict[str, Any]) -> None:
+    """Run a command with the custom ops that its options name. Errors leave by :func:`onnxamp._cli.door.door`."""
+    custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
+    with door(), watched_sources(), custom:
+        body(SimpleNamespace(**words))
 
 
 def tell(warnings: Iterable[str]) -> None:
@@ -389,108 +239,3 @@ def _is_printed_to(path: Path) -> bool:
             if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
                 return True
     return False
-
-
-class _File(click.Path):
-    """A path of a file here, or a URL. Whoever reads it says what is wrong with it."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """The path. "-" is none: results are validated and then put in their place, which streams are not."""
-        if value == "-":
-            self.fail(
-                "'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name)."
-            )
-        try:
-            path = as_path(value)
-        except MissingPackageError as error:
-            raise click.ClickException(str(error)) from None
-        except OnnxAmpError as error:
-            self.fail(str(error), param, ctx)
-        return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
-
-
-FILE: Final = _File(path_type=Path, readable=False)
-"""The type of every option that names a file."""
-
-
-class OutputPath(_File):
-    """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """The path; that of a folder with a placeholder for the name of the file."""
-        is_folder = isinstance(value, str) and value.endswith(("/", os.sep))
-        path: Path = super().convert(value, param, ctx)
-        return path / IN_FOLDER if is_folder else path
-
-
-class Words(click.Choice[str]):
-    """Words in either case, and the usual short names of types."""
-
-    def __init__(self, words: Iterable[str], named: str | None = None) -> None:
-        super().__init__(list(words), case_sensitive=False)
-        self.named = named
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """The word as it is listed; one that names follow as it stands."""
-        if (
-            self.named is not None
-            and isinstance(value, str)
-            and value.startswith(f"{self.named}:")
-        ):
-            return value
-        if not FORMATS.keys().isdisjoint(self.choices) and isinstance(value, str):
-            value = dtype_name(value)
-        if self.named is not None and str(value).lower() not in self.choices:
-            self.fail(
-                f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
-
-
-class LevelChoice(click.Choice[str]):
-    """Accept levels in upper or lower case; 0 to 3 also stand for O0 to O3."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """The level as it is listed."""
-        words = {word.lower(): word for word in self.choices}
-        text = str(value).lower()
-        found = words.get(text) or words.get(f"o{text}")
-        return found or self.fail(
-            f"{value!r} is not a level: choose one of {', '.join(self.choices)}.",
-            param,
-            ctx,
-        )
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """Say of what is wrong with a value that it is wrong usage of an option."""
-    try:
-        yield
-    except OnnxAmpError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def to_opset(text: str) -> int | str:
-    """A number, or one of the words that an opset can be."""
-    with refused():
-        return check_opset(int(text) if text.isdecimal() else text.lower())
-
-
-def to_target(text: str) -> str:
-    """A target, perhaps with a version of ONNX Runtime."""
-    with refused(), warnings.catch_warnings(record=True, action="always") as caught:
-        found = check_target(text.lower())
-    for warning in caught:
-        click.echo(f"Warning: {printable(str(warning.message))}", err=True)
-    return found

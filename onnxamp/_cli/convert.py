@@ -3,38 +3,18 @@
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from onnxamp._cli.common import (
-    FILE,
-    Given,
-    new_command,
-    option,
-    show,
-    target_of,
-    tell,
-    write_conversion_page,
-)
-from onnxamp._cli.options import (
-    accept_option,
+from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_page
+from onnxamp._cli.given import (
     check_dims,
-    conversion_options,
-    cure_options,
-    level_option,
-    metric_option,
-    model_argument,
     options_of,
-    output_options,
-    place_options,
-    result_options,
-    run_options,
     run_options_of,
     sampling_arguments,
     sink_of,
-    state_option,
     unlike_target,
 )
 from onnxamp._convert.plan import load_plan, strict
@@ -43,8 +23,8 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._model.model import Model
 from onnxamp._optional import has_runtime
-from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
-from onnxamp._options.options import COMMAND_LINE
+from onnxamp._options.command_line import spelled_fields
+from onnxamp._options.levels import TOLERANCE, Level, is_auto
 from onnxamp._report.progress import progress_bar
 from onnxamp._tuning.arguments import Search
 
@@ -52,51 +32,8 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
 
 
-@new_command("convert")
-@model_argument
-@result_options
-@level_option("How much to convert to low precision.", get_args(LevelName))
-@option(
-    "--tolerance",
-    type=float,
-    help="Largest relative L2 error: the limit of the validation [float16 1e-2, bfloat16 5e-2] and, at level"
-    " auto, what is tuned to [1e-2]; 'onnxamp tune' has more options.",
-)
-@conversion_options
-@option("--plan", "plan_file", type=FILE, help="Repeat the decisions of a saved plan.")
-@metric_option
-@accept_option
-@option(
-    "--no-validate",
-    is_flag=True,
-    help="Do not run the original and the result to compare them.",
-)
-@run_options(judges=True)
-@place_options
-@state_option
-@option(
-    "--retry",
-    is_flag=True,
-    help="A folder of models: try again what failed before for the same reason.",
-)
-@cure_options(
-    "If the result fails its validation, write it as NAME.failed.onnx instead of keeping more nodes in float32.",
-    more=", or measured",
-)
-@output_options
-def command(given: Given) -> None:
-    """Convert MODEL to mixed precision, validate the result, and report.
-
-    If the result fails its validation, nodes are looked for that must stay float32 or, if errors add up and none is at
-    fault, what may be low is measured. Level O1 is tried, too, and what passes is written: at last the float32 model.
-
-    If MODEL is a folder, all models in it and below are converted to the folder OUTPUT, except those that are up to
-    date there, and those that failed before and would fail again. --inputs is then a folder that may hold a NAME.npz
-    for each NAME.onnx, and --html a folder, for a page per model and an index.
-
-    Exit codes: 0 the result was written and, if the original runs here, agrees with it; 1 it could not be made, or
-    failed its validation under --no-cure or --plan; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp convert``."""
     if given.model.is_dir():
         from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - few convert folders
 
@@ -193,7 +130,7 @@ def _overridden() -> list[str]:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in (*COMMAND_LINE, "level")
+        if parameter.name in (*spelled_fields(), "level")
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
     return (

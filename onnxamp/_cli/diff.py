@@ -8,30 +8,11 @@ from typing import Final
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import (
-    FILE,
-    Given,
-    check_outputs,
-    new_command,
-    option,
-    show,
-    write_page,
-)
-from onnxamp._cli.options import (
-    accept_option,
-    budget_option,
-    cure_options,
-    custom_ops_option,
-    judged_target_option,
-    metric_option,
-    option_group,
+from onnxamp._cli.common import Given, check_outputs, show, write_page
+from onnxamp._cli.given import (
     place_of,
-    place_options,
-    report_options,
-    run_options,
     run_options_of,
     sampling_arguments,
-    state_option,
     target_of_engine,
 )
 from onnxamp._errors import ArgumentError
@@ -52,88 +33,24 @@ from onnxamp._runtime.session import choose_provider
 from onnxamp._state import opened
 
 _LIMITS: Final = {
-    "tolerance": (
-        "rel_l2",
-        "Largest relative L2 error [float32 1e-5, float16 1e-2, bfloat16 5e-2].",
-    ),
-    "atol": ("max_abs", "Largest absolute error of an element."),
-    "rtol": (
-        "max_rel",
-        "Largest relative error of an element (floor: 0.001 of the largest).",
-    ),
-    "required": (
-        "required_tolerance",
-        "Largest t that is needed for abs(a - b) <= t + t abs(a) in every element.",
-    ),
-    "snr": ("snr_db", "Smallest signal-to-noise ratio in dB."),
-    "cosine": ("cosine", "Smallest cosine similarity."),
-    "top1": (
-        "argmax_agreement",
-        "Smallest share of rows with the same largest element.",
-    ),
-    "top5": (
-        "top5_agreement",
-        "Smallest share of the five largest elements per row that agree.",
-    ),
-    "differing": (
-        "differing",
-        "Largest share of elements that differ [integers: the tolerance].",
-    ),
-    "detections": (
-        "detections",
-        "Largest error of a detection, relative to the largest score [the tolerance].",
-    ),
+    "tolerance": "rel_l2",
+    "atol": "max_abs",
+    "rtol": "max_rel",
+    "required": "required_tolerance",
+    "snr": "snr_db",
+    "cosine": "cosine",
+    "top1": "argmax_agreement",
+    "top5": "top5_agreement",
+    "differing": "differing",
+    "detections": "detections",
 }
-"""Option -> the metric that it limits, and its help."""
+"""Option -> the metric that it limits."""
 
 
-@new_command("diff")
-@click.argument("reference", type=FILE)
-@click.argument("result", type=FILE, required=False)
-@custom_ops_option
-@run_options(judges=True)
-@place_options
-@metric_option
-@accept_option
-@option(
-    "--layers",
-    is_flag=True,
-    help="Also compare every intermediate value that both models share.",
-)
-@option_group(
-    *(
-        option(
-            f"--{name}", metavar="[OUTPUT=]X", multiple=True, help=f"{text} Repeatable."
-        )
-        for name, (_, text) in _LIMITS.items()
-    )
-)
-@judged_target_option(
-    "Whose arithmetic is emulated: webgpu sums up float16 in float16, others in float32."
-)
-@budget_option(
-    128 << 20,
-    "Memory for values and weights that are held at a time, besides the models.",
-)
-@state_option
-@option("--save", type=FILE, help="Write the comparison as JSON.")
-@cure_options("Do not search for options that fix a failure.")
-@report_options(
-    "comparison",
-    "layer and metric",
-    silent="Print nothing; use the exit code.",
-    html=True,
-)
-def command(given: Given) -> None:
-    """Compare what two models compute: REFERENCE (the original) and RESULT (the converted model).
-
-    REFERENCE may be a comparison written with --save: it is then judged by new limits without running anything.
-
-    Exit codes: 0 all outputs are within their limits; 1 they are not; 2 nothing was compared: wrong usage, or a model
-    that cannot be read or does not run. So are those of diff(1).
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp diff``."""
     limits = make_limits(
-        {metric: getattr(given, name) for name, (metric, _) in _LIMITS.items()}
+        {metric: getattr(given, name) for name, metric in _LIMITS.items()}
     )
     limits = replace(limits, accept=given.accept)
     result = given.result

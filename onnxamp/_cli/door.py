@@ -1,7 +1,6 @@
 """The door of the command line: whatever a command raises leaves as one sentence, or as one JSON object."""
 
 import errno
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -72,6 +71,8 @@ def _shown(error: Exception) -> int:
     is_usage = isinstance(error, (click.UsageError, ArgumentError, ArgumentTypeError))
     code = _USAGE if is_usage else _TROUBLE.get(words[0] if words else "", 1)
     if _shows_trace(words) and not is_clicks:
+        import traceback  # noqa: PLC0415 - help and completion need none
+
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     if _asks_json(words) and _REPORTED not in context.meta:
         from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
@@ -130,6 +131,8 @@ def _sentence(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The last place of onnxamp on the way to where it was raised."""
+    import traceback  # noqa: PLC0415 - help and completion need none
+
     package = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]

@@ -3,14 +3,8 @@
 from collections import Counter
 from functools import partial
 
-from onnxamp._cli.common import Given, LevelChoice, new_command, option, show, tell
-from onnxamp._cli.options import (
-    conversion_options,
-    format_option,
-    library_option,
-    model_argument,
-    options_of,
-)
+from onnxamp._cli.common import Given, show, tell
+from onnxamp._cli.given import options_of
 from onnxamp._convert.causes import (
     batch_norm_hint,
     cost_sentences,
@@ -32,24 +26,8 @@ from onnxamp._report.progress import progress_bar
 _LEVELS = ("O1", "O2", "O3")
 
 
-@new_command("inspect")
-@model_argument
-@option(
-    "--level",
-    "levels",
-    type=LevelChoice(_LEVELS),
-    multiple=True,
-    help="Level to show [all]. Repeatable.",
-)
-@conversion_options
-@library_option
-@format_option("inspection")
-@option("-v", "--verbose", is_flag=True, help="Print every verdict; show tracebacks.")
-def command(given: Given) -> None:
-    """Show what is in MODEL, what each level would do, and why. Writes nothing.
-
-    Exit codes: 0 the model was analysed; 1 it cannot be read; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp inspect``."""
     opened = Model.of(given.model)
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     counts: Counter[tuple[str, str]] = Counter()

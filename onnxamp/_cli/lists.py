@@ -2,28 +2,18 @@
 
 from functools import partial
 
-import click
-
-from onnxamp._cli.common import Given, new_command, show
-from onnxamp._cli.options import format_option
+from onnxamp._cli.common import Given, show
 from onnxamp._options.lists import PRESETS, preset
 from onnxamp._report.inspect import lists_report
 from onnxamp._report.machine import document
 
 
-@new_command("lists")
-@click.argument("presets", metavar="[PRESETS]...", nargs=-1, type=click.Choice(PRESETS))
-@format_option("lists")
-def command(given: Given) -> None:
-    """Show the white and black lists of PRESETS [all], with the source of each entry.
-
-    Below them are the names of MindSpore and Paddle that your own lists may hold, with the op types that they mean.
-
-    Exit codes: 0 the lists were printed; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp lists``."""
     chosen = [preset(name) for name in given.presets or PRESETS]
+    fields = "white", "black", "names", "forms"
     facts = {
-        p.name: {"white": p.white, "black": p.black, "names": p.names} for p in chosen
+        one.name: {field: getattr(one, field) for field in fields} for one in chosen
     }
     show(
         given,

@@ -1,31 +1,13 @@
 """``onnxamp train``."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import click
-
-from onnxamp._cli.common import (
-    FILE,
-    Given,
-    LevelChoice,
-    check_outputs,
-    new_command,
-    option,
-    show,
-)
-from onnxamp._cli.options import (
-    custom_ops_option,
-    level_option,
-    library_option,
-    model_argument,
-    provider_option,
-    report_options,
-)
-from onnxamp._dtypes import FORMATS, low_type
+from onnxamp._cli.common import Given, check_outputs, show
+from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
@@ -35,150 +17,17 @@ from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._report.machine import document
 from onnxamp._runtime.sample_files import read_npz
-from onnxamp.train import (
-    FROM_LEVEL,
-    Batches,
-    DynamicLossScaleManager,
-    FixedLossScaleManager,
-    LossScaleManager,
-    StepResult,
-    TrainNetwork,
-    build_train_network,
-)
-from onnxamp.train._build import BOOSTS
-from onnxamp.train._feeds import LOSSES
-from onnxamp.train._levels import LEVELS
+from onnxamp.train import Batches, StepResult, TrainNetwork, build_train_network
+from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
-from onnxamp.train._scaling import FromLevel
 
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
 """What is told of each epoch."""
-_MANAGERS: Final[
-    Mapping[str, type[FixedLossScaleManager] | type[DynamicLossScaleManager]]
-] = {
-    "fixed": FixedLossScaleManager,
-    "dynamic": DynamicLossScaleManager,
-}
 
 
-def _manager(text: str) -> LossScaleManager | FromLevel | None:
-    """The manager that ``--loss-scale`` spells."""
-    if text in ("", "none"):
-        return None if text else FROM_LEVEL
-    kind, *number = text.split(":", 1)
-    try:
-        return _MANAGERS[kind](float(number[0])) if number else _MANAGERS[kind]()
-    except (KeyError, ValueError) as error:
-        why = f": {error}" if isinstance(error, ArgumentError) else ""
-        raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
-        ) from None
-
-
-@new_command("train")
-@model_argument
-@option(
-    "--data",
-    type=FILE,
-    required=True,
-    help="An .npz file: one array per input of MODEL and the labels, with samples along the first axis.",
-)
-@option(
-    "-o", "--output", type=FILE, required=True, help="Where to write the trained model."
-)
-@option(
-    "--loss",
-    type=click.Choice([*LOSSES, _OWN_LOSS]),
-    default="cross-entropy",
-    help="The loss to minimize; 'model' if the first output of MODEL is the loss.",
-)
-@option(
-    "--label",
-    default="label",
-    metavar="NAME",
-    help="Name of the labels in the data.",
-)
-@option(
-    "--of",
-    metavar="OUTPUT",
-    help="The output that the loss is computed from [the first].",
-)
-@option(
-    "--optimizer",
-    type=click.Choice(list(OPTIMIZERS)),
-    default="adamw",
-    help="What updates the weights.",
-)
-@option("--lr", type=float, default=1e-3, help="Learning rate.")
-@option("--weight-decay", type=float, help="Weight decay [0.01 with adamw, else 0].")
-@option("--clip-norm", type=float, help="Scale gradients down to this norm.")
-@option("--accumulate", type=int, default=1, help="Batches per update.")
-@option(
-    "--weights",
-    metavar="REGEX",
-    multiple=True,
-    help="Train only weights whose whole name matches. Repeatable.",
-)
-@level_option("Precision of the step.", LEVELS)
-@option(
-    "--dtype",
-    type=click.Choice([*FORMATS]),
-    default="float16",
-    help="Low-precision type.",
-)
-@option(
-    "--keep-batchnorm-fp32/--no-keep-batchnorm-fp32",
-    default=None,
-    help="Whether normalisations stay float32 [as the level says].",
-)
-@option(
-    "--cast-model-type",
-    type=click.Choice(["float32", *FORMATS]),
-    help="Compute everything in this type, whatever the level says.",
-)
-@option(
-    "--boost-level",
-    type=LevelChoice(BOOSTS),
-    default="O0",
-    help="O1 keeps the state on the device; O2 also replays CUDA graphs (no plugin providers).",
-)
-@option(
-    "--loss-scale",
-    "scale",
-    type=_manager,
-    default="",
-    show_default=False,
-    metavar="fixed:N|dynamic:N|none",
-    help="How the loss is scaled; N is the first scale [dynamic:16777216 at O2, else none].",
-)
-@provider_option
-@custom_ops_option
-@library_option
-@option("--epochs", type=click.IntRange(1), default=5, help="Passes over the data.")
-@option("--batch-size", type=click.IntRange(1), default=32, help="Samples per step.")
-@option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    help="Seed of shuffling and dropout.",
-)
-@option(
-    "--checkpoint",
-    type=FILE,
-    help="Save the state to this file after each epoch; resume from it if it exists.",
-)
-@report_options("result", "epoch")
-def command(given: Given) -> None:
-    """Train MODEL in mixed precision, and write the trained model.
-
-    The level sets the precision of the training step; master weights, loss and update stay float32. Without a CUDA
-    device the step runs on the CPU, and low precision is emulated, unless --provider names another engine.
-
-    The result has the precision of MODEL. One that was converted before keeps it in training, too, at level O0.
-
-    Exit codes: 0 the trained model was written; 1 training failed; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp train``."""
     opened = Model.of(given.model)
     check_outputs(given, [given.output, given.checkpoint], *opened.files)
     batches = Batches(read_npz(given.data), given.batch_size, given.seed)

@@ -8,40 +8,24 @@ import click
 from click.core import ParameterSource
 
 from onnxamp._cli.common import (
-    IN_FOLDER,
     Given,
     check_outputs,
-    new_command,
-    option,
     show,
     target_of,
     tell,
     write_conversion_page,
     write_page,
 )
-from onnxamp._cli.options import (
-    accept_option,
-    budget_option,
-    conversion_options,
-    model_argument,
-    options_of,
-    output_options,
-    place_options,
-    result_options,
-    run_options,
-    run_options_of,
-    sink_of,
-    state_option,
-    unlike_target,
-)
+from onnxamp._cli.given import options_of, run_options_of, sink_of, unlike_target
+from onnxamp._cli.options import IN_FOLDER
 from onnxamp._errors import ArgumentError
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.results import LayerDiff
+from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
-from onnxamp._options.options import COMMAND_LINE
 from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.manifest import Pipeline, make_pipeline
 from onnxamp._pipeline.runs import TunedPipeline
@@ -50,86 +34,12 @@ from onnxamp._pipeline.tune import run_tuning
 from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
-from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._target.roofline import devices
-from onnxamp._target.targets import AUTO
-from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, TIMES, Search
-from onnxamp._tuning.metric import METRICS
-from onnxamp._tuning.search import CANDIDATE_RUNS
+from onnxamp._tuning.arguments import TIMES, Search
 
 
-@new_command("tune")
-@model_argument
-@result_options
-@option(
-    "--tolerance",
-    type=float,
-    default=1e-2,
-    help="Largest error to accept; for snr, the smallest ratio in dB.",
-)
-@option(
-    "--metric",
-    default="auto",
-    metavar="NAME",
-    help=f"How to measure the error: {', '.join(METRICS)}, package:function, or auto: detections where an op"
-    " selected them, and else rel-l2.",
-)
-@accept_option
-@run_options(count=4)
-@place_options
-@conversion_options
-@option(
-    "--device",
-    type=click.Choice([AUTO, *devices()]),
-    default=AUTO,
-    help="The device to estimate times for: auto is the target's, the GPU here, or an A100.",
-)
-@option(
-    "--runs",
-    type=click.IntRange(1),
-    default=SENSITIVITY_RUNS,
-    help="Runs that may measure how sensitive the outputs are to each op; candidates take up to"
-    f" {CANDIDATE_RUNS + 2} more.",
-)
-@state_option
-@option(
-    "--pick",
-    type=click.IntRange(0),
-    metavar="K",
-    help="Write candidate K instead of the best one; with the --state of an earlier run, without searching again.",
-)
-@option(
-    "--times",
-    type=click.Choice(TIMES),
-    default=TIMES[0],
-    help="Op times: estimated for the device, or measured with ONNX Runtime's profiler. On CUDA and plugin"
-    " providers whole models are then timed, and decide what is written.",
-)
-@option(
-    "--search-time",
-    metavar="SECONDS",
-    type=click.FloatRange(0),
-    default=SECONDS,
-    help="Begin no further run after so long, and choose among what was found.",
-)
-@budget_option(BUDGET, "Memory for values and weights at a time.")
-@option(
-    "--allow-slower",
-    is_flag=True,
-    help="Choose as much low precision as possible, even if it is slower than float32.",
-)
-@output_options
-def command(given: Given) -> None:
-    """Convert as much of MODEL to low precision as its measured accuracy allows.
-
-    If MODEL is a manifest (NAME.toml) of models that work together, and of a function that runs them, all are converted
-    to the folder OUTPUT, under one tolerance. --save-plan is then a folder, too. The code that a manifest names runs as
-    you: tune only manifests that you trust.
-
-    Exit codes: 0 the result was written and meets the tolerance; 1 it could not be made or exceeds the tolerance;
-    2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp tune``."""
     if given.model.suffix.lower() == ".toml":
         tune_manifest(given)
     else:
@@ -282,7 +192,7 @@ def _settings(given: Given, typed: frozenset[str]) -> dict[str, Any]:
     """What the command line says in place of the manifest."""
     keywords = {
         name: spelled.meaning(getattr(given, name))
-        for name, spelled in COMMAND_LINE.items()
+        for name, spelled in spelled_fields().items()
         if name in typed and name != "dtype"
     }
     said: dict[str, Any] = {

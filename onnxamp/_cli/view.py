@@ -4,25 +4,8 @@ import shlex
 from dataclasses import replace
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import (
-    FILE,
-    Given,
-    check_outputs,
-    new_command,
-    option,
-    show,
-    tell,
-    write_page,
-)
-from onnxamp._cli.options import (
-    conversion_options,
-    custom_arguments,
-    level_option,
-    library_option,
-    model_argument,
-    options_of,
-    report_options,
-)
+from onnxamp._cli.common import Given, check_outputs, show, tell, write_page
+from onnxamp._cli.given import custom_arguments, options_of
 from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
@@ -38,27 +21,8 @@ from onnxamp._report.machine import document
 _LEVELS = ("O0", "O1", "O2", "O3")
 
 
-@new_command("view")
-@model_argument
-@option("-o", "--output", type=FILE, help="Where to write the page [MODEL.html].")
-@level_option("The level to show.", _LEVELS)
-@conversion_options
-@library_option
-@option(
-    "--plan",
-    "plan_file",
-    type=FILE,
-    help="Show a saved plan instead, of level auto or --rescale, too.",
-)
-@report_options("report", "verdict")
-def command(given: Given) -> None:
-    """Write an HTML page of what converting MODEL would do, without running it.
-
-    The page draws the precision of each node along the model with all Casts, lists the nodes with their reasons, and
-    gives the command that converts the model so.
-
-    Exit codes: 0 the page was written; 1 the model cannot be read or converted; 2 wrong usage.
-    """
+def run(given: Given) -> None:
+    """Run ``onnxamp view``."""
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
     asked = plan.options if plan else options_of(given)
     if asked.lacks_ranges:

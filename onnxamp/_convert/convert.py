@@ -20,6 +20,7 @@ from onnxamp._convert.analysis import Analysis, RoundedWeights, Rounder, with_ro
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.upgrades import Proof, at_best_opset
+from onnxamp._decide.listed import find_listed
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._errors import ArgumentError, InternalError
 from onnxamp._graph.collecting import no_collections
@@ -200,7 +201,7 @@ def _candidates(analysis: Analysis) -> tuple[str, ...]:
     if not folds:
         return ()
     kept = set(find_overrides(graph, options).of_node)
-    kept |= {node for key in options.user_black for node in graph.by_key.get(key, ())}
+    kept |= find_listed(graph, options).black.keys()
     return tuple(
         output_of(graph, fold)
         for fold in folds

@@ -5,7 +5,7 @@ upgrade stays if Casts go or such nodes become low, and if the caller, who may r
 still computes the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -116,12 +116,22 @@ def _without_kernel(analysis: Analysis) -> set[int]:
     for index, layout in ports.layouts.items():
         if layout not in lacking:
             pinned = op_facts().pinned_parameters.get(nodes[index].key, ())
-            settled = {*pinned, *layout.params}
+            settled = {*pinned, *layout.params, *_given(nodes[index], layout)}
             floats = {param for param, kind in layout.bound.items() if kind == FLOAT}
             lacking[layout] = not floats <= settled
         if lacking[layout]:
             found.add(index)
     return found
+
+
+def _given(node: Node, layout: Layout) -> Iterator[str]:
+    """Yield the parameters of outputs whose type an input of another parameter gives."""
+    signature = node.signature
+    assert signature is not None
+    for position, place in enumerate(layout.outputs):
+        port = signature.output(position)
+        if place >= 0 and port is not None:
+            yield signature.param(port, position)
 
 
 def _is_wanted(analysis: Analysis, node: int) -> bool:

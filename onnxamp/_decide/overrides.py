@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import onnx.defs
-
+from onnxamp._decide.listed import Listed, absent_names
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
@@ -18,67 +17,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
 from onnxamp._options.options import Options
-from onnxamp._target.kernels import kernel_table
-from onnxamp._target.targets import with_kernels
-
-
-class AbsentNames(NamedTuple):
-    """Names in the user's lists that mean no op of the model -> what to say of them.
-
-    Attributes:
-        unknown: those that are probably misspelt.
-        known: those of ops that exist, or may exist in a domain of which nothing is known.
-    """
-
-    unknown: Mapping[str, str]
-    known: Mapping[str, str]
-
-
-def absent_names(graph: Graph, options: Options) -> AbsentNames:
-    """Return the names in the user's lists that mean no op of the model.
-
-    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
-    the presets' frameworks, and custom ops that are declared.
-    """
-    present = {node.key for node in graph.nodes}
-    names = dict.fromkeys((*options.white_list, *options.black_list))
-    absent = sorted(name for name in names if present.isdisjoint(ops_named(name)))
-    declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
-    if not absent:
-        return AbsentNames({}, {})
-    from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
-
-    known = _known_ops() | declared
-    # Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to the model's.
-    spelt = {
-        name.lower(): name
-        for names in (framework_names(), known, present)
-        for name in sorted(names)
-    }
-    found: tuple[dict[str, str], dict[str, str]] = {}, {}
-    for name in absent:
-        is_known = known.issuperset(ops_named(name))
-        near = [] if is_known else get_close_matches(name.lower(), sorted(spelt), 1)
-        text = f"The op type {name!r} of your lists does not occur in the model."
-        text += f" Did you mean {spelt[near[0]]!r}?" if near else ""
-        found[is_known or (not near and "::" in name)][name] = text
-    return AbsentNames(*found)
-
-
-def _known_ops() -> frozenset[str]:
-    schemas = {
-        schema.name
-        if schema.domain in ("", "ai.onnx")
-        else f"{schema.domain}::{schema.name}"
-        for schema in onnx.defs.get_all_schemas()
-    }
-    kernels = (kernel_table(provider).keys() for provider in with_kernels())
-    lists = (preset(name) for name in PRESETS)
-    return frozenset(schemas).union(
-        *kernels, *((*known.white, *known.black) for known in lists)
-    )
 
 
 def taken_off(options: Options) -> list[str]:
@@ -237,13 +176,13 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
                     f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
+    absent = absent_names(graph, options)
     warnings = [
         *(one.text for one in unmatched_names(graph, options)),
+        *absent.unseen.values(),
         *taken_off(options),
     ]
-    return Overrides(
-        overrides, weights, warnings, [*absent_names(graph, options).known.values()]
-    )
+    return Overrides(overrides, weights, warnings, [*absent.known.values()])
 
 
 def forced_hazards(
@@ -347,24 +286,42 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
 
 
 def unmet_lists(
-    graph: Graph, options: Options, ports: PortVariables, pins: Mapping[int, Verdict]
+    graph: Graph,
+    options: Options,
+    listed: Listed,
+    ports: PortVariables,
+    pins: Mapping[int, Verdict],
 ) -> list[str]:
-    """Return why ops of the user's white list stay float32: one sentence per op type and reason. Linear in nodes.
+    """Return why what the white list means stays float32: one sentence per entry and reason. Linear in nodes.
+
+    Of a preset that is read literally, kernels and schemas are told alone: hazards have warnings of their own.
 
     Args:
         graph: the prepared model.
         options: the options of the conversion.
+        listed: the nodes that the lists mean.
         ports: the precision variables.
         pins: deciding variable -> its pin.
     """
     found = dict[tuple[str, str], list[tuple[Node, str]]]()
-    for node in graph.nodes_of(options.user_white if options.level != Level.O0 else ()):
-        if (refusal := _refusal(graph, ports, pins, node, options.low)) is not None:
-            found.setdefault((node.key, refusal[0]), []).append((node, refusal[1]))
+    entries = {} if options.level == Level.O0 else dict(sorted(listed.white.items()))
+    usual = {}
+    if options.preset.is_literal and options.level != Level.O0:
+        nodes = graph.nodes_of(options.white - options.user_white)
+        usual = {node.index: node.key for node in nodes if node.index not in entries}
+    for index, entry in (entries | usual).items():
+        node = graph.nodes[index]
+        refusal = _refusal(graph, ports, pins, node, options.low)
+        if refusal is None or (index in usual and refusal[0] not in _OF_TYPES):
+            continue
+        whose = "the" if index in usual else "your"
+        key = f"{entry} of {whose} white list", refusal[0]
+        found.setdefault(key, []).append((node, refusal[1]))
     return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
 
 
 _SCHEMA: Final = "schema"
+_OF_TYPES: Final = frozenset({_SCHEMA, Reason.NO_KERNEL.value})
 _OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
 """What the user wants of single nodes is no news."""
 
@@ -407,9 +364,7 @@ _WAYS_OUT: Final = {
 }
 
 
-def _sentence(op: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+def _sentence(entry: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
     where, why = first_of([node.label for node, _ in nodes]), told(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
-    return (
-        f"{op} of your white list stays float32 in {where}: {why}. {way_out}".rstrip()
-    )
+    return f"{entry} stays float32 in {where}: {why}. {way_out}".rstrip()

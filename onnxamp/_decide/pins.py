@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.neighbours import followers, stranded
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
@@ -137,7 +138,7 @@ def find_pins(
         *pins.warnings,
         *forced_hazards(graph, problem.overrides, low),
         *lost_weights(graph, problem.overrides, heeded, options.low),
-        *unmet_lists(graph, options, ports, pins.verdicts),
+        *unmet_lists(graph, options, problem.listed, ports, pins.verdicts),
     ]
     if options.rescaling is not None and options.rescaling.made_up:
         warnings.append(_MADE_UP)
@@ -184,6 +185,8 @@ class _Claims:
         low: low by the preset's white list, the level or a plan.
         implies: pairs (p, q) of variables: if p is low, q must be low.
         climbed: constants that :meth:`constant` has visited.
+        followers: nodes on no list that are low since all that they read is, where the preset says so.
+        stranded: exact ops among those that the target has no kernels for, where the level would lower them.
         freedoms: answers of the kernel tables by everything that they depend on.
     """
 
@@ -206,6 +209,7 @@ class _Claims:
         self.fallbacks = list[int]()
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
+        self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
     def pin(
         self, pins: _Pinned, variable: int, low: bool, reason: Reason, why: str
@@ -251,7 +255,7 @@ class _Claims:
         if (
             hazard.reason.is_shielded
         ):  # a white-listed producer stays low; its Cast is shielded
-            is_white = self.graph.nodes[hazard.node].key in options.white
+            is_white = self.is_white(self.graph.nodes[hazard.node])
             return (keeps or level != Level.O3) and not is_white
         return keeps
 
@@ -333,7 +337,12 @@ class _Claims:
     def lists(self) -> None:
         """Add the pins of the lists and, for all other ops, of the level."""
         options, problem, all_exact = self.options, self.problem, self.graph.exact
-        by_user = options.user_white if options.level != Level.O0 else ()
+        listed = problem.listed
+        by_user = listed.white if options.level != Level.O0 else {}
+        if options.level == Level.O1 and options.preset.follows:
+            self.followers = self.find_followers()
+        if options.level == Level.O2 and options.strict:
+            self.stranded = stranded(self.graph, self.ports, self.hard.keys())
         gains, following = options.level == Level.O2, op_facts().following
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
@@ -343,19 +352,19 @@ class _Claims:
                 or index in problem.constant_fed
             )
             # A Cast with two variables changes no type.
-            is_asked = node.key in by_user and (node.key, len(variables)) != ("Cast", 2)
+            is_asked = index in by_user and (node.key, len(variables)) != ("Cast", 2)
             pin = self.listed(node, exact=exact, follows=follows)
             for variable in variables.values():
                 root = self.ports.roots[variable]
                 if exact:
                     self.exact.add(root)
                 if is_asked:
-                    self.pin(self.asked, variable, True, Reason.WHITE, node.key)
+                    self.pin(self.asked, variable, True, Reason.WHITE, by_user[index])
                 elif pin is None:
                     if not follows and (gains or node.key in options.white):
                         self.preferred.add(root)
                 elif not pin[0]:
-                    is_own = node.key in options.user_black
+                    is_own = index in listed.black
                     self.pin(self.high if is_own else self.default, variable, *pin)
                 elif index in problem.shares and pin[1] is Reason.WHITE:
                     self.worthy.add(root)  # Casts may cost more than its error is worth
@@ -372,21 +381,54 @@ class _Claims:
             exact: whether low precision costs it no accuracy.
             follows: whether it has no preference of its own.
         """
-        options, level, key = self.options, self.options.level, node.key
-        if level == Level.AUTO and key not in options.listed_by_user:
+        options, level, index = self.options, self.options.level, node.index
+        listed = self.problem.listed
+        is_own = index in listed.white or index in listed.black
+        if level == Level.AUTO and not is_own:
             return None
         if level == Level.O0:
             return False, Reason.LEVEL, "O0 lowers nothing"
-        if key in options.black and Reason.BLACK not in self.freed.get(node.index, ()):
-            is_folded = node.index in self.problem.folded
-            return None if is_folded else (False, Reason.BLACK, key)
-        if key in options.white and not exact and not follows:
-            return True, Reason.WHITE, key
+        black = self.black_entry(node)
+        if black is not None and Reason.BLACK not in self.freed.get(index, ()):
+            is_folded = index in self.problem.folded
+            return None if is_folded else (False, Reason.BLACK, black)
+        if self.is_white(node) and not exact and not follows:
+            return True, Reason.WHITE, node.key
         lowers = level == Level.O3 or (options.strict and level == Level.O2)
+        lowers = lowers and index not in self.stranded
+        is_follower = index in self.followers
         if follows or not (lowers or (level == Level.O1 and not exact)):
             return None
         lowered = "every op it can" if lowers else "only white-listed ops"
-        return lowers, Reason.LEVEL, f"{level} lowers {lowered}"
+        lowered = "what reads low precision alone" if is_follower else lowered
+        return lowers or is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
+
+    def find_followers(self) -> frozenset[int]:
+        """Return the nodes on no list that are low since all that they read is."""
+        graph, root = self.graph, self.ports.root
+        high = self.hard.keys() | self.kept.keys() | self.high.keys()
+        for index, variables in self.ports.of_node.items():
+            if self.black_entry(graph.nodes[index]) is not None:
+                high.update(map(root, variables.values()))
+
+        def is_low(node: Node) -> bool:
+            own = map(root, self.ports.of_node[node.index].values())
+            return self.is_white(node) or not self.forced.keys().isdisjoint(own)
+
+        return followers(graph, self.ports, high, is_low)
+
+    def is_white(self, node: Node) -> bool:
+        """Return whether a white list means the node."""
+        listed, index = self.problem.listed, node.index
+        is_named = index in listed.white or index in listed.usual_white
+        return is_named or node.key in self.options.white
+
+    def black_entry(self, node: Node) -> str | None:
+        """Return the entry of a black list that means the node; None if none does."""
+        listed, index = self.problem.listed, node.index
+        if node.key in self.options.black:
+            return node.key
+        return listed.black.get(index) or listed.usual_black.get(index)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""

@@ -8,6 +8,7 @@ from onnx import ModelProto
 from onnxamp._decide.hazards import accumulators, find_hazards, hazards_on
 from onnxamp._decide.hazards.long_products import accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
+from onnxamp._decide.listed import Listed, find_listed
 from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
@@ -33,6 +34,7 @@ class Problem(NamedTuple):
         ports: the precision variables.
         hazards: where low precision is known to break or lose values.
         overrides: what the user says of single nodes.
+        listed: the nodes that lists mean.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
         folded: normalisations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
@@ -49,6 +51,7 @@ class Problem(NamedTuple):
     ports: PortVariables
     hazards: Sequence[Hazard]
     overrides: Overrides
+    listed: Listed
     sentinels: Sequence[Sequence[int]]
     folded: frozenset[int]
     unfit: frozenset[int]
@@ -75,7 +78,8 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     check_opset(graph.model, options)
     low, judged = options.low, options.level != Level.O0
     overrides = find_overrides(graph, options)
-    listed = {node.index for node in graph.nodes_of(options.user_white)}
+    named = find_listed(graph, options)
+    listed = named.white.keys()
     wished = overrides.of_node.keys()
     sentinels, hazards = list[list[int]](), list[Hazard]()
     folds, groups = list[tuple[int, int]](), list[Sequence[int]]()
@@ -117,6 +121,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         ports=ports,
         hazards=hazards,
         overrides=overrides,
+        listed=named,
         sentinels=sentinels,
         folded=frozenset(last for _, last in folds),
         unfit=unfit,

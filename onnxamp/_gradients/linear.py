@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ def _gemm(call: Call) -> Grads:
         partial(_gemm_of, dy, a, 1, flip_a, alpha)
         if flip_b
         else partial(_gemm_of, a, dy, 1 - flip_a, 0, alpha),
-        lambda: sum_to(dy if beta == 1 else dy * beta, call.y.dims, call[2]),
+        lambda: call.summed(dy if beta == 1 else dy * beta, 2),
     ]
 
 
@@ -148,6 +148,15 @@ class Window(NamedTuple):
         return [*self.before, *self.after]
 
     @property
+    def steps(self) -> dict[str, Any]:
+        """Attributes of a convolution that slides in this way."""
+        return {
+            "kernel_shape": self.kernel,
+            "strides": self.strides,
+            "dilations": self.dilations,
+        }
+
+    @property
     def axes(self) -> list[int]:
         """The spatial axes."""
         return list(range(2, len(self.kernel) + 2))
@@ -222,14 +231,7 @@ def _spread(
     Asymmetric padding would move ConvTranspose to the CPU, and without padding the result is correct for all input
     sizes. Elements at the end that the strides skipped become zeros.
     """
-    dx = dy.op(
-        "ConvTranspose",
-        weight,
-        strides=window.strides,
-        dilations=window.dilations,
-        group=group,
-        kernel_shape=window.kernel,
-    )
+    dx = dy.op("ConvTranspose", weight, group=group, **window.steps)
     skipped = [
         max(s - 1 - after, 0)
         for s, after in zip(window.strides, window.after, strict=True)
@@ -286,19 +288,8 @@ def _conv_transpose(call: Call) -> Grads:
             "has an output_padding that is not smaller than its strides, for which there is no gradient rule"
         )
 
-    def dx() -> Tensor:
-        return dy.op(
-            "Conv",
-            weight,
-            group=group,
-            strides=window.strides,
-            dilations=window.dilations,
-            pads=window.pads,
-            kernel_shape=window.kernel,
-        )
-
     return [
-        dx,
+        lambda: dy.op("Conv", weight, group=group, pads=window.pads, **window.steps),
         lambda: _weight_gradient(dy, x, window, group),
         lambda: _bias_gradient(dy, window),
     ]
@@ -318,13 +309,13 @@ def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
 def _max_pool(call: Call) -> Grads:
     """Every gradient goes to the position of its maximum; overlapping windows add up."""
     if not call.saved:
-        return [_to_first_maxima(call)]
+        return _to_first_maxima(call)
     x, places = call.x, call.saved[0].reshape(-1)
     zeros = x.op("Size").reshape(1).zeros(x.elem)
     flat = zeros.op(
         "ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add"
     )
-    return [flat.reshape_like(x)]
+    return flat.reshape_like(x)
 
 
 def _to_first_maxima(call: Call) -> Tensor:
@@ -368,7 +359,7 @@ def _average_pool(call: Call) -> Grads:
     ones = dy.like(np.ones((1, 1, *window.kernel)))
     sizes = call.writer.vector(-1, 1, dy.op("Shape", start=2))
     share = (dy / dy.like(_counts(call, window))).reshape(sizes)
-    return [_spread(share, ones, window, 1, x).reshape_like(x)]
+    return _spread(share, ones, window, 1, x).reshape_like(x)
 
 
 def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
@@ -395,26 +386,12 @@ def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
     return counts
 
 
-def _global_average(call: Call) -> Grads:
-    x, dy = call.x, call.dy
-    count = x.op("Size").op("Div", call.y.op("Size")).cast(dy.elem)
-    return [(dy / count).op("Expand", x.shape())]
-
-
-def _global_max(call: Call) -> Grads:
-    x, dy = call.x, call.dy
-    hit = x.equals(call.y).cast(dy.elem)
-    return [dy / hit.sum(range(2, call.rank())) * hit]
-
-
 RULES: Final[Mapping[str, Rule]] = {
     "AveragePool": _average_pool,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
     "Gemm": _gemm,
-    "GlobalAveragePool": _global_average,
-    "GlobalMaxPool": _global_max,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
 }

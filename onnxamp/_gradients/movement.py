@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, sum_to
+from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._ops.facts import op_facts
 
 _SAMPLE: Final = 5
@@ -18,12 +18,12 @@ _Size = int | Tensor
 
 
 def _reshaped(call: Call) -> Grads:
-    return [call.dy.reshape_like(call.x)]
+    return call.dy.reshape_like(call.x)
 
 
 def _transpose(call: Call) -> Grads:
     perm = call.attribute("perm")
-    return [call.dy.op("Transpose", perm=None if perm is None else inverse(perm))]
+    return call.dy.op("Transpose", perm=None if perm is None else inverse(perm))
 
 
 def inverse(perm: Sequence[int]) -> list[int]:
@@ -42,19 +42,19 @@ def _split(call: Call) -> Grads:
         for y, dy in zip(call.outputs, call.dys, strict=True)
         if y is not None
     ]
-    return [pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis"))]
+    return pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis"))
 
 
 def _tile(call: Call) -> Grads:
     """Split every axis into (copies, size), and sum the copies."""
     rank = call.rank()
     if rank == 0:
-        return [call.dy]
+        return call.dy
     rows = call.writer.concat(
         [call[1].reshape(1, rank), call.x.shape().reshape(1, rank)], 0
     )
     pairs = rows.transpose([1, 0]).reshape(-1)
-    return [call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False)]
+    return call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False)
 
 
 def _slice(call: Call) -> Grads:
@@ -77,7 +77,7 @@ def _slice(call: Call) -> Grads:
             pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank)
         )
         dy = dy.op("Pad", call.writer.vector(*amounts))
-    return [dy]
+    return dy
 
 
 def _places(call: Call, position: int, axis: int, step: int) -> _Places:
@@ -146,7 +146,7 @@ def _pad(call: Call) -> Grads:
     ends = dict(zip(axes, np.reshape(pads, (2, -1)).T.tolist(), strict=True))
     dx = call.dy
     if mode == "constant":
-        return [_cropped(dx, ends, rank)]
+        return _cropped(dx, ends, rank)
     for axis, (before, after) in ends.items():
         size = call.x.known_size(axis)
         if (before, after) != (0, 0):
@@ -156,7 +156,7 @@ def _pad(call: Call) -> Grads:
                 )
             places = np.pad(np.arange(size, dtype=np.int64), (before, after), mode=mode)
             dx = scatter(dx, places, axis, size, rank)
-    return [dx]
+    return dx
 
 
 def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
@@ -181,7 +181,7 @@ def _depth_to_space(call: Call) -> Grads:
     channels = call.writer.vector(x.size(1)).op("Div", [block * block])
     perm = [0, 3, 5, 1, 2, 4] if call.attribute("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
     split = call.dy.reshape(n, channels, h, block, w, block)
-    return [split.transpose(perm).reshape_like(x)]
+    return split.transpose(perm).reshape_like(x)
 
 
 def _gather(call: Call) -> Grads:
@@ -193,12 +193,12 @@ def _gather(call: Call) -> Grads:
         head = [data.op("Shape", start=0, end=axis)] if axis else []
         dy = dy.reshape(*head, -1, data.op("Shape", start=axis + 1))
     size, rank = data.size(axis), call.rank(0) if axis else 1
-    return [scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)]
+    return scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)
 
 
 def _gather_elements(call: Call) -> Grads:
     zeros, axis = call.x.zeros_like(), call.attribute("axis")
-    return [zeros.op("ScatterElements", call[1], call.dy, axis=axis, reduction="add")]
+    return zeros.op("ScatterElements", call[1], call.dy, axis=axis, reduction="add")
 
 
 def _gather_nd(call: Call) -> Grads:
@@ -206,7 +206,7 @@ def _gather_nd(call: Call) -> Grads:
         raise call.error(
             "has batch_dims; only GatherND without them has a gradient rule"
         )
-    return [call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add")]
+    return call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add")
 
 
 def _top_k(call: Call) -> Grads:
@@ -215,7 +215,7 @@ def _top_k(call: Call) -> Grads:
         raise call.error(
             "leaves out its second output, the indices, which its gradient needs"
         )
-    return [call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis)]
+    return call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis)
 
 
 def _resize(call: Call) -> Grads:
@@ -244,7 +244,7 @@ def _resize(call: Call) -> Grads:
             dy = _along(dy, matrix, axis, rank)
         else:
             raise call.error(f"resizes axis {axis}, whose size is unknown")
-    return [dy.reshape_like(call.x)]
+    return dy.reshape_like(call.x)
 
 
 def _resized(call: Call) -> dict[int, float | None]:
@@ -352,23 +352,24 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(op_facts().views, _reshaped),
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
-    "Expand": lambda call: [sum_to(call.dy, call.y.dims, call.x)],
+    "Expand": lambda call: call.summed(call.dy, 0),
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "Identity": lambda call: call.dy,
     "Pad": _pad,
     "Resize": _resize,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Slice": _slice,
-    "SpaceToDepth": lambda call: [
-        call.dy.op("DepthToSpace", blocksize=call.attribute("blocksize"), mode="DCR")
-    ],
+    "SpaceToDepth": lambda call: call.dy.op(
+        "DepthToSpace", blocksize=call.attribute("blocksize"), mode="DCR"
+    ),
     "Split": _split,
     "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
-    "Trilu": lambda call: [
-        call.dy.op("Trilu", *call.inputs[1:], upper=call.attribute("upper"))
-    ],
+    "Trilu": lambda call: call.dy.op(
+        "Trilu", *call.inputs[1:], upper=call.attribute("upper")
+    ),
 }

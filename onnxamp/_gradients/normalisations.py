@@ -8,9 +8,9 @@ from onnxamp._gradients.writer import (
     Forward,
     Grads,
     Rule,
+    Several,
     Tensor,
     per_channel,
-    sum_to,
 )
 
 SCALED: Final = "scaled"
@@ -57,8 +57,8 @@ def _layer(call: Call) -> Grads:
     )
     return [
         lambda: _through(dy * scale, unit, inverse, axes, centred=centred),
-        lambda: sum_to(dy * unit, call.y.dims, scale),
-        lambda: sum_to(dy, call.y.dims, call[2]),
+        lambda: call.summed(dy * unit, 1),
+        lambda: call.summed(dy, 2),
     ]
 
 
@@ -68,8 +68,15 @@ def _instance(call: Call) -> Grads:
     unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"))
     return [
         lambda: _through(dy * per_channel(call[1], rank), unit, inverse, axes),
-        lambda: (dy * unit).sum([0, *axes], keepdims=False),
-        lambda: dy.sum([0, *axes], keepdims=False),
+        *_per_channel_sums(dy, unit, [0, *axes]),
+    ]
+
+
+def _per_channel_sums(dy: Tensor, unit: Tensor, axes: Sequence[int]) -> Several:
+    """The gradients of scale and bias, which lie along the axes that are left."""
+    return [
+        lambda: (dy * unit).sum(axes, keepdims=False),
+        lambda: dy.sum(axes, keepdims=False),
     ]
 
 
@@ -118,8 +125,7 @@ def _batch(call: Call) -> Grads:
             if call.saved
             else dy * (scale * inverse)
         ),
-        lambda: (dy * unit).sum(axes, keepdims=False),
-        lambda: dy.sum(axes, keepdims=False),
+        *_per_channel_sums(dy, unit, axes),
     ]
 
 

@@ -10,23 +10,16 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
+from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Several, Tensor
 
-_Local = Callable[[Call], Tensor]
-"""The gradient of the only differentiable input."""
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
-def unary(local: _Local) -> Rule:
-    """The rule of an op with one differentiable input and one output."""
-    return lambda call: [local(call)]
-
-
-def broadcast(local: Rule) -> Rule:
+def _broadcast(local: Callable[[Call], Several]) -> Rule:
     """The rule of an op that broadcasts its inputs: gradients in the output's shape are summed to those of inputs."""
 
     def summed(call: Call, port: int, dx: Tensor | Callable[[], Tensor]) -> Tensor:
-        return sum_to(dx() if callable(dx) else dx, call.y.dims, call[port])
+        return call.summed(dx() if callable(dx) else dx, port)
 
     return lambda call: [
         None if dx is None else partial(summed, call, port, dx)
@@ -89,7 +82,7 @@ def _gelu(call: Call) -> Tensor:
     )
 
 
-def _pow(call: Call) -> Grads:
+def _pow(call: Call) -> Several:
     x, given = call.x, call[1]
     exponent, known = given.cast(x.elem), call.constant(1)
 
@@ -108,7 +101,7 @@ def _pow(call: Call) -> Grads:
     return base, power
 
 
-def _extremes(call: Call) -> Grads:
+def _extremes(call: Call) -> Several:
     """Max and Min: inputs equal to the output share its gradient evenly."""
     if len(call.inputs) == 1:
         return [call.dy]
@@ -117,7 +110,7 @@ def _extremes(call: Call) -> Grads:
     return [partial(mul, share, hit) for hit in hits]
 
 
-def _clip(call: Call) -> Grads:
+def _clip(call: Call) -> Several:
     """Values on a bound pass their gradient on; a bound gets the gradients of what it clips."""
     x = call.x
     low, high = (*call.inputs[1:], None, None)[:2]
@@ -134,7 +127,7 @@ def _clip(call: Call) -> Grads:
     return recipes[: len(call.inputs)]
 
 
-def _mean(call: Call) -> Grads:
+def _mean(call: Call) -> Several:
     share = call.dy / len(call.inputs) if len(call.inputs) > 1 else call.dy
     return [share] * len(call.inputs)
 
@@ -142,9 +135,9 @@ def _mean(call: Call) -> Grads:
 def _dropout(call: Call) -> Grads:
     dy = call.dy
     if not call.saved:
-        return [dy]
+        return dy
     ratio = call[1].cast(dy.elem) if call.has(1) else dy.like(0.5)
-    return [call.saved[0].where(dy / (1 - ratio), 0)]
+    return call.saved[0].where(dy / (1 - ratio), 0)
 
 
 def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
@@ -155,7 +148,7 @@ def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
     return (call.second_output("mask", TensorProto.BOOL),)
 
 
-def _reduction(local: _Local, *, wide: bool = True) -> Rule:
+def _reduction(local: Callable[[Call], Tensor], *, wide: bool = True) -> Rule:
     """The rule of a reduction, where ``local`` sees output and gradient with the reduced axes.
 
     ``wide``: its result has the input's shape already, and need not be broadcast to that.
@@ -165,7 +158,7 @@ def _reduction(local: _Local, *, wide: bool = True) -> Rule:
         dx = local(
             replace(call, outputs=(_kept(call, call.y),), dys=(_kept(call, call.dy),))
         )
-        return [dx if wide else dx.op("Expand", call.x.shape())]
+        return dx if wide else dx.op("Expand", call.x.shape())
 
     return rule
 
@@ -196,7 +189,7 @@ def _extreme(call: Call) -> Tensor:
 
 def _global_max(call: Call) -> Grads:
     hit = call.x.equals(call.y).cast(call.dy.elem)
-    return [call.dy / hit.sum(range(2, call.rank())) * hit]
+    return call.dy / hit.sum(range(2, call.rank())) * hit
 
 
 def _l2(call: Call) -> Tensor:
@@ -216,30 +209,38 @@ def _prod(call: Call) -> Tensor:
 
 def _cumsum(call: Call) -> Grads:
     reverse, exclusive = 1 - call.attribute("reverse"), call.attribute("exclusive")
-    return [call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)]
+    return call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)
 
 
-_UNARY: Final[Mapping[str, _Local]] = {
+RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("Cast", "CastLike"), lambda call: call.dy.cast(call.x.elem)),
     "Abs": lambda call: call.dy * call.x.op("Sign"),
     "Acos": lambda call: -(call.dy / (1 - call.x * call.x).op("Sqrt")),
     "Acosh": lambda call: call.dy / (call.x * call.x - 1).op("Sqrt"),
+    "Add": _broadcast(lambda call: [call.dy] * 2),
     "Asin": lambda call: call.dy / (1 - call.x * call.x).op("Sqrt"),
     "Asinh": lambda call: call.dy / (call.x * call.x + 1).op("Sqrt"),
     "Atan": lambda call: call.dy / (call.x * call.x + 1),
     "Atanh": lambda call: call.dy / (1 - call.x * call.x),
     "Celu": lambda call: _exponential(call.x, call.dy, 1.0, call.number("alpha")),
+    "Clip": _broadcast(_clip),
     "Cos": lambda call: -(call.dy * call.x.op("Sin")),
     "Cosh": lambda call: call.dy * ((call.x.op("Exp") - (-call.x).op("Exp")) * 0.5),
+    "CumSum": _cumsum,
+    "Div": _broadcast(
+        lambda call: [lambda: call.dy / call[1], lambda: -(call.dy * call.y / call[1])]
+    ),
+    "Dropout": _dropout,
     "Elu": _elu,
     "Erf": lambda call: (
         call.dy * (-(call.x * call.x)).op("Exp") * (2 / math.sqrt(math.pi))
     ),
     "Exp": lambda call: call.dy * call.y,
     "Gelu": _gelu,
+    "GlobalAveragePool": _reduction(_mean_of_all, wide=False),
+    "GlobalMaxPool": _global_max,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
-    "Identity": lambda call: call.dy,
     "LeakyRelu": lambda call: (call.x > 0).where(
         call.dy, call.dy * call.number("alpha")
     ),
@@ -247,9 +248,32 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "LogSoftmax": lambda call: (
         call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")])
     ),
+    "Max": _broadcast(_extremes),
+    "Mean": _broadcast(_mean),
+    "Min": _broadcast(_extremes),
     "Mish": _mish,
+    "Mul": _broadcast(
+        lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]
+    ),
     "Neg": lambda call: -call.dy,
+    "PRelu": _broadcast(
+        lambda call: [
+            lambda: (call.x > 0).where(call.dy, call.dy * call[1]),
+            lambda: (call.x < 0).where(call.dy * call.x, 0),
+        ]
+    ),
+    "Pow": _broadcast(_pow),
     "Reciprocal": lambda call: -(call.dy * call.y * call.y),
+    "ReduceL1": _reduction(lambda call: call.dy * call.x.op("Sign")),
+    "ReduceL2": _reduction(_l2),
+    "ReduceLogSum": _reduction(lambda call: call.dy / call.y.op("Exp"), wide=False),
+    "ReduceLogSumExp": _reduction(lambda call: call.dy * (call.x - call.y).op("Exp")),
+    "ReduceMax": _reduction(_extreme),
+    "ReduceMean": _reduction(_mean_of_all, wide=False),
+    "ReduceMin": _reduction(_extreme),
+    "ReduceProd": _reduction(_prod),
+    "ReduceSum": _reduction(lambda call: call.dy, wide=False),
+    "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
     "Relu": lambda call: (call.y > 0).where(call.dy, 0),
     "Selu": _selu,
     "Sigmoid": lambda call: call.dy * call.y * (1 - call.y),
@@ -261,49 +285,13 @@ _UNARY: Final[Mapping[str, _Local]] = {
     "Softplus": lambda call: call.dy * call.x.op("Sigmoid"),
     "Softsign": _softsign,
     "Sqrt": lambda call: call.dy * 0.5 / call.y,
+    "Sub": _broadcast(lambda call: [call.dy, lambda: -call.dy]),
+    "Sum": _broadcast(lambda call: [call.dy] * len(call.inputs)),
     "Swish": _swish,
     "Tan": lambda call: call.dy * (call.y * call.y + 1),
     "Tanh": lambda call: call.dy * (1 - call.y * call.y),
     "ThresholdedRelu": lambda call: (call.x > call.number("alpha")).where(call.dy, 0),
-}
-
-RULES: Final[Mapping[str, Rule]] = {
-    **{op: unary(local) for op, local in _UNARY.items()},
-    "Add": broadcast(lambda call: [call.dy] * 2),
-    "Clip": broadcast(_clip),
-    "CumSum": _cumsum,
-    "Div": broadcast(
-        lambda call: [lambda: call.dy / call[1], lambda: -(call.dy * call.y / call[1])]
-    ),
-    "Dropout": _dropout,
-    "GlobalAveragePool": _reduction(_mean_of_all, wide=False),
-    "GlobalMaxPool": _global_max,
-    "Max": broadcast(_extremes),
-    "Mean": broadcast(_mean),
-    "Min": broadcast(_extremes),
-    "Mul": broadcast(
-        lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]
-    ),
-    "PRelu": broadcast(
-        lambda call: [
-            lambda: (call.x > 0).where(call.dy, call.dy * call[1]),
-            lambda: (call.x < 0).where(call.dy * call.x, 0),
-        ]
-    ),
-    "Pow": broadcast(_pow),
-    "ReduceL1": _reduction(lambda call: call.dy * call.x.op("Sign")),
-    "ReduceL2": _reduction(_l2),
-    "ReduceLogSum": _reduction(lambda call: call.dy / call.y.op("Exp"), wide=False),
-    "ReduceLogSumExp": _reduction(lambda call: call.dy * (call.x - call.y).op("Exp")),
-    "ReduceMax": _reduction(_extreme),
-    "ReduceMean": _reduction(_mean_of_all, wide=False),
-    "ReduceMin": _reduction(_extreme),
-    "ReduceProd": _reduction(_prod),
-    "ReduceSum": _reduction(lambda call: call.dy, wide=False),
-    "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
-    "Sub": broadcast(lambda call: [call.dy, lambda: -call.dy]),
-    "Sum": broadcast(lambda call: [call.dy] * len(call.inputs)),
-    "Where": broadcast(
+    "Where": _broadcast(
         lambda call: [
             None,
             lambda: call.x.where(call.dy, 0),

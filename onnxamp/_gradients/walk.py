@@ -155,7 +155,9 @@ class Pass:
                     "reaches the loss through an output other than the first, which has no gradient rule"
                 )
             self.writer.prefix = f"{node.label}/gradient"
-            for value, dx in zip(node.inputs, RULES[node.key](call), strict=False):
+            made = RULES[node.key](call)
+            grads = [made] if isinstance(made, Tensor) else made
+            for value, dx in zip(node.inputs, grads, strict=False):
                 if dx is not None and value in self.moved:
                     addend = dx() if callable(dx) else dx
                     self.addends.setdefault(value, []).append(addend)

@@ -269,8 +269,10 @@ def elem_of(kind: str | None) -> int:
     return ELEM_NUMBERS.get(element_name(kind), 0)
 
 
-Grads: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
+Several: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
 """Gradients of a node's first inputs, or functions that write them where they are wanted; None where there is none."""
+Grads: TypeAlias = Tensor | Several
+"""That of the first input, the only one that has any; or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +350,10 @@ class Call:
                 f"needs the rank of its input {self[position].name!r}, which is unknown"
             )
         return len(dims)
+
+    def summed(self, dy: Tensor, position: int) -> Tensor:
+        """``dy``, in the shape of the first output, summed to that of an input, which was broadcast."""
+        return sum_to(dy, self.y.dims, self[position])
 
     def second_output(self, name: str, elem: int) -> Tensor:
         """The optional second output of the node, which gets one if it has none."""

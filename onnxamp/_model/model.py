@@ -57,6 +57,13 @@ def to_graphsurgeon(model: ModelProto) -> Any:
     return gs.import_onnx(model)
 
 
+class ModelHolder:
+    """Something that functions take in place of the model that it holds."""
+
+    __slots__ = ()
+    model: ModelProto
+
+
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
@@ -122,6 +129,8 @@ class Model(Asked):
             model = cls.read(as_path(source))
             note_sources(model.stamps)
             return model
+        if isinstance(source, ModelHolder):
+            return cls.of(source.model)
         if is_graphsurgeon(source):
             return cls(from_graphsurgeon(source))
         raise ArgumentTypeError(
@@ -187,5 +196,5 @@ class Model(Asked):
 
 
 ModelSource: TypeAlias = Model | ModelProto | str | PathLike[str] | Any
-"""What public functions take as a model: a ModelProto, a path, an onnx-graphsurgeon Graph (which has no types), or a
-:class:`Model`, which is read and checked already."""
+"""What public functions take as a model: a ModelProto, a path, an onnx-graphsurgeon Graph (which has no types), what
+``onnxamp.amp.decorate`` made of one, or a :class:`Model`, which is read and checked already."""

@@ -36,7 +36,7 @@ from onnxamp._numerics.results import (
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.profiles import profile_of
 from onnxamp._options.levels import DiffMetric, Level, Rescaling
-from onnxamp._options.options import Options, default_of
+from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.run import Report, Run
 from onnxamp._target.kernels import takes_anywhere
@@ -196,7 +196,7 @@ def cure_conversion(
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
         device = recipe.options.target
-        meant = "" if device == default_of("target") else f" for {device}"
+        meant = "" if device == Options.target else f" for {device}"
         text = f"Tried: a conversion{meant} with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
     else:
         text = f"Tried: with {node_count(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."

@@ -198,7 +198,7 @@ def _fault(
     )
     if m.found_nan and born:
         return "NaN"
-    if endless and (contracts or not _reaches(flow, row.node, np.inf)):
+    if endless and (contracts or not reads_constant(flow, row.node, np.inf)):
         return "Inf"
     faults = {
         "all zero": m.elements > 1
@@ -210,10 +210,38 @@ def _fault(
         and not any(source.found_max >= top / 2 for source in sources),
     }
     fault = next((name for name, applies in faults.items() if applies), None)
-    return None if fault == "saturated" and _reaches(flow, row.node, top / 2) else fault
+    return (
+        None
+        if fault == "saturated" and reads_constant(flow, row.node, top / 2)
+        else fault
+    )
 
 
-def _reaches(flow: Flow, node: int, limit: float) -> bool:
+def mask_values(flow: Flow) -> frozenset[str]:
+    """Values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in nodes."""
+    facts, waiting = op_facts(), list[str]()
+    for node, reads in zip(flow.nodes, flow.reads, strict=True):
+        key = op_key(node)
+        if key in facts.mask_sinks:
+            waiting += reads
+        ports = facts.mask_inputs.get(key, ())
+        waiting += (node.input[port] for port in ports if port < len(node.input))
+    found = set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        maker = flow.maker.get(name)
+        is_passed = maker is not None and (
+            op_key(flow.nodes[maker]) in facts.mask_arithmetic or name not in flow.own
+        )
+        if maker is not None and is_passed:
+            waiting += flow.reads[maker]
+    return frozenset(found)
+
+
+def reads_constant(flow: Flow, node: int, limit: float) -> bool:
     """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]

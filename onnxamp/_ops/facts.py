@@ -18,6 +18,11 @@ class DtypeAttribute(NamedTuple):
     default: str | None = None
     """Element type where the attribute is absent; "input" or "scale" name the input that gives it."""
 
+    @property
+    def giver(self) -> int | None:
+        """The input that gives the type where the attribute is absent; None if none does."""
+        return _GIVERS.get(self.default)
+
 
 class Lookup(NamedTuple):
     """Where a node that looks up rows has their indices and its table, and the attribute that names the axis."""
@@ -78,6 +83,7 @@ class OpFacts:
     following: frozenset[str]
     """With control flow."""
     follows_type: frozenset[str]
+    fused_blindly: frozenset[str]
     growing: frozenset[str]
     growing_reductions: frozenset[str]
     idle: frozenset[str]
@@ -224,9 +230,7 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
 def type_giver(node: NodeProto) -> int | None:
     """The input that gives output 0 its type where the attribute is missing that would; None if none does."""
     rule = op_facts().dtype_attribute.get(op_key(node))
-    if rule is None or rule.default not in _GIVERS or attribute(node, rule.attribute):
-        return None
-    return _GIVERS[rule.default]
+    return None if rule is None or attribute(node, rule.attribute) else rule.giver
 
 
 _GIVERS: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}

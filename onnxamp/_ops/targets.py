@@ -1,11 +1,12 @@
 """The folders of targets, ``_data/targets/NAME``: one holds all that is known of a target. Its README explains them."""
 
-import json
 import tomllib
 from functools import cache
-from importlib import resources
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+_DATA: Final = Path(__file__).parents[1] / "_data"
+_TARGETS: Final = _DATA / "targets"
 _LAST = 1 << 30
 """The order of a target that names none."""
 
@@ -18,11 +19,7 @@ def device_of(target: str) -> str:
 @cache
 def target_names() -> tuple[str, ...]:
     """The names of all targets, in the order in which help and messages list them."""
-    names = sorted(
-        folder.name
-        for folder in _home().iterdir()
-        if folder.joinpath("target.toml").is_file()
-    )
+    names = sorted(file.parent.name for file in _TARGETS.glob("*/target.toml"))
     return tuple(
         sorted(names, key=lambda name: _table(name, "target").get("order", _LAST))
     )
@@ -37,6 +34,8 @@ def target_table(target: str, name: str) -> dict[str, Any]:
 @cache
 def target_json(device: str, name: str) -> dict[str, Any]:
     """The contents of a JSON file of a target by its name ("kernels"); empty where there is none."""
+    import json  # noqa: PLC0415 - help and completion need none
+
     text = _text(device, f"{name}.json") if device in target_names() else ""
     data: dict[str, Any] = json.loads(text) if text else {}
     return data
@@ -47,18 +46,10 @@ def _table(device: str, name: str) -> dict[str, Any]:
 
 
 def _text(device: str, name: str) -> str:
-    file = _home().joinpath(device, name)
+    file = _TARGETS / device / name
     return file.read_text(encoding="utf-8") if file.is_file() else ""
-
-
-def _home() -> Any:
-    return resources.files("onnxamp").joinpath("_data/targets")
 
 
 def read_table(name: str) -> dict[str, Any]:
     """The table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
-    return tomllib.loads(
-        resources.files("onnxamp")
-        .joinpath(f"_data/{name}.toml")
-        .read_text(encoding="utf-8")
-    )
+    return tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))

@@ -42,6 +42,17 @@ def checked_word(what: str, given: object, words: Sequence[str]) -> str:
     return given
 
 
+def checked_flag(name: str, value: bool) -> bool:
+    """A bool.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
+    return value
+
+
 def flags(options: Any) -> dict[str, bool | None]:
     """The fields of a dataclass that are bools, and those that may be None as well.
 

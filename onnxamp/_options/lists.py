@@ -1,12 +1,18 @@
 """Presets of white and black lists, read from ``_data/oplists``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
+import onnx.defs
+
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.targets import read_table
+from onnxamp._target.kernels import kernel_table
+from onnxamp._target.targets import with_kernels
 
 PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
@@ -26,6 +32,15 @@ class Preset:
     """Whether black ops may be low on targets whose kernels accumulate them in float32."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The framework's own name of an operator or layer -> the ONNX op types that it becomes."""
+    forms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Such a name -> what exporters write for it in ordinary ops, by kind."""
+    white_names: Mapping[str, str] = field(default_factory=dict)
+    black_names: Mapping[str, str] = field(default_factory=dict)
+    """Entries of the framework's lists that no op type expresses, each with its source."""
+    is_literal: bool = False
+    """Whether these count, and white-listed ops that must stay float32 are told, as in :mod:`onnxamp.amp`."""
+    follows: bool = False
+    """Whether at O1 an op on no list is low where all that it reads is."""
 
 
 def preset(lists: str) -> Preset:
@@ -46,6 +61,15 @@ def preset(lists: str) -> Preset:
     return _read_preset(lists)
 
 
+def literal_preset(lists: str) -> Preset:
+    """A preset as :mod:`onnxamp.amp` reads it: with the entries that no op type expresses.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: as :func:`preset`.
+    """
+    return replace(preset(lists), is_literal=True)
+
+
 @cache
 def _read_preset(lists: str) -> Preset:
     data = _preset_data(lists)
@@ -58,6 +82,9 @@ def _read_preset(lists: str) -> Preset:
         folds_batch_norm=data.get("folds_batch_norm", False),
         trusts_kernels=data.get("trusts_kernels", False),
         names={name: tuple(ops) for name, ops in data.get("names", {}).items()},
+        forms={name: tuple(kinds) for name, kinds in data.get("forms", {}).items()},
+        white_names=data.get("white_names", {}),
+        black_names=data.get("black_names", {}),
     )
 
 
@@ -78,13 +105,66 @@ def framework_names() -> Mapping[str, tuple[str, ...]]:
     }
 
 
+@cache
+def _framework_forms() -> Mapping[str, tuple[str, ...]]:
+    return {
+        name: kinds
+        for lists in PRESETS
+        for name, kinds in _read_preset(lists).forms.items()
+    }
+
+
 def ops_named(name: str) -> tuple[str, ...]:
     """The ONNX op types that a name in a list stands for: those of a framework's name, or else the name itself.
 
     Modules in front of a name do not count: "nn.Conv2d" is "Conv2d".
     """
-    own = name if "::" in name else name.rpartition(".")[2]
+    own = _without_modules(name)
     return framework_names().get(own, (own,))
+
+
+def forms_named(name: str) -> tuple[str, ...]:
+    """The kinds of what exporters write in ordinary ops for a name in a list, besides its op types."""
+    return _framework_forms().get(_without_modules(name), ())
+
+
+def _without_modules(name: str) -> str:
+    return name if "::" in name else name.rpartition(".")[2]
+
+
+@cache
+def _known_ops() -> frozenset[str]:
+    """Op types of ONNX's standard, those that ONNX Runtime has kernels for, and those of the presets."""
+    schemas = {
+        schema.name
+        if schema.domain in ("", "ai.onnx")
+        else f"{schema.domain}::{schema.name}"
+        for schema in onnx.defs.get_all_schemas()
+    }
+    kernels = (kernel_table(provider).keys() for provider in with_kernels())
+    lists = (_read_preset(name) for name in PRESETS)
+    return frozenset(schemas).union(
+        *kernels, *((*known.white, *known.black) for known in lists)
+    )
+
+
+def is_known(name: str, declared: AbstractSet[str] = frozenset()) -> bool:
+    """Whether a name in a list means an op of ONNX, ONNX Runtime, MindSpore or Paddle, or one that is declared."""
+    return (_known_ops() | declared).issuperset(ops_named(name))
+
+
+def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
+    """The known name that one in a list is a slip for; None if there is none.
+
+    Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to ``more``.
+    """
+    spelt = {
+        known.lower(): known
+        for names in (framework_names(), _known_ops(), more)
+        for known in sorted(names)
+    }
+    near = get_close_matches(name.lower(), sorted(spelt), 1)
+    return spelt[near[0]] if near else None
 
 
 def get_white_list(lists: str = "mindspore") -> list[str]:
@@ -94,7 +174,7 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
-        A new list of op types; "domain::OpType" outside ai.onnx.
+        A new list of op types, "domain::OpType" outside ai.onnx, and of the framework's names of what is no single op.
 
     Raises:
         ArgumentError: there is no such preset.
@@ -107,7 +187,8 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
         >>> "MatMul" in white_list, "Flatten" in get_white_list()
         (True, False)
     """
-    return list(preset(lists).white)
+    known = preset(lists)
+    return [*known.white, *known.white_names]
 
 
 def get_black_list(lists: str = "mindspore") -> list[str]:
@@ -120,7 +201,7 @@ def get_black_list(lists: str = "mindspore") -> list[str]:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
-        A new list of op types; "domain::OpType" outside ai.onnx.
+        A new list of op types, "domain::OpType" outside ai.onnx, and of the framework's names of what is no single op.
 
     Raises:
         ArgumentError: there is no such preset.
@@ -131,4 +212,5 @@ def get_black_list(lists: str = "mindspore") -> list[str]:
         >>> get_black_list(), "Softmax" in get_black_list("paddle")
         (['BatchNormalization', 'LayerNormalization'], True)
     """
-    return list(preset(lists).black)
+    known = preset(lists)
+    return [*known.black, *known.black_names]

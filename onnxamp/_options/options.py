@@ -1,18 +1,19 @@
 """The one definition of every option of a conversion.
 
-The command line, JSON, plan files and the reference derive from the fields of :class:`Options` and their metadata. The
-types of keyword arguments are in :mod:`onnxamp._options.keywords`; a test compares the two.
+JSON, plan files and the reference derive from the fields of :class:`Options`. The types of keyword arguments are in
+:mod:`onnxamp._options.keywords`, and :mod:`onnxamp._options.command_line` says how the command line spells the fields;
+tests compare them.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT16, DtypeName, Format, low_type
+from onnxamp._dtypes import FLOAT16, Format, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
 from onnxamp._ops.profiles import computes_low
@@ -27,80 +28,14 @@ from onnxamp._options.checks import (
     flags,
     meant,
 )
+from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level, Rescaling, check_level
 from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
 from onnxamp._target.kernels import check_target, float32_accumulators
-from onnxamp._target.targets import AUTO, targets
-
-
-class CommandLine(NamedTuple):
-    """How the command line spells an option.
-
-    Attributes:
-        flag: the flag, as in "--dtype", or two that mean yes and no, as in "--freeze-defaults/--keep-overridable".
-        help: the help text.
-        words: the words that the flag takes -> the value that each stands for.
-        many: whether the flag can be repeated.
-        metavar: what the help shows for the value.
-        named: the word that names may follow, as in "keep:mask,logits": the value is then these names.
-        kind: the type of a value that is neither a word nor one of many.
-    """
-
-    flag: str
-    help: str
-    words: Mapping[str, Any] | None = None
-    many: bool = False
-    metavar: str | None = None
-    named: str | None = None
-    kind: type[int | float | str] = int
-
-    def meaning(self, given: Any) -> Any:
-        """The value that the command line's text stands for.
-
-        Raises:
-            KeyError: it is no word of the option.
-        """
-        if self.words is None:
-            return given
-        word, names, listed = given.partition(":")
-        is_list = names and word == self.named
-        return tuple(filter(None, listed.split(","))) if is_list else self.words[given]
-
-    def arguments(self, value: Any) -> list[str]:
-        """The arguments that stand for a value; none where none do."""
-        if self.words is not None:
-            word = self._word(value)
-            return [] if word is None else [self.flag, word]
-        if isinstance(value, bool):
-            yes, _, no = self.flag.partition("/")
-            return [yes if value else no or yes]
-        return [
-            text
-            for item in (value if self.many else (value,))
-            for text in (self.flag, str(item))
-        ]
-
-    def _word(self, value: Any) -> str | None:
-        """The word for a value, with its names; None where there is none."""
-        for word, own in (self.words or {}).items():
-            if own == value:
-                return word
-        if self.named and not any("," in name for name in value):
-            return f"{self.named}:{','.join(sorted(value))}"
-        return None
-
 
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion."""
-
-
-def _option(default: Any, flag: str, text: str, words: Any = None, **more: Any) -> Any:
-    choices = {word: word for word in words} if isinstance(words, Sequence) else words
-    return field(
-        default=default, metadata={"cli": CommandLine(flag, text, choices, **more)}
-    )
-
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
 _TEXTS: Final = ("keep_high", "force_low", "low_weights")
@@ -124,147 +59,31 @@ class Options:
     """
 
     level: Level = Level.O2
-    dtype: str = _option(
-        "float16", "--dtype", "Low-precision type.", get_args(DtypeName)
-    )
-    lists: str | Preset = _option(
-        "default", "--lists", "Preset of op lists; 'onnxamp lists' shows them.", PRESETS
-    )
-    white_list: tuple[str, ...] = _option(
-        (),
-        "--white",
-        "Lower this op type, by its name in ONNX, MindSpore or Paddle. Repeatable.",
-        many=True,
-        metavar="OP",
-    )
-    black_list: tuple[str, ...] = _option(
-        (),
-        "--black",
-        "Keep this op type in float32. Repeatable.",
-        many=True,
-        metavar="OP",
-    )
-    keep_high: tuple[str, ...] = _option(
-        (),
-        "--keep-fp32",
-        "Keep nodes whose whole name matches in float32. Repeatable.",
-        many=True,
-        metavar="REGEX",
-    )
-    force_low: tuple[str, ...] = _option(
-        (),
-        "--force-low",
-        "Lower nodes whose whole name matches, whatever lists and hazards say. Repeatable.",
-        many=True,
-        metavar="REGEX",
-    )
-    keep_nodes: tuple[str, ...] = _option(
-        (),
-        "--keep-node",
-        "Keep the node of this name in float32, or that of this output. Repeatable.",
-        many=True,
-        metavar="NAME",
-    )
-    low_weights: tuple[str, ...] = _option(
-        (),
-        "--low-weight",
-        "Store weights in low precision whose whole name matches, or that of a node that reads"
-        " them, even if it is float32. Repeatable.",
-        many=True,
-        metavar="REGEX",
-    )
-    init_max: float | None = _option(
-        None,
-        "--init-max",
-        "Keep nodes in float32 that read a constant with an element beyond X.",
-        metavar="X",
-        kind=float,
-    )
-    data_max: float | None = _option(
-        None,
-        "--data-max",
-        "Keep nodes in float32 that read or write a float beyond X on the inputs.",
-        metavar="X",
-        kind=float,
-    )
-    keep_io_types: bool | frozenset[str] = _option(
-        True,
-        "--io-types",
-        "Types of the model's inputs and outputs; keep:NAME,... keeps those alone.",
-        {"keep": True, "low": False},
-        metavar="[keep|low|keep:NAME,...]",
-        named="keep",
-    )
-    target: str = _option(
-        "cuda",
-        "--target",
-        "Where the result will run: its kernels limit what can be low. A version of ONNX Runtime"
-        " may follow (cuda@1.24); auto is the installed one.",
-        metavar="|".join((*targets(), AUTO)),
-        kind=str,
-    )
-    strict: bool = _option(
-        False, "--strict", "At O2, lower every op that is not black-listed."
-    )
-    hazards: bool = _option(
-        True, "--no-hazards", "Do not keep known hazards in float32."
-    )
-    freeze_defaults: bool | None = _option(
-        None,
-        "--freeze-defaults/--keep-overridable",
-        "Whether initializers that are also inputs become plain weights"
-        " [if every float one is an input].",
-    )
-    from_dtype: str | None = _option(
-        None,
-        "--from",
-        "The model's type; what is low precision is raised to float32 first (auto: of any type).",
-        {"float32": None, **{name: name for name in (*get_args(DtypeName), "auto")}},
-    )
-    custom_ops: tuple[CustomOp, ...] = _option(
-        (),
-        "--custom-ops",
-        "Declare the types of custom ops, in TOML, so that they can be low.",
-        metavar="FILE",
-        kind=str,
-    )
-    keep_functions: bool = _option(
-        False, "--keep-functions", "Do not inline model-local functions."
-    )
-    opset: int | OpsetWord = _option(
-        "auto",
-        "--opset",
-        "Opset to upgrade to first; with auto the one that saves Casts or that the type needs, if"
-        " any; with keep none.",
-        metavar="auto|keep|N",
-    )
-    fold: bool | None = _option(
-        None,
-        "--fold/--no-fold",
-        "Fold decomposed normalisations, Gelu and Softmax into single ops, and batch normalisations into weights [where"
-        " that makes the result faster].",
-    )
+    dtype: str = "float16"
+    lists: str | Preset = "default"
+    white_list: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    keep_high: tuple[str, ...] = ()
+    force_low: tuple[str, ...] = ()
+    keep_nodes: tuple[str, ...] = ()
+    low_weights: tuple[str, ...] = ()
+    init_max: float | None = None
+    data_max: float | None = None
+    keep_io_types: bool | frozenset[str] = True
+    target: str = "cuda"
+    strict: bool = False
+    hazards: bool = True
+    freeze_defaults: bool | None = None
+    from_dtype: str | None = None
+    custom_ops: tuple[CustomOp, ...] = ()
+    keep_functions: bool = False
+    opset: int | OpsetWord = "auto"
+    fold: bool | None = None
     folded: tuple[str, ...] = ()
-    rescale: bool | None = _option(
-        None,
-        "--rescale/--no-rescale",
-        "First multiply constants by powers of two, so that values fit the"
-        " low-precision type that overflow on the inputs; folds patterns, too [at level auto, where that pays].",
-    )
+    rescale: bool | None = None
     rescaling: Rescaling | None = None
-    split_k: bool = _option(
-        True,
-        "--split-k/--no-split-k",
-        "Split products that the target would sum up in float16 over too many terms"
-        " into sums of shorter ones.",
-    )
-    rounding: str = _option(
-        "auto",
-        "--rounding",
-        "How weights are rounded: each to the nearest number, or so that their products on the"
-        " inputs stay near; auto is to nearest, and at level auto what pays.",
-        get_args(Rounding),
-    )
+    split_k: bool = True
+    rounding: str = "auto"
     unsound: tuple[str, ...] = ()
     rule: Rule | None = None
     strict_options: bool = field(default=False, compare=False)
@@ -294,7 +113,7 @@ class Options:
         for name in ("init_max", "data_max"):
             if (limit := getattr(self, name)) is not None:
                 values[name] = check_magnitude(
-                    f"{name} ({COMMAND_LINE[name].flag})", limit
+                    f"{name} ({spelled_fields()[name].flags})", limit
                 )
         if self.rule is not None and not callable(self.rule):
             raise ArgumentTypeError(
@@ -378,11 +197,6 @@ class Options:
         if not self.preset.trusts_kernels:
             return frozenset()
         return float32_accumulators(self.target, self.dtype)
-
-    @cached_property
-    def listed_by_user(self) -> frozenset[str]:
-        """Op types in the user's own lists."""
-        return self.user_white | self.user_black
 
     @cached_property
     def folds_batch_norm(self) -> bool:
@@ -473,10 +287,11 @@ class Options:
 
         That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
         """
+        spelled = spelled_fields()
         written = list[str]()
         for name, value in self.keywords().items():
-            if name in COMMAND_LINE and name != "custom_ops":
-                written += COMMAND_LINE[name].arguments(value)
+            if name in spelled and name != "custom_ops":
+                written += spelled[name].arguments(value)
         return tuple(written)
 
     def as_json(self) -> dict[str, Any]:
@@ -502,16 +317,3 @@ class Options:
         """
         keywords = dict(data)
         return cls.of(keywords.pop("level"), keywords)
-
-
-COMMAND_LINE: Final[Mapping[str, CommandLine]] = {
-    item.name: item.metadata["cli"]
-    for item in fields(Options)
-    if "cli" in item.metadata
-}
-"""Field -> how the command line spells it."""
-
-
-def default_of(name: str) -> Any:
-    """The default of a field."""
-    return next(item.default for item in fields(Options) if item.name == name)

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from typing import IO, Final
-from urllib.parse import urlsplit
 
 from onnxamp._errors import ArgumentError, MissingFileError, OutputError
 from onnxamp._optional import optional
@@ -49,6 +48,7 @@ def as_path(given: str | PathLike[str]) -> Path:
         return Path(text)
     scheme = found[1].lower()
     if scheme == "file":
+        from urllib.parse import urlsplit  # noqa: PLC0415 - few paths are URLs
         from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
 
         return (

@@ -65,6 +65,17 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
     return {exp.index, *ends}
 
 
+def squared_value(graph: Graph, node: Node) -> int:
+    """The value that the node squares; ABSENT if it squares none."""
+    values = set(map(graph.passed_on, node.inputs))
+    is_square = (
+        node.key == "ReduceSumSquare"
+        or (node.key == "Mul" and len(values) == 1)
+        or (node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0)
+    )
+    return graph.passed_on(node.inputs[0]) if is_square else ABSENT
+
+
 def _squared_by(graph: Graph, node: Node) -> set[int]:
     """The values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares none."""
     if node.key == "Mul":
@@ -72,10 +83,7 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
         return (
             values if len({_minuend(graph, value) for value in values}) == 1 else set()
         )
-    is_square = node.key == "ReduceSumSquare" or (
-        node.key == "Pow" and graph.constants.uniform(node.input(1)) == 2.0
-    )
-    return {graph.passed_on(node.inputs[0])} if is_square else set()
+    return {squared_value(graph, node)} - {ABSENT}
 
 
 def _minuend(graph: Graph, value: int) -> int:

@@ -116,8 +116,11 @@ def lists_report(presets: Sequence[Preset]) -> Report:
         section(
             f"{preset.name}: {len(preset.names)} names of the framework",
             _sources(
-                ("name", "op types"),
-                {k: ", ".join(ops) for k, ops in preset.names.items()},
+                ("name", "op types, and forms in ordinary ops"),
+                {
+                    name: ", ".join((*ops, *preset.forms.get(name, ())))
+                    for name, ops in preset.names.items()
+                },
             ),
         )
         for preset in presets

@@ -19,6 +19,7 @@ class Target(NamedTuple):
         title: what reports call it.
         limits_types: whether its kernels limit which types ops may have; they are not known where they do not.
         builds: whether an engine is built of a whole model, which is refused for one op that the builder does not take.
+        fuses_quantized: whether what is quantized becomes integer kernels only if its scales are float32.
         versioned: whether its kernels are known by version of ONNX Runtime.
         registry: ONNX Runtime's provider whose registry its kernels are from; "" if they are not from one.
         device: the device of estimates where nobody names one; "" for the GPU that is installed.
@@ -29,6 +30,7 @@ class Target(NamedTuple):
     title: str
     limits_types: bool
     builds: bool
+    fuses_quantized: bool
     versioned: bool
     registry: str
     device: str
@@ -65,6 +67,7 @@ def _read(name: str) -> Target:
         title=facts["title"],
         limits_types=facts.get("limits_types", True),
         builds=facts.get("builds", False),
+        fuses_quantized=facts.get("fuses_quantized", False),
         versioned=bool(target_json(name, "history")),
         registry=facts.get("registry", ""),
         device=facts.get("device", ""),

@@ -8,10 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx import defs
-
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._numerics.check import OpFilter
+from onnxamp._options.lists import is_known, nearest_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
 class DebugMode(Enum):
     """What a checker records, and whether a run is aborted.
 
-    Names and values are those of ``paddle.amp.debugging.DebugMode``. Intended infinities do not count: an op that
-    passes on the infinities of a mask is not recorded (Paddle counts every infinity).
+    Names and values are those of ``paddle.amp.debugging.DebugMode``. In the first two modes intended infinities do not
+    count: an op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
 
     Example:
         >>> from onnxamp.debugging import DebugMode
@@ -34,7 +32,8 @@ class DebugMode(Enum):
     CHECK_NAN_INF = 1
     """All values with NaN or Inf; the run goes on."""
     CHECK_ALL_FOR_OVERFLOW = 2
-    """float32 and float64 values that would overflow or underflow in float16 (Paddle: only overflow)."""
+    """All values with NaN or Inf, and float32 and float64 values that would overflow or underflow in float16 (Paddle:
+    only overflow). Excused are what is beyond 1e30 or infinite in constants, and in masks on their way to a Softmax."""
     CHECK_ALL = 3
     """Every float value."""
 
@@ -51,9 +50,9 @@ class TensorCheckerConfig:
         debug_mode: what is recorded.
         output_dir: folder for one CSV file per checked run. It is created if it is missing; files of the same names
             are replaced. None keeps records in memory only (Paddle prints them).
-        checked_op_list: op types to check, as ONNX names them ("Softmax", or "com.microsoft::Gelu" in other domains);
-            None for all.
-        skipped_op_list: op types not to check.
+        checked_op_list: ops to check, by the names of ONNX ("Softmax", or "com.microsoft::Gelu" in other domains),
+            Paddle ("elementwise_add") or MindSpore; "" for inputs of the model. None for all.
+        skipped_op_list: ops not to check, by the same names.
         debug_step: (start, end): check only the runs start to end - 1. Runs and training steps are counted from 0, per
             config, over all sessions and networks, and however often it is enabled. (Paddle counts calls of
             ``enable_tensor_checker``.)
@@ -109,13 +108,6 @@ class TensorCheckerConfig:
         return None if self.output_dir is None else Path(self.output_dir)
 
     @property
-    def ops(self) -> OpFilter:
-        """The op types to check."""
-        return OpFilter(
-            frozenset(self.checked_op_list or ()), frozenset(self.skipped_op_list or ())
-        )
-
-    @property
     def aborts(self) -> bool:
         """Whether the first NaN or Inf ends the run."""
         return self.debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT
@@ -136,13 +128,13 @@ def _check_ops(name: str, ops: Sequence[str] | None) -> None:
         return
     if not isinstance(ops, (list, tuple)) or not all(isinstance(op, str) for op in ops):
         raise ArgumentTypeError(
-            f"{name} must be a list or tuple of op types, not {ops!r}."
+            f"{name} must be a list or tuple of names, not {ops!r}."
         )
-    known = {schema.name.lower(): schema.name for schema in defs.get_all_schemas()}
     for op in ops:
-        if known.get(op.lower(), op) != op:
+        near = None if is_known(op) or "::" in op or not op else nearest_name(op)
+        if near is not None:
             raise ArgumentError(
-                f"{name}: ONNX has no op {op!r}; did you mean {known[op.lower()]!r}?"
+                f"{name}: no op is called {op!r}; did you mean {near!r}?"
             )
 
 

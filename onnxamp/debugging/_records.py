@@ -17,7 +17,7 @@ from onnxamp._paths.paths import made_folder
 from onnxamp._public import active_within
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._tables import Cell, read_csv, write_table
-from onnxamp.debugging._tensors import TensorStats
+from onnxamp.debugging._tensors import LOST_ABOVE, TensorStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class ValueRecord:
         fault: what goes wrong in this node although its inputs are fine: "NaN", "Inf", "saturated", "flushed",
             "vanished" or "all zero".
         inherited: whether the value only passes on an earlier fault.
+        fp16: how the value would leave the range of float16: "NaN", "overflow", "underflow", or None. Values that are
+            low precision already can only overflow where they are infinite. Excused is what is beyond 1e30 or infinite
+            in constants, and in masks on their way to a Softmax.
 
     Example:
         >>> from onnxamp import debugging, random_samples
@@ -56,10 +59,17 @@ class ValueRecord:
     stats: TensorStats
     fault: str | None
     inherited: bool
+    fp16: str | None = None
 
     @classmethod
     def given(
-        cls, step: int, tensor: str, dtype: str, stats: TensorStats
+        cls,
+        step: int,
+        tensor: str,
+        dtype: str,
+        stats: TensorStats,
+        *,
+        is_excused: bool,
     ) -> "ValueRecord":
         """The record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
         return cls(
@@ -72,6 +82,7 @@ class ValueRecord:
             stats=stats,
             fault="NaN" if stats.num_nan else None,
             inherited=False,
+            fp16=range_fault(stats, dtype, is_excused=is_excused),
         )
 
     @property
@@ -81,20 +92,32 @@ class ValueRecord:
             self.inherited or self.fault in ("NaN", "Inf")
         )
 
-    @property
-    def fp16(self) -> str | None:
-        """How a float32 or float64 value would leave the range of float16: "overflow", "underflow", or None."""
-        return self.stats.fp16 if self.dtype in ("float32", "float64") else None
-
     def concerns(self, mode: DebugMode) -> bool:
         """Whether a checker in this mode records the value."""
         if mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
-            return self.fp16 is not None
+            return self.fp16 is not None or self.is_bad
         return mode is DebugMode.CHECK_ALL or self.is_bad
 
     def __str__(self) -> str:
         made = f"{self.op} {self.node!r}" if self.op else "given"
         return printable(f"{self.tensor!r} ({made}, {self.dtype}): {self.stats}")
+
+
+def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | None:
+    """How a value leaves the range of float16.
+
+    Args:
+        stats: of its elements.
+        dtype: its type.
+        is_excused: whether its elements beyond 1e30 are meant for infinite.
+    """
+    if stats.num_nan:
+        return "NaN"
+    if dtype not in ("float32", "float64"):
+        return "overflow" if stats.num_inf and not is_excused else None
+    if is_excused and not stats.fp16_over:
+        return "underflow" if stats.fp16_loss > LOST_ABOVE else None
+    return stats.fp16
 
 
 def counted(records: Sequence[ValueRecord]) -> str:
@@ -203,6 +226,7 @@ def _records(path: Path) -> list[ValueRecord]:
                 stats=stats,
                 fault=row["fault"] or None,
                 inherited=row["inherited"] != "",
+                fp16=row["fp16"] or None,
             )
         )
     return records

@@ -12,7 +12,7 @@ What depends on them is expected, too.
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from os import fspath
@@ -39,6 +39,7 @@ from onnxamp._runtime.session import (
     run_values,
 )
 from onnxamp._runtime.values import from_value
+from onnxamp.debugging._chosen import Chooser
 from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
 from onnxamp.debugging._tensors import (
     OperatorStats,
@@ -80,6 +81,10 @@ class StepWatch:
     scaled: Collection[str]
     _shown: _Shown | None = None
     _counted: OperatorStats | None = None
+    _chooser: Chooser = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chooser = Chooser(Model(self.model))
 
     def begin(self) -> tuple[TensorChecker, int] | None:
         """Count a step; returns the checker and the number of the step if it is to be watched."""
@@ -121,7 +126,7 @@ class StepWatch:
         run = self._records(shown, step, feeds, outputs)
         if not checker.config.scaled_overflows and skips(outputs):
             run = run._replace(records=_without_overflows(run.records, shown.scaled))
-        conclude(checker, run)
+        conclude(checker, run, self._chooser.values(checker.config))
         return {name: outputs[name] for name in wanted}
 
     def _prepare(self) -> _Shown:
@@ -182,7 +187,7 @@ def _without_overflows(
             break
         finite = finite and (row.tensor not in scaled or row.stats.finite)
     return {
-        name: replace(row, fault=None, inherited=False)
+        name: replace(row, fault=None, inherited=False, fp16=None)
         if row.is_bad
         and row.tensor in scaled
         and (row.position < end or row.fault == "Inf")
@@ -307,13 +312,17 @@ class InferenceSession:
         self, checker: TensorChecker, step: int, feeds: Mapping[str, Any]
     ) -> None:
         config = checker.config
-        with (
-            self._lock
-        ):  # threads that share this object share the sessions of its watcher
+        # Threads that share this object share the sessions of its watcher.
+        with self._lock:
+            chosen = self._chooser.values(config)
             watched = self._watcher.watch(
-                step, _arrays(feeds), config.ops, stop=config.aborts
+                step, _arrays(feeds), chosen, stop=config.aborts
             )
-        conclude(checker, watched)
+        conclude(checker, watched, chosen)
+
+    @cached_property
+    def _chooser(self) -> Chooser:
+        return Chooser(Model.of(self._source))
 
     @cached_property
     def _watcher(self) -> Watcher:

@@ -54,7 +54,8 @@ class TensorStats:
         numel, num_nan, num_inf, num_zero: numbers of elements.
         max, min: ignore NaN; they are NaN if there are no other elements.
         mean: NaN if any element is.
-        fp16_over: elements that become infinite in float16: 65520 <= abs(x) < 1e30.
+        fp16_over: elements beyond the largest number of float16, without those that may be meant for infinite:
+            65504 < abs(x) < 1e30.
         fp16_under: elements that become zero in float16: 0 < abs(x) <= 2^-25.
         fp16_loss: relative L2 error, from 0 to 1, if the latter become zero.
 
@@ -88,9 +89,14 @@ class TensorStats:
     @property
     def fp16(self) -> str | None:
         """How the tensor would leave the range of float16: "overflow", "underflow", or None."""
-        if self.fp16_over:
+        if self.fp16_over or self.has_sentinel:
             return "overflow"
         return "underflow" if self.fp16_loss > LOST_ABOVE else None
+
+    @property
+    def has_sentinel(self) -> bool:
+        """Whether an element is infinite, or so large that it may be meant for infinite."""
+        return self.max >= SENTINEL or self.min <= -SENTINEL
 
     def __str__(self) -> str:
         return (
@@ -112,7 +118,7 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
         size = np.abs(x)
         is_nan, is_inf = np.isnan(x), np.isinf(x)
         under = (size > 0) & (size <= _FP16_ZERO)
-        over = (size >= FLOAT16.overflow) & (size < SENTINEL)
+        over = (size > FLOAT16.max_finite) & (size < SENTINEL)
         counts += [
             np.count_nonzero(mask) for mask in (is_nan, is_inf, size == 0, over, under)
         ]
@@ -170,7 +176,7 @@ def check_numerics(
     Raises:
         NumericsError: the tensor holds NaN or Inf, and the mode aborts. It is a RuntimeError, as Paddle raises.
         ArgumentError: ``debug_mode`` is not a DebugMode.
-        ArgumentTypeError: the tensor does not hold real numbers.
+        ArgumentTypeError: the tensor does not hold real numbers, or a name is no string.
 
     Example:
         >>> import numpy as np
@@ -181,6 +187,11 @@ def check_numerics(
     """
     if not isinstance(debug_mode, DebugMode):
         raise ArgumentError(f"debug_mode must be a DebugMode, not {debug_mode!r}.")
+    for what, name in (("op_type", op_type), ("var_name", var_name)):
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"{what} must be a string, not {type(name).__name__}."
+            )
     array = _as_array(tensor)
     stats = tensor_stats(array)
     where = f"[op={escaped(op_type)}, tensor={escaped(var_name)}, dtype={array.dtype}], {stats}"

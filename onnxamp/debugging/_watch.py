@@ -3,7 +3,7 @@
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,15 +14,24 @@ from onnx import TensorProto, numpy_helper
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.check import OpFilter
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.watch import Watched, WatchedRun, watched_parts, watched_values
+from onnxamp._numerics.watch import (
+    Watched,
+    WatchedRun,
+    mask_values,
+    reads_constant,
+    watched_parts,
+    watched_values,
+)
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.engines import Session, engine_on
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import Feed, check_inputs, from_value
+from onnxamp.debugging._chosen import Chosen
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._records import (
     StepCheck,
@@ -30,6 +39,7 @@ from onnxamp.debugging._records import (
     ValueRecord,
     counted,
     dump_path,
+    range_fault,
     write_dump,
 )
 from onnxamp.debugging._tensors import NumericsWarning, TensorStats, tensor_stats
@@ -52,28 +62,17 @@ class RunRecords(NamedTuple):
     records: Mapping[str, ValueRecord]
     nodes: Mapping[str, int]
 
-    def first_bad(self, ops: OpFilter) -> ValueRecord | None:
-        """The first unintended NaN or Inf among the checked ops."""
-        return next(
-            (row for row in self.records.values() if row.is_bad and ops.takes(row.op)),
-            None,
-        )
+    def first_bad(self, chosen: Chosen) -> ValueRecord | None:
+        """The first unintended NaN or Inf among the values that are looked at."""
+        rows = self.records.values()
+        return next((row for row in rows if row.is_bad and chosen.takes(row)), None)
 
     def sources(self, tensor: str) -> list[ValueRecord]:
         """The float inputs of the node that produces a value, looking through nodes that emulation adds."""
-        sources: dict[str, ValueRecord] = {}
-        waiting = (
-            [*reversed(self.flow.reads[self.nodes[tensor]])]
-            if tensor in self.nodes
-            else []
-        )
-        while waiting:
-            name = waiting.pop()
-            if name in self.records:
-                sources[name] = self.records[name]
-            elif name in self.flow.maker and name not in self.flow.own:
-                waiting += reversed(self.flow.reads[self.flow.maker[name]])
-        return list(sources.values())
+        if tensor not in self.nodes:
+            return []
+        names = _sources(self.flow, self.nodes[tensor], self.records)
+        return [self.records[name] for name in names]
 
     def story(self, bad: ValueRecord, height: int) -> str:
         """Sentences about the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
@@ -109,7 +108,7 @@ class Watcher:
         self,
         step: int,
         sample: Mapping[str, Feed],
-        ops: OpFilter | None = None,
+        chosen: Chosen | None = None,
         *,
         stop: bool = False,
     ) -> RunRecords:
@@ -118,7 +117,7 @@ class Watcher:
         Args:
             step: number of the run, for its records.
             sample: arrays by input.
-            ops: which op types can stop the run.
+            chosen: which values can stop the run; None for all.
             stop: stop at the first unintended NaN or Inf of these.
 
         Raises:
@@ -148,7 +147,7 @@ class Watcher:
         budget = self.session.budget
         for part in watched_parts(runner, measured.rows, feeds, budget, seen=see):
             measured.add(part)
-            if stop and is_odd and (watched := so_far()).first_bad(ops or OpFilter()):
+            if stop and is_odd and (watched := so_far()).first_bad(chosen or Chosen()):
                 return watched
         return so_far()
 
@@ -173,40 +172,95 @@ def records_of(
     ranks = {
         node: rank for rank, node in enumerate(sorted(makers))
     }  # without those of emulation
+    makers_of = {row.value: row.position for row in checks}
+    excused = _excused(flow, {**dict.fromkeys(inputs), **makers_of}, stats)
     records = {
-        name: ValueRecord.given(step, name, dtype_of(flow, name), stats[name])
+        name: ValueRecord.given(
+            step,
+            name,
+            dtype_of(flow, name),
+            stats[name],
+            is_excused=name in excused,
+        )
         for name in inputs
     }
     for row in checks:
+        dtype = dtype_of(flow, row.value)
         records[row.value] = ValueRecord(
             step=step,
             position=ranks[flow.maker[row.value]],
             op=row.op,
             node=row.node,
             tensor=row.value,
-            dtype=dtype_of(flow, row.value),
+            dtype=dtype,
             stats=stats[row.value],
             fault=row.fault,
             inherited=row.inherited,
+            fp16=range_fault(stats[row.value], dtype, is_excused=row.value in excused),
         )
-    return RunRecords(step, flow, records, {row.value: row.position for row in checks})
+    return RunRecords(step, flow, records, makers_of)
 
 
-def conclude(checker: TensorChecker, run: RunRecords) -> None:
+def _excused(
+    flow: Flow,
+    makers: Mapping[str, int | None],
+    stats: Mapping[str, TensorStats],
+) -> set[str]:
+    """Values whose elements beyond 1e30 are meant for infinite: constants, and masks on their way to a Softmax.
+
+    Args:
+        flow: what ran.
+        makers: watched value -> the node that computes it, None for inputs; in the order of execution.
+        stats: statistics of these values.
+    """
+    huge = [name for name in makers if stats[name].has_sentinel]
+    masks = mask_values(flow) if huge else frozenset[str]()
+    excused = set[str]()
+    for name in huge:
+        node = makers[name]
+        key = "" if node is None else op_key(flow.nodes[node])
+        is_excused = key == "Constant" or (node is None and name in masks)
+        if node is not None and name in masks and key in op_facts().mask_arithmetic:
+            is_excused = not excused.isdisjoint(_sources(flow, node, makers))
+            is_excused = is_excused or reads_constant(flow, node, SENTINEL)
+        if is_excused:
+            excused.add(name)
+    return excused
+
+
+def _sources(flow: Flow, node: int, known: Container[str]) -> list[str]:
+    """The known values that a node reads, looking through nodes that emulation adds."""
+    sources: dict[str, None] = {}
+    waiting = [*reversed(flow.reads[node])]
+    while waiting:
+        name = waiting.pop()
+        if name in known:
+            sources[name] = None
+        elif name in flow.maker and name not in flow.own:
+            waiting += reversed(flow.reads[flow.maker[name]])
+    return list(sources)
+
+
+def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
     """Keep what the mode of a checker records of a run, and tell of NaN and Inf as the mode says.
+
+    Args:
+        checker: the checker.
+        run: the records of the run.
+        chosen: the values that the checker looks at.
 
     Raises:
         NumericsError: the mode aborts, and there is NaN or an unintended Inf.
         OutputError: the records cannot be written.
     """
     config = checker.config
-    records = _recorded(run, config)
+    records = _recorded(run, config, chosen)
     file = None
     if config.folder is not None:
         file = dump_path(config.folder, run.step)
         write_dump(file, records)
     checker.steps.append(StepCheck(run.step, records, file))
-    bad = run.first_bad(config.ops) if config.aborts else None
+    bad = run.first_bad(chosen) if config.aborts else None
     if bad is not None:
         story = run.story(bad, config.stack_height_limit)
         text = f"Run {run.step}: there is NaN or Inf in {bad}. {story}".rstrip()
@@ -214,16 +268,16 @@ def conclude(checker: TensorChecker, run: RunRecords) -> None:
     _warn(config, run.step, records, file)
 
 
-def _recorded(run: RunRecords, config: TensorCheckerConfig) -> tuple[ValueRecord, ...]:
+def _recorded(
+    run: RunRecords, config: TensorCheckerConfig, chosen: Chosen
+) -> tuple[ValueRecord, ...]:
     """What the mode records of a run."""
     if config.aborts:
-        bad = run.first_bad(config.ops)
+        bad = run.first_bad(chosen)
         return () if bad is None else (bad,)
     rows = run.records.values()
     return tuple(
-        row
-        for row in rows
-        if config.ops.takes(row.op) and row.concerns(config.debug_mode)
+        row for row in rows if chosen.takes(row) and row.concerns(config.debug_mode)
     )
 
 
@@ -238,7 +292,7 @@ def _warn(
     told = []
     if bad := [row for row in records if row.is_bad]:
         told.append(f"there is NaN or Inf in {counted(bad)}; the first is {bad[0]}")
-    wide = [row for row in records if row.fp16]
+    wide = [row for row in records if row.fp16 and not row.is_bad]
     if wide and config.debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
         told.append(
             f"{counted(wide)} beyond float16; the first ({wide[0].fp16}) is {wide[0]}"
@@ -291,7 +345,7 @@ class LayerCheck:
 @unchanged_sources()
 def check_layer_numerics(
     model: ModelSource,
-    layer: str | Iterable[str],
+    layer: str | Iterable[str] | None = None,
     samples: SamplesLike | None = None,
     *,
     debug_mode: DebugMode = DebugMode.CHECK_NAN_INF_AND_ABORT,
@@ -329,7 +383,15 @@ def check_layer_numerics(
         >>> sorted({record.step for record in check.values})
         [0, 1]
     """
-    names = [layer] if isinstance(layer, str) else list(layer)
+    if layer is None:
+        raise ArgumentTypeError(
+            "check_layer_numerics decorates no functions: call it with a model and the names of the nodes of a layer."
+        )
+    names = (
+        list(layer)
+        if isinstance(layer, Iterable) and not isinstance(layer, str)
+        else [layer]
+    )
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(
             f"layer must be the name of a node, or several names, not {layer!r}."
@@ -419,5 +481,9 @@ def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
             continue
         if array.dtype.kind == "f":
             yield ValueRecord.given(
-                0, name, dtype_of(flow, name), tensor_stats(np.asarray(array))
+                0,
+                name,
+                dtype_of(flow, name),
+                tensor_stats(np.asarray(array)),
+                is_excused=True,
             )

@@ -10,15 +10,16 @@ from onnxamp._dtypes import DtypeLike, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
+from onnxamp._options.lists import literal_preset
 from onnxamp._options.options import Options
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
-from onnxamp.train._feeds import Loss, LossFunction, find_loss
 from onnxamp.train._forward import find_masters, training_model
-from onnxamp.train._grad_scaler import GradScaler
+from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import Decorated, excluder, make_precision
+from onnxamp.train._losses import Loss, LossFunction, find_loss
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
@@ -66,9 +67,10 @@ def build_train_network(
             :func:`onnxamp.amp.auto_mixed_precision` say, gets float32 masters of its low-precision weights; train it at
             level "O0", which leaves its precision as it is.
         optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
-        loss_fn: "cross-entropy" (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or
-            "binary-cross-entropy" (logits; float32 labels of the same shape), a :class:`Loss`, or a function as for
-            :class:`Loss`. None if the first output of the model is the loss.
+        loss_fn: a :class:`Loss`, such as :func:`MSELoss` makes, or a function as for :class:`Loss`; "cross-entropy"
+            (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or "binary-cross-entropy"
+            (logits; float32 labels of the same shape), or the name of one of MindSpore and Paddle, such as "MSELoss".
+            None if the first output of the model is the loss: a scalar, or a vector, whose sum is made small.
         level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
             scale; "O3" everything; "auto" as O2, on CUDA only. A decorated model is trained at O2. Within
             :func:`onnxamp.amp.auto_cast`, the level given there counts. A converted model keeps its precision at "O0";
@@ -81,8 +83,8 @@ def build_train_network(
         keep_batchnorm_fp32: whether all normalisations stay float32, also those written out in single ops. By default
             they do at O1 and O2; at O3 only those written out do, whose squares may overflow; with ``cast_model_type``
             they do at O2 alone. False lowers nothing at O1, where they are not white-listed.
-        loss_scale_manager: a :class:`LossScaleManager`, one of your own class included, or None for no scaling. The
-            default, ``FROM_LEVEL``, is the loss scale of the level.
+        loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, one of your own class included, or None
+            for no scaling. The default, ``FROM_LEVEL``, is the loss scale of the level.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         provider: where the step runs: "cuda", "cpu", "webgpu", or the package of another plugin provider.
         seed: of the dropout masks.
@@ -91,7 +93,7 @@ def build_train_network(
         A network, ready for :meth:`TrainNetwork.step` and :meth:`TrainNetwork.fit`.
 
     Raises:
-        ArgumentError: a keyword or value is unknown.
+        ArgumentError: a keyword or value is unknown, or the first output is no loss and none is given.
         ArgumentTypeError: an argument has the wrong type.
         GradientError: an op between the loss and a weight has no gradient rule, or there is nothing to train.
         ModelError: the model cannot be read or is invalid.
@@ -116,12 +118,13 @@ def build_train_network(
         raise ArgumentTypeError(
             f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}."
         )
+    boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
     options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
-    excludes = excluder(decorated.excluded if decorated else None)
     source = decorated.source if decorated else Model.of(network).embedded()
+    excludes = excluder(decorated.excluded if decorated else None, source)
     masters = find_masters(source)
     precision = make_precision(
         options,
@@ -161,9 +164,9 @@ def build_train_network(
         if plugin
         else chosen.upper() + ", emulated" * emulated,
         seed=seed,
-        save_dtype=decorated.save_dtype if decorated else None,
+        stored=decorated.stored if decorated else {},
     )
-    if isinstance(manager, GradScaler):
+    if isinstance(manager, AmpScaler):
         manager.bind(net)
     return net
 
@@ -240,7 +243,9 @@ def _requested(
         )
     if cast is None:
         low = decorated.dtype if decorated else dtype
-        return Options.of("O2", {"dtype": low, "lists": "paddle", "fold": False})
+        return Options.of(
+            "O2", {"dtype": low, "lists": literal_preset("paddle"), "fold": False}
+        )
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

@@ -1,16 +1,14 @@
 """What a step is fed: batches in an order that seed and epoch decide, in the types of the inputs; dropout masks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
-from onnxamp._gradients.writer import Tensor
-from onnxamp._graph.shapes import Dims
+from onnxamp._errors import ArgumentError
 from onnxamp._runtime.values import check_shape
 from onnxamp.train._forward import Mask
 
@@ -18,10 +16,15 @@ Feeds = Mapping[str, NDArray[Any]]
 
 
 class Classes(NamedTuple):
-    """What labels may be: whole numbers from 0 to below ``number``, which is None where nothing tells it."""
+    """What labels may be: whole numbers from 0 to below ``number``, or ``ignored``.
+
+    ``axis`` is that of the classes, along which labels may have the size 1. ``number`` and ``ignored`` may be None.
+    """
 
     label: str
     number: int | None
+    axis: int
+    ignored: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ def typed_feeds(
     for entry in model.graph.input:
         if entry.name in feeds:
             array = np.asarray(feeds[entry.name])
+            if classes is not None and entry.name == classes.label:
+                array = _without_axis(
+                    array, classes.axis, len(entry.type.tensor_type.shape.dim)
+                )
             wanted = np.dtype(
                 helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
             )
@@ -111,13 +118,18 @@ def typed_feeds(
                 check_shape(entry.name, array.shape, entry.type.tensor_type.shape)
             typed[entry.name] = array.astype(wanted, copy=False)
     if classes is not None:
-        _check_labels(model, typed, *classes)
+        _check_labels(model, typed, classes)
     return typed
 
 
-def _check_labels(
-    model: ModelProto, feeds: Feeds, label: str, count: int | None
-) -> None:
+def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
+    """Labels of this rank, which datasets often store with an axis of one class."""
+    has_axis = labels.ndim == rank + 1 and labels.shape[axis] == 1
+    return labels.squeeze(axis) if has_axis else labels
+
+
+def _check_labels(model: ModelProto, feeds: Feeds, classes: Classes) -> None:
+    label, count = classes.label, classes.number
     others, labels = dict(feeds), feeds[label]
     del others[label]
     sizes = _named_sizes(model, others)
@@ -127,7 +139,10 @@ def _check_labels(
                 f"The labels {label!r} have the size {size} in {dim!r}, and other inputs {sizes[dim]}: pass as"
                 " many of each."
             )
-    wrong = labels[(labels < 0) | (labels >= (np.inf if count is None else count))]
+    is_wrong = (labels < 0) | (labels >= (np.inf if count is None else count))
+    if classes.ignored is not None:
+        is_wrong &= labels != classes.ignored
+    wrong = labels[is_wrong]
     if wrong.size:
         least = "0 or more" if count is None else f"classes from 0 to {count - 1}"
         raise ArgumentError(
@@ -172,104 +187,3 @@ def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
                 if d.dim_param
             }
     return sizes
-
-
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Writes a loss: from an output of the model, as float32, and the labels to a float32 scalar."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A loss, and the input for labels that it adds to the graph.
-
-    Args:
-        function: from the output (as float32) and the labels to a float32 scalar. It computes with their operators and
-            methods, which write nodes: ``output - labels``, ``output.op("Abs")``, ``(output > 0).where(a, b)``.
-        label: name of the labels.
-        label_type: their ONNX element type, such as ``TensorProto.INT64``.
-        but: an axis of the output that the labels do not have. Otherwise labels and output have the same shape.
-        output: the output of the model to judge; None for the first float output.
-        picks: whether labels are positions along ``but``, so that others are an error.
-
-    Example:
-        >>> from onnxamp.train import Loss
-        >>> def mean_absolute_error(output, labels):
-        ...     return (output - labels).op("Abs").op("ReduceMean", keepdims=0)
-        >>> loss = Loss(mean_absolute_error, label="target", output="logits")
-    """
-
-    function: LossFunction
-    label: str = "label"
-    label_type: int = TensorProto.FLOAT
-    but: int | None = None
-    output: str | None = None
-    picks: bool = False
-
-    def classes(self, output: Dims | None) -> Classes | None:
-        """What labels may be for an output of this shape; None for anything."""
-        if not self.picks or self.but is None:
-            return None
-        size = None if output is None else output[self.but]
-        return Classes(self.label, size if isinstance(size, int) else None)
-
-    def label_shape(self, output: Dims | None) -> Dims:
-        """The shape of the labels for an output of this shape.
-
-        Raises:
-            ModelError: even the rank of the output is unknown.
-        """
-        if output is None:
-            raise ModelError(
-                "The rank of the model's output is unknown, but the labels need it: declare its shape."
-            )
-        return tuple(dim for axis, dim in enumerate(output) if axis != self.but)
-
-
-def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
-    likelihood = output.op("LogSoftmax", axis=1).op(
-        "GatherElements", labels.op("Unsqueeze", [1]), axis=1
-    )
-    return -likelihood.op("ReduceMean", keepdims=0)
-
-
-def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean squared difference of output and labels."""
-    difference = output - labels
-    return (difference * difference).op("ReduceMean", keepdims=0)
-
-
-def binary_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean binary cross entropy of logits of any shape and labels in [0, 1] of that shape."""
-    return (output.op("Softplus") - output * labels).op("ReduceMean", keepdims=0)
-
-
-LOSSES: Final[Mapping[str, Loss]] = {
-    "binary-cross-entropy": Loss(binary_cross_entropy),
-    "cross-entropy": Loss(
-        cross_entropy, label_type=TensorProto.INT64, but=1, picks=True
-    ),
-    "mean-squared-error": Loss(mean_squared_error),
-}
-
-
-def find_loss(loss: "str | Loss | LossFunction") -> Loss:
-    """The loss of that name, or around that function (with float32 labels called "label", shaped as the output).
-
-    Raises:
-        ArgumentError: there is none.
-        ArgumentTypeError: it is none of these.
-    """
-    if isinstance(loss, Loss):
-        return loss
-    if isinstance(loss, str):
-        if loss not in LOSSES:
-            raise ArgumentError(
-                f"Unknown loss {loss!r}: choose one of {', '.join(LOSSES)}, or pass a function."
-            )
-        return LOSSES[loss]
-    if not callable(loss):
-        raise ArgumentTypeError(
-            f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}."
-        )
-    return Loss(loss)

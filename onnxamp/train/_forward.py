@@ -293,43 +293,42 @@ def trained_model(
     source: ModelProto,
     masters: Masters,
     arrays: Mapping[str, NDArray[Any]],
-    save_dtype: str | None,
+    stored: Mapping[str, str],
 ) -> ModelProto:
-    """The model that training started from, with its trained weights stored in a type.
+    """The model that training started from, with its trained weights stored in some types.
 
     Args:
         source: the model.
         masters: what is trained in its place.
         arrays: the trained weights and running statistics.
-        save_dtype: "float16", "bfloat16" or "float64"; "float32" or None for the type that each weight came in.
+        stored: float32 weight -> "float16", "bfloat16" or "float64"; all others keep the type that they came in.
     """
     copies = {
         copy: arrays[name] for copy, name in masters.copies.items() if name in arrays
     }
     result = with_arrays(source, {**arrays, **copies})
-    if save_dtype in (None, "float32"):
-        return result
-    exact = [
-        tensor.name
+    converted = {
+        tensor.name: stored[tensor.name]
         for tensor in result.graph.initializer
-        if tensor.data_type == TensorProto.FLOAT and tensor.name in arrays
-    ]
-    return _stored(Graph.of(result), exact, save_dtype)
+        if tensor.data_type == TensorProto.FLOAT
+        and tensor.name in arrays
+        and stored.get(tensor.name, "float32") != "float32"
+    }
+    return _stored(Graph.of(result), converted) if converted else result
 
 
-def _stored(graph: Graph, weights: Iterable[str], dtype: str) -> ModelProto:
-    """The model with float32 initializers stored in another type; a Cast behind each gives the model float32.
+def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
+    """The model with float32 initializers stored in other types; a Cast behind each gives the model float32.
 
     Initializers keep their names. Finite numbers beyond the range of the type become its largest ones. An initializer
     that is an output of the model stays as it is. Linear in nodes.
 
     Args:
         graph: a well-formed model.
-        weights: names of float32 initializers.
-        dtype: "float16", "bfloat16" or "float64".
+        weights: names of float32 initializers -> "float16", "bfloat16" or "float64".
     """
     editor, scope = GraphEditor(graph), graph.scopes[0]
-    for name in weights:
+    for name, dtype in weights.items():
         value = scope.names[name]
         if graph.results[value]:
             continue

@@ -1,71 +1,57 @@
-"""``GradScaler`` as in Paddle: the loss scale, and the second half of a training loop."""
+"""``AmpScaler`` and ``GradScaler`` as in Paddle: the loss scale, and the second half of a training loop."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
 from onnxamp._dtypes import FORMATS
-from onnxamp._errors import ArgumentError, ArgumentTypeError, CallOrderError
+from onnxamp._errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CallOrderError,
+    EmptyStateError,
+)
+from onnxamp._options.checks import checked_flag
 from onnxamp._warnings import warn
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
-    NEVER,
+    STILL,
     MovingLossScaleManager,
     ScaleState,
     ScaleUpdate,
     checked_count,
     checked_factor,
-    checked_flag,
     checked_fraction,
     checked_scale,
 )
 from onnxamp.train._sessions import StepGradients
 
 
-class GradScaler(MovingLossScaleManager):
-    """The loss scale of ``paddle.amp.GradScaler``, and the steps of a loop that is written as for Paddle.
+class AmpScaler(MovingLossScaleManager):
+    """The loss scale of ``paddle.amp.AmpScaler``, and the steps of a loop that is written as for Paddle.
 
-    :func:`build_train_network` takes it as ``loss_scale_manager``. After that, :meth:`TrainNetwork.step` does all that
-    a loop does, or the loop does it line by line, with the same results. Where Paddle takes the optimizer, pass it or
-    the network. With bfloat16 a scaler is disabled, with a warning, for nothing is flushed there.
-
-    Args:
-        enable: False scales nothing.
-        init_loss_scaling: the first scale, at least 1.
-        incr_ratio: factor by which the scale rises, greater than 1.
-        decr_ratio: factor by which the scale falls, between 0 and 1.
-        incr_every_n_steps: updates in a row without overflow before it rises.
-        decr_every_n_nan_or_inf: updates in a row with overflow before it falls.
-        use_dynamic_loss_scaling: False keeps the first scale.
+    It is :class:`GradScaler` with other defaults: a scale of 2**15 that rises after 1,000 updates.
 
     Raises:
         ArgumentError: a value is out of range.
         ArgumentTypeError: a flag is not a bool.
 
     Example:
-        >>> import numpy as np
-        >>> from onnxamp.train import GradScaler, SGD, build_train_network
-        >>> optimizer, scaler = SGD(), GradScaler(init_loss_scaling=1024)
-        >>> net = build_train_network(
-        ...     "models/classifier.onnx", optimizer, "cross-entropy", "O1", loss_scale_manager=scaler)
-        >>> loss = net.gradients({"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])})
-        >>> scaled = scaler.scale(loss)
-        >>> scaled.backward()
-        >>> scaler.step(optimizer)
-        >>> scaler.update()
-        >>> net.steps, scaler.state_dict()["incr_count"]
-        (1, 1)
+        >>> from onnxamp.train import AmpScaler
+        >>> scaler = AmpScaler(init_loss_scaling=1024)
+        >>> scaler.scale(2.0)
+        2048.0
     """
 
     def __init__(
         self,
         enable: bool = True,
-        init_loss_scaling: float = 2.0**16,
+        init_loss_scaling: float = 2.0**15,
         incr_ratio: float = 2.0,
         decr_ratio: float = 0.5,
-        incr_every_n_steps: int = 2000,
+        incr_every_n_steps: int = 1000,
         decr_every_n_nan_or_inf: int = 1,
         use_dynamic_loss_scaling: bool = True,
     ) -> None:
@@ -87,7 +73,7 @@ class GradScaler(MovingLossScaleManager):
         state = ", ".join(
             f"{name}={value}" for name, value in self.state_dict().items()
         )
-        return f"GradScaler({state or 'enable=False'})"
+        return f"{type(self).__name__}({state or 'enable=False'})"
 
     # the loop
 
@@ -105,7 +91,7 @@ class GradScaler(MovingLossScaleManager):
             return var * self.get_loss_scale() if self._enable else var
         if not any(net.pending is var for net in self._networks):
             raise ArgumentError(
-                "These gradients were not scaled by this GradScaler, or are out of date: build the network with"
+                "These gradients were not scaled by this scaler, or are out of date: build the network with"
                 " loss_scale_manager=scaler, and scale what its last gradients() returned."
             )
         return var
@@ -133,31 +119,48 @@ class GradScaler(MovingLossScaleManager):
             CallOrderError: there are no gradients, or :meth:`update` was not called after the last step.
         """
         for net, first in self._pending(optimizer):
-            if self._enable and net in self._stepped:
+            if net in self._stepped:
                 raise CallOrderError(
                     "step() was called already: call update() after each step."
                 )
             result, counts = net.finish(first, moves_scale=False)
-            if counts:
-                self._overflow = bool(self._overflow) or result.overflow
-            self._stepped.add(net)
+            if self.is_use_dynamic_loss_scaling():
+                self._stepped.add(net)
+                if counts:
+                    self._overflow = bool(self._overflow) or result.overflow
 
     def update(self) -> None:
         """Change the scale, as the steps since the last update demand."""
-        if self._enable and self._overflow is not None:
+        if self._overflow is not None:
             self.update_loss_scale(self._overflow)
         self._overflow = None
         self._stepped.clear()
 
-    def minimize(self, optimizer: Any, *args: Any) -> None:
+    def minimize(
+        self,
+        optimizer: Any,
+        loss: StepGradients | None = None,
+        startup_program: None = None,
+        parameters: None = None,
+        no_grad_set: None = None,
+    ) -> None:
         """:meth:`step` and :meth:`update`.
 
         Args:
             optimizer: that of the network, or the network.
-            args: the scaled loss, whose gradients the network holds.
+            loss: the scaled loss, whose gradients the network holds.
+            startup_program, parameters, no_grad_set: None; the optimizer says what is trained.
+
+        Raises:
+            ArgumentError: one is not None. Others as :meth:`step`.
         """
-        for scaled in args:
-            self.scale(scaled)
+        if (startup_program, parameters, no_grad_set) != (None, None, None):
+            raise ArgumentError(
+                "minimize() takes no startup_program, parameters or no_grad_set: choose what is trained with the"
+                " 'weights' of the optimizer."
+            )
+        if loss is not None:
+            self.scale(loss)
         self.step(optimizer)
         self.update()
 
@@ -190,21 +193,26 @@ class GradScaler(MovingLossScaleManager):
         """How the graph of a step changes the scale; None if the scaler is disabled."""
         if not self._enable:
             return None
-        windows = (
-            (self._incr_every, self._decr_every) if self._dynamic else (NEVER, NEVER)
+        if not self._dynamic:
+            return STILL
+        return ScaleUpdate(
+            self._incr_ratio, self._decr_ratio, self._incr_every, self._decr_every
         )
-        return ScaleUpdate(self._incr_ratio, self._decr_ratio, *windows)
 
     def bind(self, network: Any) -> None:
         """Know a network whose gradients :meth:`step` and the others take."""
         self._networks.add(network)
 
     def _scales(self, dtype: str) -> bool:
-        """Whether the loss is scaled; bfloat16 disables the scaler."""
-        if self._enable and dtype in FORMATS and not FORMATS[dtype].is_narrow:
-            warn([_NEEDLESS])
+        """Whether the loss is scaled; bfloat16 disables a scaler that scales dynamically."""
+        is_wide = dtype in FORMATS and not FORMATS[dtype].is_narrow
+        if is_wide and self.is_use_dynamic_loss_scaling():
+            needless = (
+                "bfloat16 has the range of float32 and needs no dynamic loss scale"
+            )
+            warn([f"{needless}: {type(self).__name__} is disabled."])
             self._enable = False
-            self.scale_state = ScaleState.of(1)
+            self.set_init_loss_scaling(1.0)
         return self._enable
 
     # settings
@@ -282,18 +290,21 @@ class GradScaler(MovingLossScaleManager):
         A disabled scaler stays as it is.
 
         Raises:
+            EmptyStateError: it is empty. A scaler that is disabled has such a state.
             ArgumentError: a key is missing, or a value is out of range; the state does not change.
         """
         if not self._enable:
             return
-        if missing := self.state_dict().keys() - state_dict.keys():
-            raise ArgumentError(
-                f"The state of a GradScaler needs {min(missing)!r}: was it saved by one that is disabled?"
+        if not state_dict:
+            raise EmptyStateError(
+                "The state of a scaler is empty: it was probably saved by one that is disabled."
             )
+        if missing := self.state_dict().keys() - state_dict.keys():
+            raise ArgumentError(f"The state of a scaler needs {min(missing)!r}.")
         counters = {"scale", "incr_count", "decr_count"}
         given = {name: state_dict[name] for name in self.state_dict().keys() - counters}
         scale = float(np.asarray(state_dict["scale"]).reshape(-1)[0])
-        fresh = GradScaler(init_loss_scaling=scale, **given)
+        fresh = AmpScaler(init_loss_scaling=scale, **given)
         good, bad = (
             checked_count(name, state_dict[name] + 1) - 1
             for name in ("incr_count", "decr_count")
@@ -302,9 +313,62 @@ class GradScaler(MovingLossScaleManager):
         vars(self).update(
             {name: item for name, item in vars(fresh).items() if name not in kept}
         )
-        self.scale_state = ScaleState.of(scale, good, bad)
+        if self._dynamic:
+            self.scale_state = ScaleState.of(scale, good, bad)
 
 
-_NEEDLESS: Final = (
-    "bfloat16 has the range of float32 and needs no loss scale: GradScaler is disabled."
-)
+class GradScaler(AmpScaler):
+    """The loss scale of ``paddle.amp.GradScaler``, and the steps of a loop that is written as for Paddle.
+
+    :func:`build_train_network` takes it as ``loss_scale_manager``. After that, :meth:`TrainNetwork.step` does all that
+    a loop does, or the loop does it line by line, with the same results. Where Paddle takes the optimizer, pass it or
+    the network. With bfloat16 a scaler that scales dynamically is disabled, with a warning, for nothing is flushed
+    there.
+
+    Args:
+        enable: False scales nothing.
+        init_loss_scaling: the first scale, at least 1.
+        incr_ratio: factor by which the scale rises, greater than 1.
+        decr_ratio: factor by which the scale falls, between 0 and 1.
+        incr_every_n_steps: updates in a row without overflow before it rises.
+        decr_every_n_nan_or_inf: updates in a row with overflow before it falls.
+        use_dynamic_loss_scaling: False keeps the first scale, and :meth:`update` need not be called.
+
+    Raises:
+        ArgumentError: a value is out of range.
+        ArgumentTypeError: a flag is not a bool.
+
+    Example:
+        >>> import numpy as np
+        >>> from onnxamp.train import GradScaler, SGD, build_train_network
+        >>> optimizer, scaler = SGD(), GradScaler(init_loss_scaling=1024)
+        >>> net = build_train_network(
+        ...     "models/classifier.onnx", optimizer, "cross-entropy", "O1", loss_scale_manager=scaler)
+        >>> loss = net.gradients({"image": np.ones((2, 3, 32, 32), np.float32), "label": np.array([0, 1])})
+        >>> scaled = scaler.scale(loss)
+        >>> scaled.backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> net.steps, scaler.state_dict()["incr_count"]
+        (1, 1)
+    """
+
+    def __init__(
+        self,
+        enable: bool = True,
+        init_loss_scaling: float = 2.0**16,
+        incr_ratio: float = 2.0,
+        decr_ratio: float = 0.5,
+        incr_every_n_steps: int = 2000,
+        decr_every_n_nan_or_inf: int = 1,
+        use_dynamic_loss_scaling: bool = True,
+    ) -> None:
+        super().__init__(
+            enable,
+            init_loss_scaling,
+            incr_ratio,
+            decr_ratio,
+            incr_every_n_steps,
+            decr_every_n_nan_or_inf,
+            use_dynamic_loss_scaling,
+        )

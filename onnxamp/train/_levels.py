@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto, NodeProto
 
@@ -31,12 +31,13 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._gradients.normalisations import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, ModelHolder
 from onnxamp._ops.facts import op_key
-from onnxamp._options.checks import checked_names, compiled
+from onnxamp._options.checks import checked_flag, checked_names, compiled
 from onnxamp._options.levels import Level
-from onnxamp._options.lists import ops_named
+from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import Options, Rule
+from onnxamp._patterns.named import named_forms
 from onnxamp._patterns.patterns import find_patterns, patterns_of
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
@@ -83,7 +84,7 @@ class Precision:
     options: Options
     norms: Norms
     lowered: Mapping[str, bool] | None
-    excludes: Callable[[NodeProto], Collection[str]]
+    excludes: "Excluder"
 
     def opset(self, model: ModelProto) -> int:
         """The lowest opset at which the step can run."""
@@ -194,7 +195,7 @@ def _written_out(graph: Graph) -> list[set[str]]:
 def make_precision(
     options: Options,
     masters: Masters,
-    excludes: Callable[[NodeProto], Collection[str]],
+    excludes: "Excluder",
     cast_model_type: object,
     keep_batchnorm_fp32: bool | None,
     *,
@@ -206,10 +207,8 @@ def make_precision(
         ArgumentError: the level is "auto", and there is no CUDA device.
         ArgumentTypeError: an argument has the wrong type, or ``cast_model_type`` is one that cannot be cast to.
     """
-    if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
-        raise ArgumentTypeError(
-            f"keep_batchnorm_fp32 must be a bool, not {type(keep_batchnorm_fp32).__name__}."
-        )
+    if keep_batchnorm_fp32 is not None:
+        checked_flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
     if options.level == Level.AUTO:
         if not on_cuda:
             raise ArgumentError(
@@ -244,8 +243,8 @@ _SAVED: Final = (*FORMATS, "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decorated:
-    """A model decorated at level O2 by :func:`decorate`.
+class Decorated(ModelHolder):
+    """A model decorated at level O2 by :func:`decorate`. All functions of onnxamp take it in place of its ``model``.
 
     Attributes:
         model: the model with low-precision weights, an ordinary ModelProto.
@@ -253,7 +252,7 @@ class Decorated:
             model rounds none of the weights that are trained.
         dtype: the low-precision type, "float16" or "bfloat16".
         excluded: the layers that stay float32.
-        save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for float32.
+        save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for their types in ``model``.
         master_grad: whether all parts of a gradient are summed up in float32.
 
     Example:
@@ -269,6 +268,16 @@ class Decorated:
     excluded: tuple[str, ...]
     save_dtype: str | None = None
     master_grad: bool = False
+
+    @property
+    def stored(self) -> Mapping[str, str]:
+        """Weights that :meth:`TrainNetwork.export` does not store in float32 -> the type that it stores them in."""
+        tensors = self.source.graph.initializer
+        if self.save_dtype is not None:
+            return dict.fromkeys((one.name for one in tensors), self.save_dtype)
+        low = FORMATS[self.dtype].elem
+        tensors = self.model.graph.initializer
+        return {one.name: self.dtype for one in tensors if one.data_type == low}
 
     def summed_in_float32(self, options: Options, step: Step) -> Options:
         """The options of a step's conversion; with ``master_grad``, sums of gradients of one weight are float32."""
@@ -313,7 +322,8 @@ def decorate(
         master_weight: None or True at O2. Without float32 masters, updates smaller than the last bit of a weight would
             be lost, so False is an error.
         save_dtype: the type in which :meth:`TrainNetwork.export` stores the trained weights at O2: "float16",
-            "bfloat16", "float32" or "float64"; None for float32. Checkpoints always hold the float32 masters.
+            "bfloat16", "float32" or "float64"; None for the type that each has in the decorated model. Checkpoints
+            always hold the float32 masters.
         master_grad: at O2, sum up in float32 the parts of the gradient of a weight that several nodes read; otherwise
             they may be summed up in low precision. All else that happens to gradients after the backward pass (scaling
             back, accumulation over batches, clipping, the update) is float32 in any case.
@@ -348,27 +358,25 @@ def decorate(
         raise ArgumentTypeError(
             f"optimizers must be of onnxamp.train, not {type(wrong[0]).__name__}."
         )
+    if not isinstance(master_weight, bool | None):
+        raise ArgumentTypeError(
+            f"master_weight must be a bool or None, not {master_weight!r}."
+        )
+    excluded = _texts(excluded_layers)
     if level == "O2":
         if master_weight is False:
             raise ArgumentError(
                 "master_weight=False is not supported: training keeps float32 masters. Leave it None."
             )
         several = isinstance(models, (list, tuple))
-        excluded, matched = _texts(excluded_layers), set[str]()
-        excludes = excluder(excluded)
-
-        def rule(node: NodeProto) -> str | None:
-            found = excludes(node)
-            matched.update(found)
-            return "high" if found or op_key(node) in NORMALISATIONS else None
-
+        matched, made = set[str](), list[Decorated]()
         options = Options.of(
-            "O2", {"dtype": name, "lists": "paddle", "fold": False, "rule": rule}
+            "O2", {"dtype": name, "lists": literal_preset("paddle"), "fold": False}
         )
-        made = []
         for model in models if several else [models]:
             source = Model.of(model).embedded()
-            low = convert_as(source, options)
+            rule = _decorating(excluder(excluded, source), matched)
+            low = convert_as(source, replace(options, rule=rule))
             if saved in FORMATS:
                 check_opset(source, Options.of("O2", {"dtype": saved}))
             made.append(
@@ -382,8 +390,23 @@ def decorate(
     return models if optimizers is None else (models, optimizers)
 
 
-def excluder(layers: str | Iterable[str] | None) -> Callable[[NodeProto], set[str]]:
-    """A function that says which of these op types and regular expressions, for whole names, a node matches.
+def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
+    """A rule that keeps normalisations and excluded layers in float32, and adds those that it meets to ``matched``."""
+
+    def rule(node: NodeProto) -> str | None:
+        found = excludes(node)
+        matched.update(found)
+        return "high" if found or op_key(node) in NORMALISATIONS else None
+
+    return rule
+
+
+Excluder: TypeAlias = Callable[[NodeProto], Collection[str]]
+"""Says which of the excluded layers a node belongs to."""
+
+
+def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
+    """A function that says which of these names in lists and regular expressions, for whole names, mean a node.
 
     Raises:
         ArgumentError: a regular expression is invalid.
@@ -391,13 +414,20 @@ def excluder(layers: str | Iterable[str] | None) -> Callable[[NodeProto], set[st
     """
     texts = _texts(layers)
     patterns = dict(zip(texts, compiled("excluded_layers", texts), strict=True))
+    graph = Graph.of(model)
+    meant = {
+        text: {graph.nodes[index].label for index in graph.ask(named_forms, text)}
+        for text in texts
+    }
 
     def matched(node: NodeProto) -> set[str]:
         names = [name for name in (node.name, *node.output) if name]
         return {
             text
             for text, pattern in patterns.items()
-            if op_key(node) in ops_named(text) or any(map(pattern.fullmatch, names))
+            if op_key(node) in ops_named(text)
+            or _label(node) in meant[text]
+            or any(map(pattern.fullmatch, names))
         }
 
     return matched

@@ -30,7 +30,14 @@ from onnxamp.train._flushed import FlushedGradient, flushed_gradients
 from onnxamp.train._forward import Masters, trained_model, with_arrays
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import LossScale, LossScaleManager
-from onnxamp.train._sessions import Halves, Held, StepGradients, StepResult, values_of
+from onnxamp.train._sessions import (
+    Halves,
+    Held,
+    StepGradients,
+    StepResult,
+    loss_of,
+    values_of,
+)
 from onnxamp.train._step import (
     APPLY,
     DIVISOR,
@@ -81,7 +88,8 @@ class TrainNetwork:
     held: Held
     runs_on: str
     seed: int
-    save_dtype: str | None = None
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Weights that :meth:`export` stores in another type than the one they came in -> that type."""
     steps: int = 0
     pending: StepGradients | None = None
     """The gradients that the next update takes."""
@@ -122,7 +130,20 @@ class TrainNetwork:
             outputs = self._watched(check, arrays, scale)
             self.held.keep(outputs)
             results = {name: from_value(outputs[name]) for name in RESULTS}
-        return self._advance(float(results[LOSS]), scale, results, moves_scale=True)
+        return self._advance(loss_of(results[LOSS]), scale, results, moves_scale=True)
+
+    def __call__(self, *arrays: Any) -> StepResult:
+        """Make one training step: :meth:`step` with arrays in the order of the model's inputs, labels last.
+
+        Raises:
+            ArgumentError: there are more or fewer. Others as :meth:`step`.
+        """
+        names = self.plan.data
+        if len(arrays) != len(names):
+            raise ArgumentError(
+                f"A step takes {', '.join(names)}, in this order; given are {len(arrays)} arrays."
+            )
+        return self.step(dict(zip(names, arrays, strict=True)))
 
     def gradients(self, feeds: Mapping[str, Any]) -> StepGradients:
         """Make the first half of a step: the loss, and the gradients of the scaled loss. Nothing is trained.
@@ -227,7 +248,12 @@ class TrainNetwork:
         )
 
     def _advance(
-        self, loss: float, scale: float, results: Feeds, *, moves_scale: bool
+        self,
+        loss: float | NDArray[Any],
+        scale: float,
+        results: Feeds,
+        *,
+        moves_scale: bool,
     ) -> StepResult:
         """Count a step; returns what it reports."""
         result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
@@ -300,7 +326,7 @@ class TrainNetwork:
             report: called with the number of each step, from 1, and its result.
 
         Returns:
-            The mean loss of each epoch.
+            The mean loss of each epoch, over batches and, where the loss is no scalar, over its elements.
 
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
@@ -319,10 +345,10 @@ class TrainNetwork:
                     items = batches.after(epoch)
                 for feeds in items:
                     result = self.step(feeds)
-                    losses.append(result.loss)
+                    losses.append(np.mean(result.loss))
                     done += 1
                     what = (
-                        f"training: epoch {epoch + 1}/{epochs}, loss {result.loss:.4f}"
+                        f"training: epoch {epoch + 1}/{epochs}, loss {losses[-1]:.4f}"
                     )
                     advance(what, done, total)
                     if report is not None:
@@ -429,7 +455,8 @@ class TrainNetwork:
     def export(self, level: str | None = None, **options: Any) -> ModelProto:
         """The trained inference model: the original model with the trained weights and running statistics.
 
-        With a ``save_dtype`` of :func:`decorate`, these are stored in that type, and a Cast behind each gives float32.
+        Weights of a decorated model are stored in its ``save_dtype``, or without one as the decorated model holds them;
+        a Cast behind each gives float32.
 
         Args:
             level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
@@ -445,4 +472,4 @@ class TrainNetwork:
                 model, Options.of(level or "O2", options)
             )
             return converted
-        return trained_model(self.source, self.masters, arrays, self.save_dtype)
+        return trained_model(self.source, self.masters, arrays, self.stored)

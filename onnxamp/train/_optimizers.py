@@ -7,8 +7,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from math import isfinite
-from typing import ClassVar, Final, TypeAlias
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    TypeAlias,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
@@ -30,7 +39,29 @@ class Move:
     """What :meth:`Optimizer.shared` returned."""
 
 
-@dataclass(frozen=True, kw_only=True)
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _settings(cls: C) -> C:
+    """Make a frozen dataclass of keywords, which refuses the parameters that optimizers of other frameworks need."""
+    made: Any = dataclass(frozen=True, kw_only=True)(cls)
+    init = made.__init__
+
+    @wraps(init)
+    def checked(self: Any, *given: object, **settings: object) -> None:
+        if given or not settings.keys().isdisjoint(("params", "parameters")):
+            raise ArgumentTypeError(
+                f"{made.__name__} needs no parameters, and takes its settings by name, such as learning_rate=0.1: it"
+                " trains all weights of the network, or those that weights=[...] matches."
+            )
+        init(self, **settings)
+
+    made.__init__ = checked
+    return cast(C, made)
+
+
+@_settings
 class Optimizer(ABC):
     """Base class of the optimizers, with the options that all of them have.
 
@@ -111,6 +142,9 @@ class Optimizer(ABC):
         )
         return next(decays, self.weight_decay)
 
+    def clear_grad(self, set_to_zero: bool = True) -> None:  # noqa: B027
+        """Do nothing: an update uses its gradients up, and the next gradients replace those that are left."""
+
     def trains(self, name: str) -> bool:
         """Whether the weight is to be trained."""
         return not self.weights or any(
@@ -118,7 +152,7 @@ class Optimizer(ABC):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@_settings
 class SGD(Optimizer):
     """Stochastic gradient descent: w - rate * (g + decay * w).
 
@@ -135,7 +169,7 @@ class SGD(Optimizer):
         return move.weight - move.rate * _decayed(move), {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@_settings
 class Momentum(Optimizer):
     """SGD with momentum: v = momentum * v + g + decay * w, then w - rate * v.
 
@@ -159,7 +193,7 @@ class Momentum(Optimizer):
         return move.weight - move.rate * step, {"velocity": velocity}
 
 
-@dataclass(frozen=True, kw_only=True)
+@_settings
 class Adam(Optimizer):
     """Adam with bias correction; the weight decay is added to the gradient.
 
@@ -203,7 +237,7 @@ class Adam(Optimizer):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@_settings
 class AdamW(Adam):
     """Adam with decoupled weight decay: w * (1 - rate * decay) before the update.
 

@@ -14,12 +14,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, NumericsError
+from onnxamp._options.checks import checked_flag
 from onnxamp._runtime.values import from_value
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
 
-NEVER: Final = 2**62
-"""A window that no counter reaches."""
+_MOST: Final = 2**62
+"""Updates that no window may reach."""
+
+
+MOST_OVERFLOWS: Final = 1000
+"""Updates in a row whose gradients may overflow, as in MindSpore."""
 
 
 def _checked(name: str, value: Any, what: str, holds: Callable[[Any], bool]) -> Any:
@@ -57,20 +62,9 @@ def checked_count(name: str, value: int) -> int:
     """A number of updates."""
 
     def holds(number: Any) -> bool:
-        return isinstance(number, (int, np.integer)) and 1 <= int(number) < NEVER
+        return isinstance(number, (int, np.integer)) and 1 <= int(number) < _MOST
 
     return int(_checked(name, value, "a positive whole number", holds))
-
-
-def checked_flag(name: str, value: bool) -> bool:
-    """A bool.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
-    return value
 
 
 class FromLevel(Enum):
@@ -103,6 +97,10 @@ class ScaleUpdate:
     shrink: float
     grow_every: int
     shrink_every: int
+
+
+STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
+"""Changes neither the scale nor its counters: that of a scaler that does not scale dynamically, or is disabled."""
 
 
 class LossScaleManager:
@@ -243,6 +241,10 @@ class MovingLossScaleManager(LossScaleManager):
         update = self.get_update_cell()
         if update is not None:
             self.scale_state = self.scale_state.after(update, overflow)
+        self._note(overflow)
+
+    def _note(self, overflow: bool) -> None:
+        """Take note of an update that was made or skipped."""
 
 
 class DynamicLossScaleManager(MovingLossScaleManager):
@@ -254,6 +256,8 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         init_loss_scale: the first scale, at least 1.
         scale_factor: by which the scale is divided or multiplied, greater than 1.
         scale_window: updates in a row without overflow before the scale rises.
+
+    A step raises :class:`onnxamp.NumericsError` after more than 1,000 overflows in a row.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -275,6 +279,8 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         super().__init__(checked_scale("init_loss_scale", init_loss_scale))
         self._factor = checked_factor("scale_factor", scale_factor)
         self._window = checked_count("scale_window", scale_window)
+        self._overflows = 0
+        """In a row."""
 
     def __repr__(self) -> str:
         return (
@@ -286,9 +292,14 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         """How the graph of a step changes the scale."""
         return ScaleUpdate(self._factor, 1 / self._factor, self._window, 1)
 
-
-_STILL: Final = ScaleUpdate(1.0, 1.0, NEVER, NEVER)
-"""What remains of a scaler that another network disabled."""
+    def _note(self, overflow: bool) -> None:
+        self._overflows = self._overflows + 1 if overflow else 0
+        if self._overflows > MOST_OVERFLOWS:
+            raise NumericsError(
+                f"Gradients overflowed in {self._overflows} updates in a row, whatever the loss scale, which is"
+                f" {self.get_loss_scale():g} now: the loss or the data hold NaN or Inf. Look for the first with"
+                " onnxamp.debugging.enable_tensor_checker."
+            )
 
 
 class LossScale:
@@ -354,7 +365,7 @@ class LossScale:
             return {}
         if self._mover is None:
             return {SCALE: np.array(scale, np.float32)}
-        update = self._mover.get_update_cell() or _STILL
+        update = self._mover.get_update_cell() or STILL
         return {
             FACTORS: np.array([update.grow, update.shrink], np.float32),
             WINDOWS: np.array([update.grow_every, update.shrink_every], np.int64),
@@ -377,6 +388,8 @@ class LossScale:
         """Give the scale after a step back to its manager, or let the manager change it."""
         if self._mover is not None:
             self.load(state)
+            if is_due:
+                self._mover._note(overflow)
         elif self.manager is not None and self.scaling is not None and is_due:
             self.manager.update_loss_scale(overflow)
 

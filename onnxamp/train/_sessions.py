@@ -167,10 +167,10 @@ class Recorded(Held):
         inputs = {
             name: empty_value(array, self.provider) for name, array in feeds.items()
         }
-        scalars = {LOSS: np.float32(), OVERFLOW: np.bool_(), NORM: np.float32()}
+        scalars = {OVERFLOW: np.zeros((), np.bool_), NORM: np.zeros((), np.float32)}
+        buffers = {LOSS: _loss_buffer(model), **scalars}
         results = {
-            name: empty_value(np.asarray(scalar), self.provider)
-            for name, scalar in scalars.items()
+            name: empty_value(array, self.provider) for name, array in buffers.items()
         }
         runs = []
         for side, (old, new) in enumerate((self._sides, self._sides[::-1])):
@@ -180,6 +180,25 @@ class Recorded(Held):
             graph = 2 * len(self._shaped) + side if self.provider == "cuda" else None
             runs.append(bind_values(session, inputs | old, outputs, graph))
         return _Shaped(inputs, results, runs)
+
+
+def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
+    """An array for the loss of a step whose inputs have known shapes.
+
+    Raises:
+        RuntimeFailure: they do not tell the shape of the loss.
+    """
+    (entry,) = (output for output in model.graph.output if output.name == LOSS)
+    declared = entry.type.tensor_type.shape.dim
+    if not declared:
+        return np.zeros((), np.float32)
+    graph = Graph.of(model)
+    dims = graph.ask(symbolic_shapes)[graph.scopes[0].names[LOSS]] or (None,)
+    if not all(isinstance(dim, int) for dim in dims):
+        raise RuntimeFailure(
+            "The shape of the loss is unknown. The step may run at O1: boost_level O1 needs no buffers."
+        )
+    return np.zeros([int(str(dim)) for dim in dims], np.float32)
 
 
 def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
@@ -217,12 +236,36 @@ def values_of(arrays: Feeds) -> Values:
     return {name: to_value(array) for name, array in arrays.items()}
 
 
+class HasLoss:
+    """What has a ``loss`` and can be read as tensors of MindSpore and Paddle are."""
+
+    __slots__ = ()
+    loss: float | NDArray[np.float32]
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The loss as an array."""
+        return np.asarray(self.loss, np.float32)
+
+    asnumpy = numpy
+
+    def item(self) -> float:
+        """The loss as a number."""
+        return float(self.numpy().item())
+
+    __float__ = item
+
+
+def loss_of(array: NDArray[np.float32]) -> float | NDArray[np.float32]:
+    """The loss that a step reports: a number, or one for each sample."""
+    return np.array(array) if array.ndim else float(array)
+
+
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step reports.
+class StepResult(HasLoss):
+    """What one step reports. ``loss, overflow, scale = result`` takes it apart.
 
     Attributes:
-        loss: unscaled.
+        loss: unscaled: a number, or an array where the loss is no scalar.
         overflow: whether a gradient holds NaN or Inf; the update is then skipped, if the loss scale says so.
         scale: the loss scale of this step; 1 without loss scaling.
         grad_norm: L2 norm of all gradients together, unscaled and before clipping.
@@ -233,10 +276,13 @@ class StepResult:
         0.25
     """
 
-    loss: float
+    loss: float | NDArray[np.float32]
     overflow: bool
     scale: float
     grad_norm: float
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.loss, self.overflow, self.scale))
 
 
 class StepArrays(MutableMapping[str, NDArray[np.float32]]):
@@ -297,11 +343,11 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
 
 
 @dataclass(slots=True, eq=False)
-class StepGradients:
+class StepGradients(HasLoss):
     """The first half of a step: what :meth:`TrainNetwork.gradients` returns and :meth:`TrainNetwork.apply` takes.
 
     Attributes:
-        loss: unscaled.
+        loss: unscaled: a number, or an array where the loss is no scalar.
         scale: what the gradients are multiplied by: the loss scale, or 1 once they are unscaled.
         gradients: a :class:`StepArrays` by weight. What is set or changed in it is what the update uses.
         statistics: a :class:`StepArrays`: what the running statistics of batch normalisations become.
@@ -315,7 +361,7 @@ class StepGradients:
         (True, 1.0, True)
     """
 
-    loss: float
+    loss: float | NDArray[np.float32]
     scale: float
     gradients: StepArrays
     statistics: StepArrays
@@ -358,7 +404,7 @@ class Halves:
             for part in parts
         )
         return StepGradients(
-            float(from_value(outputs[LOSS])), scale, gradients, statistics, scale
+            loss_of(from_value(outputs[LOSS])), scale, gradients, statistics, scale
         )
 
     def unscaled(self, first: StepGradients) -> StepArrays:

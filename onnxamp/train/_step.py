@@ -14,13 +14,14 @@ dropout masks           see :class:`onnxamp.train._forward.Mask`
 state                   weights, running statistics, optimizer slots, counters, by name
 ======================  ==============================================================================================
 
-Its outputs are ``train/loss`` (unscaled), ``train/overflow``, ``train/norm`` (of all gradients, unscaled, before
-clipping) and the successor of each piece of state. Where nodes skip an update whose gradients hold NaN or Inf: then all
-state except for the scale and its counters stays, including running statistics.
+Its outputs are ``train/loss`` (unscaled; where it is no scalar, its sum is differentiated), ``train/overflow``,
+``train/norm`` (of all gradients, unscaled, before clipping) and the successor of each piece of state. Where nodes skip
+an update whose gradients hold NaN or Inf: then all state except for the scale and its counters stays, including running
+statistics.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,9 +34,10 @@ from onnxamp._gradients.walk import differentiate
 from onnxamp._gradients.writer import Tensor, Writer, elem_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import symbolic_shapes
-from onnxamp.train._feeds import Classes, Loss
+from onnxamp._graph.shapes import Dims, symbolic_shapes
+from onnxamp.train._feeds import Classes
 from onnxamp.train._forward import Mask, TrainingModel, as_inputs, find_weights
+from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
 
 LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"
@@ -121,25 +123,25 @@ def build_step(
     Raises:
         GradientError: an op has no rule, or there is nothing to train.
         ModelError: the model has no output that could be a loss.
-        ArgumentError: the model has a value with the name of the labels.
+        ArgumentError: the first output is no loss and none is given, or a value has the name of the labels.
     """
     own = {tensor.name for tensor in forward.model.graph.initializer}
-    model, target, classes = _with_loss(
-        Graph.of(forward.model), loss, scaled=scaling is not None
-    )
-    graph = Graph.of(model)
+    judged = _with_loss(Graph.of(forward.model), loss, scaled=scaling is not None)
+    graph = Graph.of(judged.model)
     weights = [
-        name for name in find_weights(graph, target, own) if optimizer.trains(name)
+        name
+        for name in find_weights(graph, judged.target, own)
+        if optimizer.trains(name)
     ]
     if not weights:
         raise ModelError("No weight of the model matches the optimizer's 'weights'.")
     apart = {SCALE, *(mask.name for mask in forward.masks)}
-    data = [entry.name for entry in model.graph.input if entry.name not in apart]
+    data = [entry.name for entry in graph.model.graph.input if entry.name not in apart]
     model, state = as_inputs(graph, dict.fromkeys((*weights, *forward.statistics)))
-    differentiated = differentiate(model, target, weights, lacks)
+    differentiated = differentiate(model, judged.target, weights, lacks)
     writer = Writer(GraphEditor(Graph.of(differentiated.model)), "train/update")
     del writer.editor.model.graph.output[:]
-    update = _Update(writer, optimizer, scaling, state)
+    update = _Update(writer, optimizer, scaling, judged.dims, state)
     met = update.write(differentiated.outputs, forward.statistics)
     return Step(
         model=writer.finish(),
@@ -150,43 +152,81 @@ def build_step(
         data=data,
         masks=forward.masks,
         scaling=scaling,
-        classes=classes,
+        classes=judged.classes,
     )
 
 
-def _with_loss(
-    graph: Graph, loss: Loss | None, *, scaled: bool
-) -> tuple[ModelProto, str, Classes | None]:
-    """The model with its loss; the value to differentiate, which is scaled; and what labels may be."""
-    writer, wanted = (
-        Writer(GraphEditor(graph), "train/loss"),
-        loss.output if loss else None,
-    )
-    floats = [
-        value
-        for value in graph.scopes[0].outputs
-        if elem_of(graph.types[value]) in FLOAT_ELEMS
-        and wanted in (None, graph.values[value].name)
-    ]
-    if not floats:
-        what = "float output" if wanted is None else f"float output {wanted!r}"
-        raise ModelError(f"The model has no {what} for the loss.")
-    output, classes = floats[0], None
-    value = Tensor(
-        writer, graph.values[output].name, elem_of(graph.types[output])
-    ).cast(_FLOAT)
-    if loss is not None:
+class _Judged(NamedTuple):
+    """A model with its loss.
+
+    ``target``: the value to differentiate, which is scaled; ``dims``: the shape of the loss, which is a scalar if it
+    has one element; ``classes``: what labels may be.
+    """
+
+    model: ModelProto
+    target: str
+    dims: Dims
+    classes: Classes | None
+
+
+def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
+    """Write the loss behind a model."""
+    output = _judged_output(graph, loss)
+    name, elem = graph.values[output].name, elem_of(graph.types[output])
+    dims, classes = graph.ask(symbolic_shapes)[output], None
+    writer = Writer(GraphEditor(graph), "train/loss")
+    value = Tensor(writer, name, elem).cast(_FLOAT)
+    if loss is None:
+        _check_loss(name, dims)
+    else:
         if any(known.name == loss.label for known in graph.values):
             raise ArgumentError(
                 f"The model already has a value named {loss.label!r}: give the labels another name."
             )
-        dims = graph.ask(symbolic_shapes)[output]
         labels = writer.input(loss.label, loss.label_type, loss.label_shape(dims))
-        value, classes = loss.function(value, labels), loss.classes(dims)
-    value = value.op("Reshape", [], into=LOSS)
+        classes = loss.classes(dims)
+        value = loss.write(replace(value, dims=dims), labels)
+        graph = Graph.of(writer.finish())
+        writer = Writer(GraphEditor(graph), "train/loss")
+        dims = graph.ask(symbolic_shapes)[graph.scopes[0].names[value.name]]
+        value = Tensor(writer, value.name, value.elem)
+    if dims is None or all(dim == 1 for dim in dims):
+        dims = ()
+        value = value.op("Reshape", [], into=LOSS)
+    else:
+        value = value.op("Identity", into=LOSS).op("ReduceSum", keepdims=0)
     if scaled:
         value = value * writer.input(SCALE, _FLOAT)
-    return writer.finish(), value.name, classes
+    return _Judged(writer.finish(), value.name, dims, classes)
+
+
+def _judged_output(graph: Graph, loss: Loss | None) -> int:
+    """The output that the loss is computed from, or that is the loss.
+
+    Raises:
+        ModelError: there is none.
+    """
+    wanted = loss.output if loss else None
+    for value in graph.scopes[0].outputs:
+        is_meant = wanted in (None, graph.values[value].name)
+        if is_meant and elem_of(graph.types[value]) in FLOAT_ELEMS:
+            return value
+    what = "float output" if wanted is None else f"float output {wanted!r}"
+    raise ModelError(f"The model has no {what} for the loss.")
+
+
+def _check_loss(name: str, dims: Dims | None) -> None:
+    """Check that an output can be a loss: a scalar, or one for each sample, whose sum is made small.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    if dims is not None and sum(dim != 1 for dim in dims) > 1:
+        shape = ", ".join("?" if dim is None else str(dim) for dim in dims)
+        raise ArgumentError(
+            f"The output {name!r} of the model has the shape [{shape}] and is no loss: pass loss_fn, such as"
+            ' "cross-entropy", or a model whose first output is a scalar, or a vector with a loss for each sample.'
+        )
 
 
 @dataclass(slots=True)
@@ -196,6 +236,7 @@ class _Update:
     writer: Writer
     optimizer: Optimizer
     scaling: Scaling | None
+    loss_dims: Dims
     state: dict[str, Array]
     successors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -243,7 +284,8 @@ class _Update:
         self._replace(updates, following, happens)
         if self.scaling is not None and self.scaling.moves:
             self._move_scale(overflow, apply)
-        for result in (Tensor(self.writer, LOSS, _FLOAT), overflow, norm):
+        self.writer.output(Tensor(self.writer, LOSS, _FLOAT), self.loss_dims)
+        for result in (overflow, norm):
             self.writer.output(result, ())
         for name, new in self.successors.items():
             shape = self.state[name].shape if name in self.state else ()

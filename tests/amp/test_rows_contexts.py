@@ -2,6 +2,9 @@
 
 import inspect
 import re
+import subprocess
+import sys
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -66,6 +69,19 @@ def _() -> None:
         assert name in amp.__all__
 
 
+@row("`import paddle.amp.debugging`")
+def _() -> None:
+    code = "import onnxamp.amp.debugging as one, onnxamp; print(one is onnxamp.debugging is onnxamp.amp.debugging)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+@row("`amp_guard`, `amp_decorate`")
+def _() -> None:
+    assert amp.amp_guard is amp.auto_cast
+    assert amp.amp_decorate is amp.decorate
+
+
 # --- auto_cast --------------------------------------------------------------------------------------------------
 
 
@@ -99,6 +115,8 @@ def _() -> None:
     assert low(enable=False) == set()
     with amp.auto_cast(level="O2"):
         assert low(enable=False) == set()
+        assert low(enable=False, dtype="float32", custom_white_list=["Relu"], custom_black_list=["relu"]) == set()
+    raises(ValueError, "auto_cast knows O0, OD, O1, O2", enable=False, level="O4")
 
 
 @row("`custom_white_list={'softmax'}`")
@@ -114,6 +132,43 @@ def _() -> None:
     for names in ({"conv2d"}, ["Conv"], ("Conv2D",)):
         assert "Conv" not in low(custom_black_list=names)
     raises(TypeError, "black_list must be a list of names, not str", custom_black_list="conv2d")
+
+
+def computed(text: str, x: list[float], **options: Any) -> list[float]:
+    """What a session within the context makes of a row of numbers."""
+    with amp.auto_cast(**options):
+        found = onnxamp.InferenceSession(parse(text)).run(None, {"x": np.array([x], np.float32)})[0]
+    return found.ravel().tolist()
+
+
+@row("`custom_black_list={'square'}`")
+def _() -> None:
+    square = "(float[1,2] x) => (float[1,2] y) { a = Mul (x, x) y = Sqrt (a) }"
+    assert computed(square, [300, 2]) == [300, 2]  # square is on the default list, too
+    for black in ({"square"}, ["Square"]):
+        assert computed(square, [300, 2], level="O2", custom_black_list=black) == [300, 2]
+    assert computed(square, [300, 2], level="O2", custom_white_list=["square"], use_promote=False) == [np.inf, 2]
+    product = parse("(float[1,2] x, float[1,2] z) => (float[1,2] y) { a = Mul (x, z) y = Mul (a, a) }")
+    feed = {name: np.ones((1, 2), np.float32) for name in "xz"}
+    with amp.auto_cast(level="O2", use_promote=False), amp.debugging.collect_operator_stats() as stats:
+        onnxamp.InferenceSession(product).run(None, feed)
+    assert (stats.calls["Mul", "float16"], stats.calls["Mul", "float32"]) == (1, 1)
+
+
+@row("`custom_black_list={'linear'}`")
+def _() -> None:
+    linear = """(float[1,2] x) => (float[1,2] y) <float[2,2] w = {4e4, 0, 0, 1}, float[2] b = {4e4, 1}> {
+        a = MatMul (x, w) y = Add (a, b) }"""
+    assert computed(linear, [1, 1], level="O2", use_promote=False) == [np.inf, 2]
+    assert computed(linear, [1, 1], level="O2", use_promote=False, custom_black_list={"matmul"}) == [np.inf, 2]
+    assert computed(linear, [1, 1], level="O2", use_promote=False, custom_black_list={"linear"}) == [8e4, 2]
+
+
+@row("`custom_black_list={'sum'}`")
+def _() -> None:
+    several = "(float[1,2] x) => (float[1,2] y) { y = Sum (x, x) }"
+    assert computed(several, [4e4, 1], level="O2", use_promote=False) == [np.inf, 2]
+    assert computed(several, [4e4, 1], level="O2", use_promote=False, custom_black_list={"sum"}) == [8e4, 2]
 
 
 @row("`level='O0'`")
@@ -138,6 +193,13 @@ def _() -> None:
         a = MatMul (x, w) b = Relu (a) y = MatMul (b, w) }""")
     assert low(relu, {"x": np.ones((1, 2), np.float32)}) == {"MatMul", "Relu"}
     assert low(relu, {"x": np.ones((1, 2), np.float32)}, level="OD") == {"MatMul"}
+    text = """(float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}, float two = {2}> {
+        a = MatMul (x, w) b = Sigmoid (a) c = Mul (b, two) d = MatMul (c, w) e = Add (d, x) f = Tanh (e)
+        g = MatMul (f, w) y = Softmax (g) }"""
+    feed = {"x": np.ones((1, 2), np.float32)}
+    assert low(parse(text), feed) == {"MatMul", "Sigmoid", "Mul"}  # Add reads float32, Tanh what is float32 then
+    assert low(parse(text), feed, level="OD") == {"MatMul"}
+    assert low(parse(text), feed, custom_black_list=["sigmoid"]) == {"MatMul"}
 
 
 @row("`level='O2'`")
@@ -176,6 +238,20 @@ def _() -> None:
 @row("default black list: exp, square, log, mean, sum, softmax, ...")
 def _() -> None:
     assert {"Exp", "Pow", "Log", "ReduceMean", "ReduceSum", "Softmax"} <= set(amp.get_black_list("paddle"))
+
+
+@row("bfloat16 where an op has no kernel")
+def _() -> None:
+    gru = parse("""(float[1,1,1] x) => (float[1,1,1,1] y) <float[1,3,1] w = {1, 2, 3}> {
+        y = GRU <hidden_size = 1> (x, w, w) }""")
+    with (
+        amp.auto_cast(dtype="bfloat16", custom_white_list=["gru"]),
+        pytest.warns(onnxamp.OptionWarning, match="GRU of your white list stays float32 in 'y'"),
+    ):
+        onnxamp.InferenceSession(gru)
+    conv = parse("""(float[1,1,2] x) => (float[1,1,2] y) <float[1,1,1] w = {1}> { [here] y = Conv (x, w) }""", opset=11)
+    with amp.auto_cast(level="O2", dtype="bfloat16"), warnings.catch_warnings(action="error"):
+        onnxamp.InferenceSession(conv)
 
 
 @row("`ValueError`: an op is in both lists")
@@ -242,6 +318,11 @@ def _() -> None:
     assert {tensor.data_type for tensor in decorated.model.graph.initializer} == {TensorProto.FLOAT16}
     net = build_train_network(decorated, SGD(), "cross-entropy")
     assert amount_low(net) > 0
+    feed = {"x": np.ones((1, 6), np.float32)}
+    wanted = onnxamp.InferenceSession(decorated.model).run(None, feed)[0]
+    assert np.array_equal(onnxamp.InferenceSession(decorated).run(None, feed)[0], wanted)
+    assert onnxamp.convert_model(decorated, "O0") == decorated.model
+    assert onnxamp.diff_models(mlp(), decorated).passed
 
 
 def weight_types(decorated: Decorated) -> dict[str, int]:
@@ -269,13 +350,27 @@ def _() -> None:
     raises(ValueError, "training keeps float32 masters", models=mlp(), master_weight=False)
 
 
+@row("`TypeError`: `master_weight` is no bool")
+def _() -> None:
+    for level in ("O1", "O2"):
+        raises(TypeError, "master_weight must be a bool or None", models=mlp(), master_weight="x", level=level)
+
+
 @row("`save_dtype='float16'`, ...")
 def _() -> None:
-    kinds = {"float16": 10, "bfloat16": 16, "float32": 1, "float64": 11, None: 1}
+    kinds = {"float16": 10, "bfloat16": 16, "float32": 1, "float64": 11}
     for save_dtype, elem in kinds.items():
         net = build_train_network(amp.decorate(mlp(), level="O2", save_dtype=save_dtype), SGD(), "cross-entropy")
         assert {tensor.data_type for tensor in net.export().graph.initializer} == {elem}
         assert net.state()["w0"].dtype == np.float32
+
+
+@row("`save_dtype=None`")
+def _() -> None:
+    decorated = amp.decorate(conv_net(), level="O2", dtype="bfloat16")
+    exported = build_train_network(decorated, SGD(), "cross-entropy").export()
+    assert {tensor.name: tensor.data_type for tensor in exported.graph.initializer} == weight_types(decorated)
+    assert {TensorProto.FLOAT, TensorProto.BFLOAT16} == set(weight_types(decorated).values())
 
 
 @row("`master_grad=True`")
@@ -295,6 +390,23 @@ def _() -> None:
         found = weight_types(amp.decorate(conv_net(), level="O2", excluded_layers=excluded))
         assert found["c0.w"] == found["c1.w"] == TensorProto.FLOAT
         assert found["head.w"] == TensorProto.FLOAT16
+    dense = network(
+        [make("MatMul", "x w", "h"), make("Add", "h b", "a"), make("Sigmoid", "a", "y")],
+        {"w": np.eye(6), "b": np.ones(6)},
+        ["N", 6],
+        ["N", 6],
+    )
+    assert weight_types(amp.decorate(dense, level="O2"))["b"] == TensorProto.FLOAT16
+    for excluded in (["Linear"], "nn.Dense"):
+        found = weight_types(amp.decorate(dense, level="O2", excluded_layers=excluded))
+        assert found["w"] == found["b"] == TensorProto.FLOAT
+
+
+@row("`TypeError`: `excluded_layers` are none")
+def _() -> None:
+    for level in ("O1", "O2"):
+        for wrong in (5, [5], [CLASSIFIER]):
+            raises(TypeError, "excluded_layers must", models=mlp(), excluded_layers=wrong, level=level)
 
 
 @row("`ValueError`: level or dtype of `decorate`")

@@ -1,6 +1,7 @@
 """One test per row of "Converting" in docs/coming-from.md."""
 
 import inspect
+import warnings
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,18 @@ def _() -> None:
     assert low(onnxamp.convert_model(alone, "O2")) == set()
 
 
+@row('`amp_level="O2"` in bfloat16')
+def _() -> None:
+    text = """(float[1,2,4,4] X) => (float[1,4,3,3] Y) <float low = {0}> {
+        a = Clip (X, low) b = Clip (X, low) c = Concat <axis = 1> (a, b) Y = MaxPool <kernel_shape = [2, 2]> (c) }"""
+    lone = amp.auto_mixed_precision(parse(text), "O2", "bfloat16")
+    assert [node.op_type for node in lone.graph.node] == ["Clip", "Clip", "Concat", "MaxPool"]
+    beside = onnxamp.debugging.collect_operator_stats(
+        amp.auto_mixed_precision(parse(text.replace("Clip", "Add")), "O2", "bfloat16")
+    )
+    assert beside.calls["Concat", "bfloat16"] == 1
+
+
 @row('`amp_level="O3"`')
 def _() -> None:
     stats = onnxamp.debugging.collect_operator_stats(amp.auto_mixed_precision(model(), "O3"))
@@ -171,7 +184,9 @@ def _() -> None:
     found = amp.get_white_list()
     found.append("Flatten")
     assert "Flatten" not in amp.get_white_list()
-    assert set(amp.get_white_list("default")) > set(amp.get_white_list())
+    assert set(amp.get_white_list("default")) > set(amp.get_white_list()) - {"Dense", "Conv2d", "Conv2dTranspose"}
+    converted = amp.custom_mixed_precision(ENCODER, white_list=amp.get_white_list())
+    assert converted == amp.auto_mixed_precision(ENCODER, "O1")
 
 
 @row("`get_black_list()`")
@@ -185,7 +200,7 @@ def _() -> None:
 @row("built-in white list")
 def _() -> None:
     wanted = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "RNN", "GRU", "PRelu", "Relu", "Einsum"}
-    assert set(amp.get_white_list()) == wanted
+    assert set(amp.get_white_list()) == wanted | {"Dense", "Conv2d", "Conv2dTranspose"}
 
 
 @row("built-in black list")
@@ -232,6 +247,55 @@ def _() -> None:
         assert amp.custom_mixed_precision(CLASSIFIER, white_list=names) == wanted
 
 
+DENSE = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {1, 2}> {
+    product = MatMul (X, w) biased = Add (b, product) tail = Sigmoid (biased) Y = Add (tail, X) }"""
+
+
+@row("`nn.Dense` in a list")
+def _() -> None:
+    dense = parse(DENSE)
+    for name in ("nn.Dense", "Dense", "paddle.nn.Linear", "linear"):
+        converted = amp.custom_mixed_precision(dense, black_list=[*amp.get_black_list(), name])
+        assert low_nodes(converted) == {"Sigmoid": 1, "Add": 1}
+        assert low_nodes(amp.custom_mixed_precision(dense, white_list=[name])) == {"MatMul": 1, "Add": 1}
+    assert low_nodes(amp.auto_mixed_precision(dense, "O1")) == {"MatMul": 1, "Add": 1}
+    assert low_nodes(amp.custom_mixed_precision(dense, white_list=["MatMul"])) == {"MatMul": 1}
+    assert [node.op_type for node in amp.auto_mixed_precision(ENCODER, "O1").graph.node].count("Cast") == 19
+
+
+@row("`nn.GELU`, `nn.LayerNorm` in a list, exported as several ops")
+def _() -> None:
+    def calls(**lists: Any) -> dict[tuple[str, str], int]:
+        return onnxamp.debugging.collect_operator_stats(amp.custom_mixed_precision(ENCODER, **lists)).calls
+
+    white = calls(white_list=["nn.GELU"])
+    assert {op: count for (op, kind), count in white.items() if kind == "float16" and op != "Cast"} == {
+        "Div": 2, "Erf": 2, "Add": 2, "Mul": 4}  # fmt: skip
+    assert calls(black_list=[*amp.get_black_list(), "gelu"])["Erf", "float32"] == 2
+    assert calls(black_list=amp.get_black_list())["Erf", "float16"] == 2
+    with pytest.warns(onnxamp.OptionWarning, match="nn.LayerNorm of your white list stays float32 in 'embeddings/norm"):
+        calls(white_list=["nn.LayerNorm"])
+    alone = parse("(float[N] X) => (float[N] Y) { e = Erf (X) Y = Neg (e) }")
+    said = "'nn.GELU' of your lists is nowhere recognised in the model, but may be what its Erf are for"
+    with pytest.warns(onnxamp.OptionWarning, match=said):
+        amp.custom_mixed_precision(alone, white_list=["nn.GELU"])
+
+
+@row("`ops.Square` in a list")
+def _() -> None:
+    squares = parse("""(float[N] X) => (float[N] Y) <float two = {2}, float three = {3}> {
+        a = Mul (X, X) b = Pow (a, two) c = Mul (a, b) Y = Pow (c, three) }""")
+    found = amp.custom_mixed_precision(squares, black_list=[*amp.get_black_list(), "ops.Square"])
+    assert low_nodes(found) == {"Mul": 1, "Pow": 1}
+    assert low_nodes(amp.custom_mixed_precision(squares, white_list=["square"])) == {"Mul": 1, "Pow": 1}
+
+
+def low_nodes(converted: ModelProto) -> dict[str, int]:
+    """Float16 nodes by op type, Casts apart."""
+    calls = onnxamp.debugging.collect_operator_stats(converted).calls
+    return {op: count for (op, kind), count in calls.items() if count and kind == "float16" and op != "Cast"}
+
+
 @row("`ValueError`: neither list is given, or both are")
 def _() -> None:
     with pytest.raises(ValueError, match="exactly one of white_list and black_list; neither is given"):
@@ -273,6 +337,20 @@ def _() -> None:
 
 
 @row("(nothing) 3")
+def _() -> None:
+    transposed = parse("""(float[1,1,2,2] X) => (float[1,1,3,3] Y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
+        [here] Y = ConvTranspose (X, w) }""")
+    for convert in (
+        lambda: amp.auto_mixed_precision(transposed, "O1", "bfloat16"),
+        lambda: amp.custom_mixed_precision(transposed, white_list=["nn.Conv2dTranspose"], dtype="bfloat16"),
+    ):
+        with pytest.warns(onnxamp.OptionWarning, match="ConvTranspose of .* white list stays float32 in 'here'"):
+            convert()
+    with warnings.catch_warnings(action="error"):
+        assert low(amp.auto_mixed_precision(transposed, "O1")) == {"ConvTranspose"}
+
+
+@row("(nothing) 4")
 def _() -> None:
     said = "These nodes stay float32, because float16 would .*'embeddings/norm/square' .Pow.*Part of a decomposed op"
     for level in ("O2", "O3"):

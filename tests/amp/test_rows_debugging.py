@@ -118,9 +118,27 @@ def _() -> None:
 
 @row("`checked_op_list`, `skipped_op_list`: names of Paddle's operators")
 def _() -> None:
-    for lists in ({"checked_op_list": ["Sqrt", "Neg"]}, {"skipped_op_list": ("Mul", "")}):
+    for lists in (
+        {"checked_op_list": ["Sqrt", "Neg"]},
+        {"checked_op_list": ["sqrt", "ops.Neg"]},
+        {"skipped_op_list": ("Mul", "")},
+        {"skipped_op_list": ["square", ""]},
+    ):
         records = checked(*overflowing(), config(**lists))
         assert [record.op for record in records] == ["Sqrt", "Neg"]
+
+
+@row("`checked_op_list=['linear']` in training steps")
+def _() -> None:
+    with debugging.tensor_checker(config(checked_op_list=["linear", "softmax_with_cross_entropy"])) as checker:
+        training().step(feeds())
+    assert {record.op for record in checker.steps[0].records} == {"Gemm", "LogSoftmax"}
+    with (
+        debugging.tensor_checker(config(checked_op_list=["conv2d"])) as checker,
+        pytest.warns(onnxamp.OptionWarning, match="checked_op_list: no op of the model is a 'conv2d'"),
+    ):
+        training().step(feeds())
+    assert checker.steps[0].records == ()
 
 
 @row("`checked_op_list`, `skipped_op_list`: `ValueError` unless they are lists or tuples")
@@ -129,8 +147,24 @@ def _() -> None:
         with pytest.raises(onnxamp.ArgumentTypeError, match=name) as caught:
             config(**{name: "Sqrt"})
         assert isinstance(caught.value, TypeError)
-        with pytest.raises(ValueError, match="did you mean 'Sqrt'"):
-            config(**{name: ["sqrt"]})
+        for misspelt, meant in (("Sqrtt", "Sqrt"), ("elementwise_ad", "elementwise_add"), ("nn.Dens", "Dense")):
+            with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+                config(**{name: [misspelt]})
+
+
+@row("(nothing)")
+def _() -> None:
+    model, batch = overflowing()
+    with debugging.tensor_checker(config(skipped_op_list=["conv2d", "own::Sqrtt"])):
+        session = debugging.InferenceSession(model)
+        with warnings.catch_warnings(record=True, action="always") as told:
+            session.run(None, batch)
+            session.run(None, batch)
+    texts = [str(one.message) for one in told if one.category is onnxamp.OptionWarning]
+    assert [text.partition(": ")[2] for text in texts] == [
+        "no op of the model is a 'conv2d'.",
+        "no op of the model is a 'own::Sqrtt'. Did you mean 'Sqrt'?",
+    ]
 
 
 @row("`debug_step=[1, 5]`: from iteration 1 up to, not including, iteration 5; calls of `enable_tensor_checker` count")
@@ -223,6 +257,46 @@ def _() -> None:
         assert net.steps == 1
 
 
+def beyond_float16(text: str, **batch: Any) -> dict[str, str]:
+    """What CHECK_ALL_FOR_OVERFLOW records of a run: by value, as what."""
+    arrays = {name: np.array(numbers, np.float32) for name, numbers in batch.items()}
+    records = checked(parse(text), arrays, config(DebugMode.CHECK_ALL_FOR_OVERFLOW))
+    return {record.tensor: record.fp16 for record in records}
+
+
+@row("CHECK_ALL_FOR_OVERFLOW: NaN, Inf and values beyond 65504")
+def _() -> None:
+    chain = "(float[2] X) => (float[2] Y) { a = Mul (X, X) b = Log (a) Y = Neg (b) }"
+    assert beyond_float16(chain, X=[1, 2]) == {}
+    assert beyond_float16(chain, X=[1, 256]) == {"a": "overflow"}
+    assert beyond_float16(chain, X=[1, 1e15]) == {"X": "overflow", "a": "overflow"}
+    assert beyond_float16(chain, X=[1, 1e16]) == {"X": "overflow", "a": "overflow"}
+    assert beyond_float16(chain, X=[1, 1e30]) == dict.fromkeys("XabY", "overflow")
+    assert beyond_float16(chain, X=[0, 1]) == dict.fromkeys("bY", "overflow")
+    assert beyond_float16(chain, X=[np.nan, 1]) == dict.fromkeys("XabY", "NaN")
+    hidden = "(float[2] X) => (float[2] Y) { a = Log (X) b = IsNaN (a) Y = Where (b, X, a) }"
+    assert beyond_float16(hidden, X=[-1, 1]) == {"a": "NaN"}
+    with pytest.warns(debugging.NumericsWarning, match="overflow"):
+        debugging.check_numerics(np.array([1e38], np.float32), "pow", "y", DebugMode.CHECK_ALL_FOR_OVERFLOW)
+
+
+@row("CHECK_ALL_FOR_OVERFLOW: constants and masks are findings")
+def _() -> None:
+    lowest = float(np.finfo(np.float32).min)
+    softmax = """(float[2] X, float[2] M) => (float[2] Y) <float low = {-3.4028235e38}> {
+        i = Mul (M, low) s = Add (X, i) Y = Softmax (s) }"""
+    assert beyond_float16(softmax, X=[1, 2], M=[0, 1]) == {}
+    ready = "(float[2] X, float[2] M) => (float[2] Y) { s = Add (X, M) Y = Softmax (s) }"
+    for mask in (lowest, -np.inf):
+        assert beyond_float16(ready, X=[1, 2], M=[0, mask]) == {}
+    assert beyond_float16(ready.replace("Softmax", "Neg"), X=[1, 2], M=[0, lowest]) == dict.fromkeys("MsY", "overflow")
+    scores = ready.replace("s = Add (X, M)", "x = Exp (X) s = Add (x, M)")
+    assert beyond_float16(scores, X=[1, 80], M=[0, lowest]) == {"x": "overflow"}
+    clip = """(float[2] X) => (float[2] Y) {
+        low = Constant <value_float = -1.0> () top = Constant <value_float = 3e38> () Y = Clip (X, low, top) }"""
+    assert beyond_float16(clip, X=[1, 2]) == {}
+
+
 @row("an overflow of scaled gradients, which GradScaler skips, is a finding")
 def _() -> None:
     abort = DebugMode.CHECK_NAN_INF_AND_ABORT
@@ -239,6 +313,14 @@ def _() -> None:
     array = np.array([1, 0], np.float32)
     for tensor in (array, [1, 0], ort.OrtValue.ortvalue_from_numpy(array), numpy_helper.from_array(array)):
         assert debugging.check_numerics(tensor, "pow", "res")[0].tolist() == [0, 0, 1]
+
+
+@row("`check_numerics`: `TypeError` unless `op_type` and `var_name` are strings")
+def _() -> None:
+    for names in ((5, "v"), ("pow", None)):
+        with pytest.raises(TypeError, match="must be a string") as caught:
+            debugging.check_numerics(np.ones(2), *names)
+        assert isinstance(caught.value, onnxamp.OnnxAmpError)
 
 
 @row("`check_numerics` returns `(stats, values)`: int64[3] of NaN, Inf and zeros; float32[3] of max, min and mean")
@@ -258,6 +340,13 @@ def _() -> None:
     model, _ = overflowing()
     check = debugging.check_layer_numerics(model, "r", {"X": np.ones(3, np.float16)})
     assert [record.tensor for record in (*check.inputs, *check.values)] == ["s", "r"]
+    with pytest.raises(TypeError, match="call it with a model and the names") as caught:
+
+        @debugging.check_layer_numerics
+        def forward(x: Any) -> Any:
+            return x
+
+    assert isinstance(caught.value, onnxamp.OnnxAmpError)
 
 
 @row("`check_layer_numerics`: `RuntimeError` where there is NaN or Inf, or no input")

@@ -102,6 +102,22 @@ def _() -> None:
         assert built(optimizer=kind(learning_rate=0.1)).plan.weights == ("w0", "b0", "w1", "b1")
 
 
+@row("`nn.Momentum(net.trainable_params(), learning_rate=0.1)`, `SGD(0.1, parameters=net.parameters())`")
+def _() -> None:
+    params: Any = [np.ones(3)]
+    wrong = (
+        lambda: onnxamp.train.Momentum(params, learning_rate=0.1, momentum=0.9),
+        lambda: onnxamp.train.Momentum(params, 0.1, 0.9),
+        lambda: onnxamp.train.Adam(params=params, learning_rate=0.1),
+        lambda: SGD(0.1, parameters=params),
+        lambda: AdamW(learning_rate=0.1, parameters=params, weight_decay=0.01),
+    )
+    for call in wrong:
+        with pytest.raises(TypeError, match=r"needs no parameters, .* such as learning_rate=0.1") as caught:
+            call()
+        assert isinstance(caught.value, onnxamp.ArgumentTypeError)
+
+
 @row("`loss_fn`: a Cell, which stays float32")
 def _() -> None:
     def loss(output: Any, label: Any) -> Any:
@@ -112,18 +128,74 @@ def _() -> None:
         assert not [name for name in low(net) if name.startswith("train/loss")]
 
 
+def with_own_loss(dims: list[Any], **reduction: Any) -> ModelProto:
+    """A model whose output is a mean of squares."""
+    model = mlp()
+    model.graph.node.append(onnx.helper.make_node("Mul", ["y", "y"], ["square"]))
+    axes = ["last"] if "axis" in reduction else []
+    keepdims = reduction.get("keepdims", 0)
+    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["square", *axes], ["loss"], keepdims=keepdims))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "last"))
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("loss", TensorProto.FLOAT, dims))
+    return model
+
+
 @row("`loss_fn=None`")
 def _() -> None:
-    model = mlp()
-    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["y"], ["loss"], keepdims=0))
-    del model.graph.output[:]
-    model.graph.output.append(onnx.helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    assert np.isfinite(built(model, loss_fn=None).step({"x": feeds()["x"]}).loss)
+    x = {"x": feeds()["x"]}
+    mean = built(with_own_loss([]), loss_fn=None).step(x)
+    assert built(with_own_loss([1, 1], keepdims=1), loss_fn=None).step(x).loss == mean.loss
+    for dims, keepdims in ((["N"], 0), (["N", 1], 1)):
+        found = built(with_own_loss(dims, axis=-1, keepdims=keepdims), loss_fn=None).step(x)
+        assert np.shape(found.loss) == (4, 1)[: len(dims)]
+        assert np.mean(found.loss) == pytest.approx(mean.loss)
+        assert found.grad_norm == pytest.approx(4 * mean.grad_norm, rel=1e-5)
+    raises(ValueError, "has the shape [N, 3] and is no loss: pass loss_fn", network=mlp(), loss_fn=None)
+
+
+@row("a loss that is no scalar")
+def _() -> None:
+    """For equal logits of 4 classes, MindSpore 2.10 moves a weight by 1 - 1/4: the gradient of the sum."""
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[N,3] x) => (float[N,4] y) { y = MatMul (x, w) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w"))
+    loss = onnxamp.train.SoftmaxCrossEntropyWithLogits(sparse=True)
+    for level, boost_level in (("O0", "O0"), ("O2", "O0"), ("O0", "O1"), ("O0", "O2")):
+        net = built(model, SGD(learning_rate=1.0), loss, level=level, boost_level=boost_level, loss_scale_manager=None)
+        found = net(np.eye(3, dtype=np.float32), np.array([0, 1, 2])).loss
+        np.testing.assert_allclose(found, np.full(3, np.log(4)), rtol=1e-3)
+        np.testing.assert_allclose(net.state()["w"], 0.75 + np.eye(3, 4), rtol=1e-3)
+    first = net.gradients({"x": np.eye(3, dtype=np.float32), "label": np.array([0, 1, 2])})
+    assert first.numpy().shape == (3,)
+    with pytest.raises(ValueError, match="size 1"):
+        first.item()
+    means = net.fit([{"x": np.eye(3)[:size], "label": np.arange(size)} for size in (2, 3)])
+    assert len(means) == 1
+    assert 0 < means[0] < np.log(4)
 
 
 @row("`train_network(data, label)`")
 def _() -> None:
-    assert built().step({"x": feeds()["x"], "label": feeds()["label"]}).loss > 0
+    assert built()(feeds()["x"], feeds()["label"]) == built().step(feeds())
+    with pytest.raises(ValueError, match="A step takes x, label, in this order; given are 1 arrays"):
+        built()(feeds()["x"])
+
+
+@row("`loss, overflow, scale = train_network(data, label)`")
+def _() -> None:
+    net = built(level="O2", loss_scale_manager=amp.FixedLossScaleManager(8))
+    loss, overflow, scale = net(feeds()["x"], feeds()["label"])
+    assert (loss > 0, overflow, scale) == (True, False, 8)
+
+
+@row("`loss.asnumpy()`, `loss.numpy()`, `loss.item()`, `float(loss)`")
+def _() -> None:
+    for loss in (built().step(feeds()), built().gradients(feeds()), built()(feeds()["x"], feeds()["label"])):
+        assert loss.asnumpy() == loss.numpy() == np.float32(loss.loss)
+        assert (loss.numpy().shape, loss.numpy().dtype) == ((), np.float32)
+        assert loss.item() == float(loss) == loss.loss
+        assert isinstance(loss.item(), float)
 
 
 @row("`level='O0'` of training")
@@ -166,7 +238,7 @@ def _() -> None:
 
 @row("`boost_level`")
 def _() -> None:
-    losses = {built(boost_level=level).step(feeds()).loss for level in ("O0", "O1", "O2")}
+    losses = {built(boost_level=level).step(feeds()).loss for level in ("O0", "o1", "O2")}
     assert max(losses) == pytest.approx(min(losses), rel=1e-5)
 
 
@@ -327,6 +399,19 @@ def _() -> None:
     assert manager.get_loss_scale() == 64
 
 
+@row("`RuntimeError`: more than 1,000 overflows in a row with `DynamicLossScaleManager`")
+def _() -> None:
+    manager = amp.DynamicLossScaleManager()
+    for _ in range(1000):
+        manager.update_loss_scale(overflow=True)
+    with pytest.raises(RuntimeError, match="overflowed in 1001 updates in a row") as caught:
+        built(loss_scale_manager=manager).step(LOUD)
+    assert isinstance(caught.value, onnxamp.NumericsError)
+    assert manager.get_loss_scale() == 1
+    manager.update_loss_scale(overflow=False)
+    assert built(loss_scale_manager=manager).step(LOUD).overflow
+
+
 @row("`get_update_cell()`")
 def _() -> None:
     assert amp.DynamicLossScaleManager(scale_factor=4).get_update_cell().grow == 4
@@ -440,13 +525,17 @@ def _() -> None:
         assert scaler.get_loss_scale() == expected
 
 
-@row("`scaler.minimize(optimizer, scaled)`")
+@row("`scaler.minimize(optimizer, scaled)`, `scaler.minimize(optimizer, loss=scaled)`")
 def _() -> None:
-    scaler, optimizer, net = scaled()
     _, _, other = scaled()
-    scaler.minimize(optimizer, scaler.scale(net.gradients(feeds())))
     other.step(feeds())
-    assert all(np.array_equal(array, other.state()[name]) for name, array in net.state().items())
+    for name in ("", "loss"):
+        scaler, optimizer, net = scaled()
+        loss = scaler.scale(net.gradients(feeds()))
+        scaler.minimize(optimizer, **{name: loss}) if name else scaler.minimize(optimizer, loss)
+        assert all(np.array_equal(array, other.state()[name]) for name, array in net.state().items())
+    with pytest.raises(onnxamp.ArgumentError, match="'weights' of the optimizer"):
+        scaler.minimize(optimizer, parameters=["w0"])
 
 
 @row("`optimizer.clear_grad()`")
@@ -454,8 +543,25 @@ def _() -> None:
     scaler, optimizer, net = scaled()
     net.gradients(feeds())
     scaler.minimize(optimizer)
+    optimizer.clear_grad()
     with pytest.raises(RuntimeError, match="no gradients"):
         scaler.minimize(optimizer)
+
+
+@row("`use_dynamic_loss_scaling=False`")
+def _() -> None:
+    optimizer = SGD()
+    scaler = amp.GradScaler(init_loss_scaling=64.0, incr_every_n_steps=1, use_dynamic_loss_scaling=False)
+    net = built(optimizer=optimizer, loss_scale_manager=scaler)
+    for batch in (feeds(), LOUD, feeds()):
+        loss = net.gradients(batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        optimizer.clear_grad()
+    net.step(feeds())
+    state = scaler.state_dict()
+    assert (state["scale"].tolist(), state["incr_count"], state["decr_count"]) == ([64.0], 0, 0)
+    assert net.steps == 4
 
 
 @row("`is_enable()`, `is_use_dynamic_loss_scaling()`")
@@ -499,6 +605,14 @@ def _() -> None:
     assert net.step(feeds()).scale == 8
 
 
+@row("`RuntimeError`: `load_state_dict({})`, the state of a disabled scaler")
+def _() -> None:
+    with pytest.raises(RuntimeError, match="saved by one that is disabled") as caught:
+        amp.GradScaler().load_state_dict(amp.GradScaler(enable=False).state_dict())
+    assert isinstance(caught.value, onnxamp.EmptyStateError)
+    amp.GradScaler(enable=False).load_state_dict({})
+
+
 @row("`enable=False` of `GradScaler`")
 def _() -> None:
     net = built(loss_scale_manager=amp.GradScaler(enable=False))
@@ -512,7 +626,10 @@ def _() -> None:
     with pytest.warns(onnxamp.OptionWarning, match="GradScaler is disabled"):
         net = built(level="O2", dtype="bfloat16", loss_scale_manager=scaler)
     assert net.step(feeds()).scale == 1
-    assert not scaler.is_enable()
+    assert (scaler.is_enable(), scaler.get_init_loss_scaling(), scaler.state_dict()) == (False, 1, {})
+    fixed = amp.GradScaler(init_loss_scaling=8.0, use_dynamic_loss_scaling=False)
+    assert built(level="O2", dtype="bfloat16", loss_scale_manager=fixed).step(feeds()).scale == 8
+    assert fixed.is_enable()
 
 
 @row("`RuntimeError`: `unscale_` or `step` is called twice")
@@ -531,6 +648,24 @@ def _() -> None:
     for name, value in (("incr_ratio", 1.0), ("decr_ratio", 1.0)):
         with pytest.raises(onnxamp.ArgumentError, match=name):
             amp.GradScaler(**{name: value})
+
+
+@row(
+    "`AmpScaler(enable=True, init_loss_scaling=2 ** 15, incr_ratio=2.0, decr_ratio=0.5, incr_every_n_steps=1000,"
+    " decr_every_n_nan_or_inf=1, use_dynamic_loss_scaling=True)`"
+)
+def _() -> None:
+    assert signature(amp.AmpScaler) == [
+        "enable=True", "init_loss_scaling=32768.0", "incr_ratio=2.0", "decr_ratio=0.5", "incr_every_n_steps=1000",
+        "decr_every_n_nan_or_inf=1", "use_dynamic_loss_scaling=True",
+    ]  # fmt: skip
+    scaler, optimizer = amp.AmpScaler(init_loss_scaling=1024), SGD(learning_rate=0.01)
+    net = built(optimizer=optimizer, loss_scale_manager=scaler)
+    scaled = scaler.scale(net.gradients(feeds()))
+    scaled.backward()
+    scaler.minimize(optimizer, scaled)
+    assert (net.steps, scaler.state_dict()["incr_count"]) == (1, 1)
+    assert isinstance(amp.GradScaler(), amp.AmpScaler)
 
 
 @row("`paddle.DataParallel`, `mindspore.communication`")

@@ -745,14 +745,3 @@ def test_an_output_without_a_suffix_is_told() -> None:
     assert "Warning: 'result' becomes a file without a suffix" in result.output
     assert Path("result").is_file()
     assert run("convert", small(), "-o", "folder/", "-q").output == ""
-
-
-def test_many_options_are_listed_under_headings() -> None:
-    """Each once; few need none."""
-    text = run("convert", "--help").output.partition("2 wrong usage.")[2]
-    headings = re.findall(r"^(\S[^\n]*):$", text, re.MULTILINE)
-    assert headings == ["Options", "What becomes low precision", "Inputs and runs", "Validation", "Files and report"]
-    flags = re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", text, re.MULTILINE)
-    assert len(flags) == len(set(flags)) > 40
-    assert flags.index("--level") < flags.index("--black") < flags.index("--inputs") < flags.index("--html")
-    assert re.findall(r"^(\S[^\n]*):$", run("lists", "--help").output, re.MULTILINE) == ["Options"]

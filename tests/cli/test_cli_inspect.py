@@ -1,4 +1,4 @@
-"""Names from models do no harm on a terminal; ``onnxamp inspect``, ``lists`` and ``--help``."""
+"""Names from models do no harm on a terminal; ``onnxamp inspect`` and ``lists``."""
 
 import json
 import re
@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from commands import CLASSIFIER, NORM, report_of, run, saved, small
 from graphs.case import add_weights, parse
 
 import onnxamp
-from onnxamp._cli import _COMMANDS, group
 
 
 @pytest.fixture(autouse=True)
@@ -141,22 +139,6 @@ def test_lists() -> None:
     assert (report["onnxamp"], report["format"]) == ("lists", 1)
     assert sorted(report["presets"]) == ["conservative", "default", "fast", "mindspore", "paddle"]
     assert list(report["presets"]["paddle"]["white"]) == onnxamp.get_white_list("paddle")
-
-
-@pytest.mark.parametrize("command", [[], ["convert"], ["inspect"], ["lists"]], ids="-".join)
-def test_help(command: list[str]) -> None:
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    assert "Usage: " in result.output
-
-
-def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
-    context = click.Context(group)
-    for name, summary in _COMMANDS.items():
-        command = group.get_command(context, name)
-        assert command is not None
-        assert " ".join(command.help.partition("\n\n")[0].split()).startswith(summary), name
-        assert "Exit codes: 0 " in command.help
 
 
 def test_as_a_module() -> None:

@@ -21,7 +21,6 @@ from onnx import TensorProto, helper
 
 import onnxamp
 from onnxamp._cli import group
-from onnxamp._cli.common import new_command
 from onnxamp._runtime.profile import read_events
 
 ADDED = "(float[1,2] A, float[1,2] B) => (float[1,2] Y) { Y = Add (A, B) }"
@@ -45,14 +44,11 @@ class TestAnyException:
     """Of a command that stands in for all: the door does not know which one it guards."""
 
     def raising(self, monkeypatch: pytest.MonkeyPatch, error: BaseException, *options: str) -> Result:
-        @new_command("check")
-        @click.option("--format", default="table")
-        @click.option("-v", "--verbose", is_flag=True)
-        def command(_: Any) -> None:
+        def run(_: Any) -> None:
             raise error
 
-        monkeypatch.setattr(group, "get_command", lambda *_: command)
-        return CliRunner().invoke(group, ["check", *options])
+        monkeypatch.setattr("onnxamp._cli.check.run", run)
+        return CliRunner().invoke(group, ["check", "model.onnx", *options])
 
     @pytest.mark.parametrize("error", [
         TypeError("an integer is required"), ZeroDivisionError("division by zero"), RuntimeError(),

@@ -67,4 +67,4 @@ def test_folders_keep_their_names(source: Path, tmp_path: Path) -> None:
     found = run("convert", source.parent, "-o", tmp_path / "out", "--preset", "transformers.js")
     assert found.exit_code == 2
     assert "--data-names is for a single model" in found.output
-    assert "transformers.js" in run("tune", "--help").output
+    assert "transformers.js" in run("tune", "--help-all").output

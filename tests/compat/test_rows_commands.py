@@ -23,7 +23,7 @@ TESTS = RowTests()
 row = TESTS.row
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 CLASSIFIER = ROOT / "models" / "classifier.onnx"
-HELP = command("convert", "--help").output
+HELP = command("convert", "--help-all").output
 
 
 def test_each_row_has_a_test() -> None:

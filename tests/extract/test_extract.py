@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
 from real_models import needs, real_model
 
 import onnxamp
-from onnxamp._cli.extract import command
+from onnxamp._cli import group
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError
 from onnxamp._extract.around import differences, extract_region, same
 from onnxamp._extract.region import save_region
@@ -571,7 +571,7 @@ def here(tmp_path, monkeypatch):
 
 
 def extract(*arguments: object):
-    return CliRunner(env={"COLUMNS": None}).invoke(command, [str(argument) for argument in arguments])
+    return CliRunner(env={"COLUMNS": None}).invoke(group, ["extract", *map(str, arguments)])
 
 
 @pytest.mark.usefixtures("here")

@@ -25,6 +25,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp._cli import group
 from onnxamp._decide.hazards import kinds
+from onnxamp._options.command_line import option_rows, spelled_fields
 
 GRAPHS = ROOT / "docs" / "explain" / "graphs"
 REGENERATE = "ONNXAMP_REGENERATE" in os.environ
@@ -163,7 +164,8 @@ def parse(line: str, *, whole: bool) -> None:
     """Parse a command as the program does; one that is not ``whole`` may lack arguments or have placeholders."""
     name, *arguments = shlex.split(line)[1:]
     try:
-        SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
+        with contextlib.suppress(click.exceptions.Exit):  # --help
+            SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
     except click.MissingParameter:
         assert not whole, line
     except click.BadParameter:
@@ -214,7 +216,8 @@ def test_every_hazard_has_a_section_and_a_graph():
     page = (ROOT / "docs" / "explain" / "hazards.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (.+)\n\n!\[.*\]\(graphs/(\w+)\.svg\)", page, re.MULTILINE)
     for title, name in sections:
-        target = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26"}.get(name, "cuda")
+        targets = {"product": "webgpu", "accumulator": "webgpu", "attention": "cuda@1.26", "quantized": "openvino"}
+        target = targets.get(name, "cuda")
         plan = onnxamp.plan_model(str(GRAPHS / f"{name}.onnxtxt"), "O2", target=target, fold=False)
         assert title.lower() in {hazard.reason for hazard in plan.hazards if not hazard.low}
     assert {title.lower() for title, _ in sections} == {kind.value for kind in kinds()}
@@ -291,5 +294,8 @@ def test_documentation_builds(tmp_path):
     assert "convert_model" in (reference / "python.html").read_text(encoding="utf-8")
     options = (reference / "options.html").read_text(encoding="utf-8")
     assert [item.name for item in fields(onnxamp.Options) if item.name not in options] == []
-    flags = [item.metadata["cli"].flag for item in fields(onnxamp.Options) if "cli" in item.metadata]
-    assert [flag for flag in flags if flag.removeprefix("--") not in options] == []
+    assert [row.flags for row in spelled_fields().values() if row.flags.removeprefix("--") not in options] == []
+    for name in group.list_commands(click.Context(group)):
+        page = (reference / "commands" / f"{name}.html").read_text(encoding="utf-8")
+        rows = (row for row in option_rows() if name in row.commands and not row.is_argument)
+        assert [row.flags for row in rows if row.flags.rpartition("--")[2] not in page] == [], name

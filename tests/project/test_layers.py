@@ -30,8 +30,8 @@ COMPAT = ("onnxamp.compat", *(f"onnxamp.compat.{name}" for name in onnxamp.compa
 THEIRS = {
     f"onnxamp.compat.onnxconverter_common.{name}"
     for name in ("float16", "auto_mixed_precision", "auto_mixed_precision_model_path")
-} | {"onnxamp.compat.onnxruntime_transformers.float16"}
-"""Modules as other converters have them, with the same names as the packages that they are in."""
+} | {"onnxamp.compat.onnxruntime_transformers.float16", "onnxamp.amp.debugging"}
+"""Modules as other packages have them, with names that are elsewhere here."""
 PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.ir", "onnxamp.train")
 READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
 """What is known before a model is seen, and what reads one. Nothing of it decides."""

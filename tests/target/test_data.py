@@ -13,6 +13,9 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from repository import ROOT
 
+from onnxamp._options.lists import framework_names
+from onnxamp._patterns.named import FINDERS
+from onnxamp._patterns.patterns import WALKS
 from onnxamp._target.kernels import check_target, kernel_table
 
 DATA = ROOT / "onnxamp" / "_data"
@@ -78,10 +81,15 @@ def test_each_preset_is_tested():
 @pytest.mark.parametrize("name", LISTS)
 def test_preset_is_well_formed(name):
     content = preset(name)
-    assert set(content) - {"folds_batch_norm", "names", "trusts_kernels"} == {"summary", "white", "black"}
-    names = content.get("names", {})
-    assert list(names) == sorted(names)
-    assert all(ops == list(dict.fromkeys(ops)) for ops in names.values())
+    further = {"folds_batch_norm", "names", "forms", "white_names", "black_names", "trusts_kernels"}
+    assert set(content) - further == {"summary", "white", "black"}
+    for names in (content.get("names", {}), content.get("forms", {})):
+        assert list(names) == sorted(names)
+        assert all(meant == list(dict.fromkeys(meant)) for meant in names.values())
+    assert content.get("forms", {}).keys() <= framework_names().keys()
+    assert {kind for kinds in content.get("forms", {}).values() for kind in kinds} <= FINDERS.keys() | WALKS.keys()
+    for table in (content.get("white_names", {}), content.get("black_names", {})):
+        assert table.keys() <= content.get("forms", {}).keys()
     assert content["summary"].endswith(".")
     for table in (content["white"], content["black"]):
         assert table

@@ -87,7 +87,7 @@ def test_training_begins_with_float32_masters() -> None:
         plain = build_train_network(model, optimizers[0], "cross-entropy", loss_scale_manager=scale)
     results = [one.step(feeds()) for one in (net, same_net, plain)]
     assert results[0] == results[1] == results[2]
-    assert all(kind == TensorProto.FLOAT for kind in kinds(net.export()).values())
+    assert all(kind == TensorProto.FLOAT for kind in kinds(plain.export()).values())
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -120,7 +120,7 @@ def test_levels_are_given_once() -> None:
 
 @pytest.mark.parametrize(("save_dtype", "elem"), [
     ("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16), (np.float64, TensorProto.DOUBLE),
-    ("float32", TensorProto.FLOAT), (None, TensorProto.FLOAT),
+    ("float32", TensorProto.FLOAT),
 ])  # fmt: skip
 def test_exports_store_weights_as_asked(save_dtype: Any, elem: int) -> None:
     net = build_train_network(decorate(conv_net(), level="o2", save_dtype=save_dtype), SGD(), "cross-entropy")
@@ -134,6 +134,14 @@ def test_exports_store_weights_as_asked(save_dtype: Any, elem: int) -> None:
     exact = run(make_session(conv_net_with(state)), {"x": IMAGES["x"]})["y"]
     if elem != TensorProto.BFLOAT16:
         np.testing.assert_allclose(run(make_session(exported), {"x": IMAGES["x"]})["y"], exact, rtol=0.02, atol=0.02)
+
+
+def test_without_a_type_exports_store_weights_as_the_decorated_model_does() -> None:
+    decorated = decorate(conv_net(), level="O2")
+    exported = build_train_network(decorated, SGD(), "cross-entropy").export()
+    onnx.checker.check_model(exported, full_check=True)
+    assert kinds(exported) == kinds(decorated.model)
+    assert set(kinds(exported).values()) == {TensorProto.FLOAT, TensorProto.FLOAT16}
 
 
 def conv_net_with(state: dict[str, np.ndarray]) -> ModelProto:

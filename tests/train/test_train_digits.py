@@ -16,7 +16,7 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )
-from onnxamp.train._feeds import cross_entropy
+from onnxamp.train._losses import cross_entropy
 
 HELD_OUT = 400
 ENCODER = ROOT / "models/encoder.onnx"

@@ -273,7 +273,7 @@ def test_what_no_sample_runs_is_told() -> None:
 
 def test_help() -> None:
     assert "tune" in run("--help").output
-    text = run("tune", "--help").output
+    text = run("tune", "--help-all").output
     for option in ("--tolerance", "--metric", "--inputs", "--state", "--pick", "--device", "--runs", "--save-plan",
                    "--times", "--provider", "--html"):  # fmt: skip
         assert option in text

@@ -1,4 +1,4 @@
-"""Quantized ops: what ONNX Runtime fuses into integer kernels."""
+"""Quantized ops: what a target fuses into integer kernels."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,28 +8,45 @@ from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._target.targets import target_of
 
 
-def quantized_units(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Quantize and dequantize nodes and the nodes between them, which ONNX Runtime fuses into integer kernels."""
-    facts = op_facts()
-    for node in (
-        graph.nodes if graph.nodes_of(facts.quantize | facts.dequantize) else ()
-    ):
-        if node.key in facts.quantize | facts.dequantize:
+def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]:
+    """Quantize and dequantize nodes and the nodes between them, where the target fuses them into integer kernels.
+
+    Complexity: linear in nodes.
+    """
+    quantizing = op_facts().quantize | op_facts().dequantize
+    if not target_of(target).fuses_quantized or not graph.nodes_of(quantizing):
+        return
+    for node in graph.nodes:
+        if node.key in quantizing:
             yield Hazard(node.index, KIND, "quantizes or dequantizes")
             continue
-        producers = [graph.producer(value) for _, value in graph.float_inputs(node)]
-        fed = [p is not None and p.key in facts.dequantize for p in producers]
-        feeds = any(
-            reader.key in facts.quantize and port == 0
-            for value in node.outputs
-            for reader, port in graph.consumers(value)
-        )
-        if (fed and all(fed)) or (feeds and node.key not in facts.kernel_free):
+        fed, feeds = _between(graph, node)
+        if fed or (feeds and node.key not in op_facts().kernel_free):
             yield Hazard(
                 node.index, KIND, "stands between dequantize and quantize nodes"
             )
+
+
+def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
+    """Return whether all floats that a node reads are dequantized, and whether a result is quantized."""
+    producers = [graph.producer(value) for _, value in graph.float_inputs(node)]
+    fed = [p is not None and p.key in op_facts().dequantize for p in producers]
+    feeds = any(
+        reader.key in op_facts().quantize and port == 0
+        for value in node.outputs
+        for reader, port in graph.consumers(value)
+    )
+    return bool(fed) and all(fed), feeds
+
+
+def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
+    """Nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
+    for node in graph.nodes_of(op_facts().fused_blindly):
+        if all(_between(graph, node)):
+            yield Hazard(node.index, KIND, "ONNX Runtime loads it in float32 alone")
 
 
 def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
@@ -68,7 +85,7 @@ def _adds_constant(graph: Graph, node: Node) -> bool:
 
 
 def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
-    yield from quantized_units(graph, low)
+    yield from fused_blindly(graph, low)
     yield from integer_products(graph, low)
 
 
@@ -76,6 +93,7 @@ KIND: Final = Kind(
     "quantized unit",
     title="fused into integer kernels by the runtime",
     rule=_rule,
+    on_target=quantized_units,
     breaks=False,
     audit=Audit(
         5,

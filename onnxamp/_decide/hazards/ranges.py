@@ -36,7 +36,7 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             )
             yield Hazard(node.index, KIND, why)
             why = f"reads what {node.label!r} computes from a constant out of range"
-            for reader in _readers(graph, node, seen):
+            for reader in readers_through_exact(graph, node, seen):
                 yield Hazard(reader.index, KIND, why)
 
 
@@ -76,7 +76,7 @@ def _carries(graph: Graph, node: Node) -> bool:
     return bool(node.outputs) and graph.constants.stats(node.outputs[0]) is not None
 
 
-def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
+def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
     """Nodes not ``seen`` yet that read the node's outputs, directly or through exact ops, which are included.
 
     They are added to ``seen``, which keeps all walks of a graph linear together.

@@ -4,10 +4,13 @@
 to convert a model                                      auto_mixed_precision, custom_mixed_precision,
                                                         get_white_list, get_black_list, is_float16_supported,
                                                         is_bfloat16_supported, HazardWarning, OptionWarning
-to train one                                            build_train_network, decorate, GradScaler,
+to train one                                            build_train_network, decorate, GradScaler, AmpScaler,
                                                         LossScaleManager, FixedLossScaleManager,
                                                         DynamicLossScaleManager
+to scale arrays                                         LossScaler, StaticLossScaler, DynamicLossScaler,
+                                                        all_finite, init_status
 for what is created in a block of code                  auto_cast
+by the former names of Paddle                           amp_guard, amp_decorate
 to find NaN and Inf, and compare                        debugging
 ======================================================  ============================================================
 """
@@ -24,25 +27,41 @@ from onnxamp._options.lists import get_black_list, get_white_list
 from onnxamp._public import export
 from onnxamp._warnings import HazardWarning, OptionWarning
 from onnxamp.train import (
+    AmpScaler,
     Decorated,
     DynamicLossScaleManager,
+    DynamicLossScaler,
     FixedLossScaleManager,
     GradScaler,
     LossScaleManager,
+    LossScaler,
+    StaticLossScaler,
     TrainNetwork,
+    all_finite,
     build_train_network,
     decorate,
+    init_status,
 )
 
+amp_guard = auto_cast
+amp_decorate = decorate
+
 __all__ = [
+    "AmpScaler",
     "Decorated",
     "DynamicLossScaleManager",
+    "DynamicLossScaler",
     "FixedLossScaleManager",
     "GradScaler",
     "HazardWarning",
     "LossScaleManager",
+    "LossScaler",
     "OptionWarning",
+    "StaticLossScaler",
     "TrainNetwork",
+    "all_finite",
+    "amp_decorate",
+    "amp_guard",
     "auto_cast",
     "auto_mixed_precision",
     "build_train_network",
@@ -51,6 +70,7 @@ __all__ = [
     "decorate",
     "get_black_list",
     "get_white_list",
+    "init_status",
     "is_bfloat16_supported",
     "is_float16_supported",
 ]

@@ -1,0 +1,171 @@
+"""A command, made from its rows in ``_data/options.toml``; its module is imported when it runs."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from onnxamp._cli.options import DataOption, parameter_of
+from onnxamp._graph.collecting import no_collections
+from onnxamp._ops.targets import read_table
+from onnxamp._options.command_line import option_rows, option_table
+
+_MODULES: Final = {"inspect": "inspect_model"}
+"""Commands whose module has another name."""
+
+_COLUMN: Final = 28
+"""Columns for flags and values; help stands beside them."""
+
+_ALL: Final = "onnxamp all options"
+"""Where a context notes that help shows every option."""
+
+
+def make_command(name: str, summary: str) -> click.Command:
+    """Return a command with the options of its rows."""
+    table = option_table()["command"][name]
+    params = [parameter_of(row) for row in option_rows() if name in row.commands]
+    count = sum(isinstance(item, DataOption) for item in params)
+    return _DataCommand(
+        name,
+        usual=table["usual"],
+        help=f"{summary}\n\n{table['more']}",
+        params=[*params, _help_all(count)],
+        callback=partial(_run, _MODULES.get(name, name)),
+    )
+
+
+def _run(module: str, /, **words: Any) -> None:
+    """Import the module of a command, and run it."""
+    with no_collections():  # modules stay, so that there is nothing to collect
+        from onnxamp._cli.common import run_command  # noqa: PLC0415 - imports onnx
+
+        body = import_module(f"onnxamp._cli.{module}").run
+    run_command(body, words)
+
+
+def _help_all(count: int) -> click.Option:
+    """Return the option that shows all options."""
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            context.meta[_ALL] = True
+            click.echo(context.get_help(), color=context.color)
+            context.exit()
+
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help=f"Show all {count} options in full, and exit.",
+    )
+
+
+class _DataCommand(click.Command):
+    """A command whose help shows what most users need, and which knows the options of other tools."""
+
+    def __init__(self, name: str, *, usual: Sequence[str], **form: Any) -> None:
+        super().__init__(name, **form)
+        self.usual = usual
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what was typed.
+
+        Raises:
+            UsageError: an option is unknown; the message names what takes the place of other tools' options.
+        """
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            unknown = (
+                error.option_name if isinstance(error, click.NoSuchOption) else None
+            )
+            told = told_of_other_tools(typed, unknown)
+            if told is None:
+                raise
+            raise click.UsageError(told, ctx) from None
+
+    def format_help_text(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the first sentence or, with all options, everything that is said about the command."""
+        text = self.help or ""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text if _ALL in ctx.meta else text.split("\n\n")[0])
+
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write options below the headings of their groups: the usual ones in a line each, or all of them in full."""
+        sections: dict[str, list[tuple[str, str]]] = {
+            group: [] for group in option_table()["groups"]
+        }
+        for item in self.get_params(ctx):
+            if isinstance(item, DataOption) and _ALL not in ctx.meta:
+                record = item.line(ctx) if item.name in self.usual else None
+            else:
+                record = item.get_help_record(ctx)
+            if record is not None and isinstance(item, click.Option):
+                group = item.row.group if isinstance(item, DataOption) else "Help"
+                sections.setdefault(group, []).append(record)
+        width = max(len(flags) for rows in sections.values() for flags, _ in rows)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(
+                        [
+                            (flags.ljust(min(width, _COLUMN)), text)
+                            for flags, text in rows
+                        ],
+                        col_max=_COLUMN,
+                    )
+
+
+def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | None:
+    """Return what takes the place of an option that is another tool's; None if it is none.
+
+    Args:
+        arguments: what was typed.
+        unknown: the option that is unknown; None if something else is wrong, as where "-ope" was taken for "-o pe".
+    """
+    typed = [text.partition("=")[0] for text in arguments]
+    known = [text for text in typed if _is_word(text) and any(_meanings(text))]
+    name = (
+        next(iter(known), unknown)
+        if unknown is None or len(unknown) == len("-n")
+        else unknown
+    )
+    meanings: dict[str, list[str]] = {}
+    for tool, meaning in _meanings(name or ""):
+        meanings.setdefault(meaning, []).append(tool)
+    if not meanings:
+        return None
+    return " ".join(
+        _sentence(name or "", meaning, tools) for meaning, tools in meanings.items()
+    )
+
+
+def _is_word(text: str) -> bool:
+    """Return whether a text looks like "-ne", which click parses as two one-letter options."""
+    return len(text) > len("-n") and text.startswith("-") and not text.startswith("--")
+
+
+def _meanings(name: str) -> Iterator[tuple[str, str]]:
+    for tool, row in read_table("other_tools").items():
+        if name in row["options"]:
+            yield tool, row["options"][name]
+
+
+def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
+    *others, last = (f"{tool}'s" for tool in tools)
+    owners = f"{', '.join(others)} and {last}" if others else last
+    if meaning.startswith("nothing"):
+        return (
+            f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
+        )
+    return f"{owners} {name} is onnxamp's {meaning}."

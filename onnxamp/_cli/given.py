@@ -1,0 +1,180 @@
+"""What the options that commands share mean to the library."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.core import ParameterSource
+
+from onnxamp._cli.common import Given
+from onnxamp._cli.options import DataOption
+from onnxamp._errors import ArgumentError
+from onnxamp._job.writing import Sink
+from onnxamp._model.model import Model
+from onnxamp._ops.targets import device_of
+from onnxamp._options.command_line import spelled_fields
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime.run import Report, RunOptions, silent
+from onnxamp._target.targets import targets
+from onnxamp._workers.place import Place
+
+if TYPE_CHECKING:
+    from onnxamp._runtime.samples import Samples
+
+# --- where and on what models run ---------------------------------------------------------------------------------
+
+
+def target_of_engine(given: Given, target: str) -> str:
+    """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
+    from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
+
+    engine = (given.provider or "cpu").partition(":")[0]
+    engine = _OF_BROWSER if engine == BROWSER else engine
+    asked = (
+        click.get_current_context().get_parameter_source("target")
+        is ParameterSource.COMMANDLINE
+    )
+    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
+    return target if asked or not own or device_of(target) == engine else engine
+
+
+_OF_BROWSER: Final = "webgpu"
+"""What runs models in a browser."""
+
+
+def unlike_target(given: Given, target: str) -> list[str]:
+    """A warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
+    engine = target_of_engine(given, target)
+    if engine == target:
+        return []
+    return [
+        f"Made for {target}, and judged on {engine}: --target {engine} converts for what it has and how it computes."
+    ]
+
+
+def _changed(given: Given) -> dict[str, Any]:
+    """The options for random inputs that differ from their defaults."""
+    options = click.get_current_context().command.params
+    defaults = {
+        item.name: item.row.default
+        for item in options
+        if isinstance(item, DataOption) and item.name in ("samples", "seed")
+    }
+    values = {name: getattr(given, name) for name in defaults}
+    return {name: now for name, now in values.items() if now != defaults[name]}
+
+
+def sampling_arguments(given: Given) -> tuple[str, ...]:
+    """The arguments that make another command run on the same inputs, and judge alike."""
+    accept = getattr(given, "accept", None)
+    judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
+    if given.inputs:
+        return "--inputs", str(given.inputs), *judge
+    dims = [
+        text
+        for name, size in given.dims.items()
+        for text in ("--dim", f"{name}={size}")
+    ]
+    random = (
+        text
+        for name, value in _changed(given).items()
+        for text in (f"--{name}", str(value))
+    )
+    return *dims, *random, *judge
+
+
+def custom_arguments(given: Given) -> tuple[str, ...]:
+    """The arguments that let another command know and run the same custom ops."""
+    declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
+    libraries = (
+        text for path in given.libraries for text in ("--custom-ops-library", str(path))
+    )
+    return *declared, *libraries
+
+
+def given_samples(given: Given) -> "Samples | None":
+    """The samples in the file or folder that ``--inputs`` names; None without it.
+
+    Raises:
+        ArgumentError: they cannot be read, or options for random inputs are given, too.
+    """
+    if not given.inputs:
+        return None
+    if given.dims or _changed(given):
+        raise ArgumentError(
+            "--inputs replaces random inputs: --samples, --dim and --seed have no effect with it."
+        )
+    from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
+
+    return load_samples(given.inputs)
+
+
+def check_dims(model: Model, given: Given) -> None:
+    """Check the names of ``--dim`` where no sample does.
+
+    Raises:
+        ArgumentError: the model has no such dimension.
+    """
+    if given.dims:
+        from onnxamp._runtime.sizes import Sizes  # noqa: PLC0415 - few commands are given sizes
+
+        Sizes.of(model.proto.graph.input).resolve(given.dims)
+
+
+# --- what is written and printed ----------------------------------------------------------------------------------
+
+
+def sink_of(
+    given: Given, target: Path, approve: Callable[[Path], None] | None = None
+) -> Sink:
+    """Return where a converted model goes, and how."""
+    names = given.data_names or "onnx"
+    return Sink(target, given.external_data, given.shard_size, names, approve)
+
+
+# --- conversion ---------------------------------------------------------------------------------------------------
+
+
+def options_of(given: Given, level: str | None = None) -> Options:
+    """The :class:`Options` that the command line spells, at ``level`` or the one that is given.
+
+    They are strict about names that match nothing.
+
+    Raises:
+        ArgumentError, ContradictionError: a value is wrong.
+    """
+    keywords: dict[str, Any] = {"strict_options": True}
+    for name, spelled in spelled_fields().items():
+        keywords[name] = spelled.meaning(getattr(given, name))
+    return Options.of(level or str(getattr(given, "level", Level.O2)), keywords)
+
+
+def place_of(given: Given) -> Place:
+    """The worker processes that are asked for.
+
+    Raises:
+        ArgumentError: a value is wrong.
+    """
+    return Place(given.jobs, given.cluster)
+
+
+def run_options_of(given: Given, report: Report = silent) -> RunOptions:
+    """Return how models run, as the options of a command ask for it.
+
+    Raises:
+        ArgumentError: the inputs cannot be read, or options for random ones are given as well.
+    """
+    return RunOptions(
+        samples=given_samples(given),
+        count=given.samples,
+        seed=given.seed,
+        dims=given.dims,
+        provider=given.provider,
+        place=place_of(given),
+        state=given.state,
+        report=report,
+        budget=getattr(given, "budget", BUDGET),
+    )

@@ -1,0 +1,104 @@
+"""Scales of quantized numbers that low precision cannot hold, from ``_data/grids.toml``."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from onnxamp._decide.hazards.ranges import readers_through_exact
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import Format, element_name
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.weights import read_array
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.targets import read_table
+
+_SHARE: Final = 1.0
+"""Steps by which rounding a scale may move the end of its grid."""
+
+
+class Grid(NamedTuple):
+    """The numbers of a quantized type; ``_data/grids.toml`` explains the fields."""
+
+    end: float
+    steps: int
+
+
+@cache
+def grids() -> Mapping[str, Grid]:
+    """The grids by the name of their type."""
+    return {name: Grid(**row) for name, row in read_table("grids").items()}
+
+
+def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Nodes whose scales, or the ends of whose grids, leave the range or the digits of low precision.
+
+    Where an end does, so do the values that are quantized, and what is computed from dequantized ones: the nodes that
+    make or read them follow. Complexity: linear in nodes and scales.
+    """
+    facts, seen = op_facts(), set[int]()
+    for node in graph.nodes_of(facts.quantize | facts.dequantize):
+        is_made = node.key in facts.dequantize
+        quantized = node.input(0) if is_made else node.outputs[0]
+        grid = grids().get(element_name(graph.types[quantized]))
+        bounds = _bounds(graph, node.input(1))
+        if grid is None or bounds is None:
+            continue
+        smallest, largest = bounds
+        if why := _lost(low, grid, smallest, largest):
+            yield Hazard(node.index, KIND, why)
+        if grid.end * largest > low.max_finite:
+            why = f"{node.label!r} has numbers up to {grid.end * largest:.6g}; {low.name} ends at {low.max_finite:.6g}"
+            yield Hazard(node.index, KIND, why)
+            around = (
+                readers_through_exact(graph, node, seen)
+                if is_made
+                else _makers(graph, node)
+            )
+            yield from (Hazard(one.index, KIND, why) for one in around)
+
+
+def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
+    """Return the smallest and the largest magnitude of a scale; None if it is computed."""
+    tensor = graph.constants.tensors.get(graph.constants.source(scale))
+    if tensor is None:
+        return None
+    magnitudes = np.abs(read_array(tensor, graph.folder).astype(np.float32))
+    return (
+        (float(magnitudes.min()), float(magnitudes.max())) if magnitudes.size else None
+    )
+
+
+def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
+    """Return what low precision loses of scales; "" if they are sound."""
+    if largest >= low.overflow:
+        return f"a scale of {largest:.6g} is out of the range of {low.name}"
+    if smallest <= low.smallest_subnormal / 2:
+        return f"a scale of {smallest:.6g} is 0 in {low.name}"
+    moved = grid.steps * max(low.epsilon, low.smallest_subnormal / smallest) / 2
+    if moved <= _SHARE:
+        return ""
+    return f"rounding a scale of {smallest:.6g} to {low.name} moves the end of its grid by up to {moved:.3g} steps"
+
+
+def _makers(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yield what computes the values that a node quantizes, and the exact ops between."""
+    stack, seen = [node.input(0)], {ABSENT}
+    while stack:
+        value = stack.pop()
+        maker = None if value in seen else graph.producer(value)
+        seen.add(value)
+        if maker is not None:
+            yield maker
+            if maker.index in graph.exact:
+                stack += (value for _, value in graph.float_inputs(maker))
+
+
+KIND: Final = Kind(
+    "scale",
+    title="low precision cannot hold its scale, or the numbers that it scales to",
+    rule=scale_hazards,
+    audit=Audit(6, "quantizes or dequantizes in LOW, but {detail}"),
+)

@@ -1,0 +1,87 @@
+"""The nodes that lists mean: those of op types, and what exporters write in ordinary ops for a framework's name."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from onnxamp._graph.graph import Graph
+from onnxamp._options.levels import Level
+from onnxamp._options.lists import is_known, nearest_name
+from onnxamp._options.options import Options
+from onnxamp._patterns.named import named_forms, named_nodes, unrecognised
+
+
+class Listed(NamedTuple):
+    """The nodes that lists mean.
+
+    Attributes:
+        white, black: those that the user's lists mean -> what to call the entry; black where both do.
+        usual_white, usual_black: those that the preset means besides its op types -> the entry.
+    """
+
+    white: Mapping[int, str]
+    black: Mapping[int, str]
+    usual_white: Mapping[int, str]
+    usual_black: Mapping[int, str]
+
+
+def find_listed(graph: Graph, options: Options) -> Listed:
+    """Return the nodes that the lists of the options mean. Linear in nodes for each name that exporters write out."""
+    preset = options.preset
+    is_read = preset.is_literal and options.level != Level.O3
+    white = _meant(graph, options.white_list, options.user_white)
+    black = _meant(graph, options.black_list, options.user_black)
+    return Listed(
+        {node: entry for node, entry in white.items() if node not in black},
+        black,
+        _forms(graph, preset.white_names if is_read else ()),
+        _forms(graph, preset.black_names if is_read else ()),
+    )
+
+
+def _meant(graph: Graph, names: Iterable[str], ops: Iterable[str]) -> dict[int, str]:
+    own = {node.index: node.key for node in graph.nodes_of(ops)}
+    return _forms(graph, names) | own
+
+
+def _forms(graph: Graph, names: Iterable[str]) -> dict[int, str]:
+    return {node: name for name in names for node in graph.ask(named_forms, name)}
+
+
+class AbsentNames(NamedTuple):
+    """Names in the user's lists that mean nothing in the model -> what to say of them.
+
+    Attributes:
+        unknown: those that are probably misspelt.
+        unseen: those of what may be in the model in a form that nothing recognises.
+        known: those of ops that exist, or may exist in a domain of which nothing is known.
+    """
+
+    unknown: dict[str, str]
+    unseen: dict[str, str]
+    known: dict[str, str]
+
+
+def absent_names(graph: Graph, options: Options) -> AbsentNames:
+    """Return the names in the user's lists that mean nothing in the model.
+
+    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
+    the presets' frameworks, and custom ops that are declared.
+    """
+    names = dict.fromkeys((*options.white_list, *options.black_list))
+    declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
+    found = AbsentNames({}, {}, {})
+    for name in sorted(name for name in names if not named_nodes(graph, name)):
+        text = f"The op type {name!r} of your lists does not occur in the model."
+        cores = ", ".join(unrecognised(graph, name))
+        if cores:
+            found.unseen[name] = (
+                f"{name!r} of your lists is nowhere recognised in the model, but may be what its {cores} are for: list"
+                " op types instead."
+            )
+        elif is_known(name, declared):
+            found.known[name] = text
+        elif near := nearest_name(name, declared | graph.by_key.keys()):
+            found.unknown[name] = f"{text} Did you mean {near!r}?"
+        else:
+            (found.known if "::" in name else found.unknown)[name] = text
+    return found

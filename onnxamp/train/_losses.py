@@ -1,0 +1,464 @@
+"""Losses as graphs: from an output of the model and labels to the value that training makes small.
+
+Those that are named as in ``mindspore.nn`` and ``paddle.nn`` have the arguments, defaults and formulas of both.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from onnx import TensorProto, helper
+
+from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError, suggestion
+from onnxamp._gradients.writer import Tensor, Writer
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Dims
+from onnxamp._options.checks import checked_flag, checked_word
+from onnxamp._runtime.session import make_session, run
+from onnxamp.train._feeds import Classes, typed_feeds
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Writes a loss: from an output of the model, as float32, and the labels to float32 values, usually a scalar."""
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+
+_FLOAT, _INT64 = TensorProto.FLOAT, TensorProto.INT64
+_SMALLEST: Final = 1e-12
+"""Probabilities below this count as this much, so that their logarithms are finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss, and the input for labels that it adds to the graph.
+
+    Called with arrays, it returns the loss of an output and its labels. Where it is no scalar, its sum is what training
+    makes small.
+
+    Args:
+        function: from the output (as float32) and the labels to float32 values, usually a scalar. It computes with
+            their operators and methods, which write nodes: ``output - labels``, ``output.op("Abs")``,
+            ``(output > 0).where(a, b)``.
+        label: name of the labels.
+        label_type: their ONNX element type, such as ``TensorProto.INT64``.
+        but: an axis of the output that the labels do not have. Otherwise labels and output have the same shape.
+        output: the output of the model to judge; None for the first float output.
+        picks: whether labels are positions along ``but``, so that others are an error.
+        ignored: a label that is no position and still no error.
+
+    Example:
+        >>> from onnxamp.train import Loss
+        >>> def mean_absolute_error(output, labels):
+        ...     return (output - labels).op("Abs").op("ReduceMean", keepdims=0)
+        >>> loss = Loss(mean_absolute_error, label="target", output="logits")
+        >>> float(loss([1.0, 2.0], [1.0, 4.0]))
+        1.0
+    """
+
+    function: LossFunction
+    label: str = "label"
+    label_type: int = _FLOAT
+    but: int | None = None
+    output: str | None = None
+    picks: bool = False
+    ignored: int | None = None
+
+    def classes(self, output: Dims | None) -> Classes | None:
+        """What labels may be for an output of this shape; None for anything."""
+        if not self.picks or self.but is None:
+            return None
+        size = None if output is None else output[self.but]
+        number = size if isinstance(size, int) else None
+        return Classes(self.label, number, self.but, self.ignored)
+
+    def label_shape(self, output: Dims | None) -> Dims:
+        """The shape of the labels for an output of this shape.
+
+        Raises:
+            ModelError: even the rank of the output is unknown.
+            ArgumentError: it has no axis ``but``.
+        """
+        if output is None:
+            raise ModelError(
+                "The rank of the model's output is unknown, but the labels need it: declare its shape."
+            )
+        if self.but is None:
+            return output
+        rank = len(output)
+        if not -rank <= self.but < rank:
+            raise ArgumentError(
+                f"The loss needs the axis {self.but} of an output that has {rank} axes."
+            )
+        left_out = self.but % rank
+        return tuple(dim for axis, dim in enumerate(output) if axis != left_out)
+
+    def write(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Write the loss.
+
+        Raises:
+            ArgumentTypeError: the function returned something else.
+        """
+        value = self.function(output, labels)
+        if not isinstance(value, Tensor):
+            raise ArgumentTypeError(
+                f"A loss function must return a tensor, not {type(value).__name__}."
+            )
+        return value
+
+    def __call__(self, output: ArrayLike, labels: ArrayLike) -> NDArray[np.float32]:
+        """Compute the loss of an output and its labels.
+
+        Raises:
+            ArgumentError: the labels do not fit the output.
+        """
+        given = np.asarray(output, np.float32)
+        entry = helper.make_tensor_value_info("train/output", _FLOAT, given.shape)
+        empty = helper.make_model(
+            helper.make_graph([], "loss", [entry], []),
+            opset_imports=[helper.make_opsetid("", 18)],
+            ir_version=9,
+        )
+        writer = Writer(GraphEditor(Graph.of(empty)), "train/loss")
+        value = self.write(
+            writer.input(entry.name, _FLOAT, given.shape),
+            writer.input(self.label, self.label_type, self.label_shape(given.shape)),
+        )
+        writer.output(value, None)
+        model = writer.finish()
+        feeds = {entry.name: given, self.label: np.asarray(labels)}
+        typed = typed_feeds(model, feeds, self.classes(given.shape))
+        result: NDArray[np.float32] = run(make_session(model), typed)[value.name]
+        return result
+
+
+def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
+    likelihood = output.op("LogSoftmax", axis=1).op(
+        "GatherElements", labels.op("Unsqueeze", [1]), axis=1
+    )
+    return -likelihood.op("ReduceMean", keepdims=0)
+
+
+def SoftmaxCrossEntropyWithLogits(  # noqa: N802
+    sparse: bool = False, reduction: Reduction = "none"
+) -> Loss:
+    """Return the cross entropy of logits [batch, classes], as ``mindspore.nn.SoftmaxCrossEntropyWithLogits``.
+
+    Args:
+        sparse: whether labels are classes [batch]; otherwise they are one-hot, in the shape of the logits.
+        reduction: "mean", "sum" or "none", which leaves one loss per sample.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a value is unknown, or has the wrong type.
+
+    Example:
+        >>> from onnxamp.train import SoftmaxCrossEntropyWithLogits
+        >>> loss = SoftmaxCrossEntropyWithLogits(sparse=True)
+        >>> loss([[3, 5, 6, 9, 12, 33, 42, 12, 32, 72]], [1])
+        array([67.], dtype=float32)
+    """
+    checked_flag("sparse", sparse)
+    return _entropy(_log_softmax(-1), -1, reduction, is_soft=not sparse)
+
+
+def CrossEntropyLoss(  # noqa: N802
+    weight: ArrayLike | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    soft_label: bool = False,
+    axis: int = -1,
+    use_softmax: bool = True,
+    label_smoothing: float = 0.0,
+) -> Loss:
+    """Return the cross entropy of logits and classes, as ``paddle.nn.CrossEntropyLoss``.
+
+    ``mindspore.nn.CrossEntropyLoss`` has the classes of images on axis 1 instead of the last.
+
+    Args:
+        weight: a factor for each class.
+        ignore_index: a label that does not count.
+        reduction: "mean" over the labels that count, by their weights; "sum"; or "none", one loss per label.
+        soft_label: whether labels are probabilities in the shape of the logits.
+        axis: of the classes.
+        use_softmax: False if the model puts out probabilities.
+        label_smoothing: how much of each label is spread over all classes.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a value is unknown, or has the wrong type.
+
+    Example:
+        >>> from onnxamp.train import CrossEntropyLoss
+        >>> loss = CrossEntropyLoss(ignore_index=255)
+        >>> round(float(loss([[1.0, 3.0], [2.0, 2.0]], [1, 255])), 4)
+        0.1269
+    """
+    checked_flag("soft_label", soft_label)
+    checked_flag("use_softmax", use_softmax)
+    if not 0 <= label_smoothing <= 1:
+        raise ArgumentError(
+            f"label_smoothing must be a number from 0 to 1, not {label_smoothing!r}."
+        )
+    return _entropy(
+        _log_softmax(axis) if use_softmax else _safe_log,
+        axis,
+        reduction,
+        is_soft=soft_label,
+        weight=weight,
+        ignored=ignore_index,
+        smoothing=label_smoothing,
+    )
+
+
+def NLLLoss(  # noqa: N802
+    weight: ArrayLike | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Loss:
+    """Return the negative log likelihood of log-probabilities [batch, classes, ...] and classes [batch, ...].
+
+    As ``mindspore.nn.NLLLoss`` and ``paddle.nn.NLLLoss``. The arguments are those of :func:`CrossEntropyLoss`.
+
+    Example:
+        >>> from onnxamp.train import NLLLoss
+        >>> float(NLLLoss()([[-0.5, -2.0]], [1]))
+        2.0
+    """
+    return _entropy(
+        lambda output: output, 1, reduction, weight=weight, ignored=ignore_index
+    )
+
+
+def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
+    """Return the squared difference of output and labels, as ``MSELoss`` of both.
+
+    Example:
+        >>> from onnxamp.train import MSELoss
+        >>> float(MSELoss()([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]))
+        1.6666666269302368
+    """
+
+    def function(output: Tensor, labels: Tensor) -> Tensor:
+        difference = output - labels
+        return _reduced(difference * difference, reduction)
+
+    return _reducing(function, reduction)
+
+
+def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
+    """Return the absolute difference of output and labels, as ``L1Loss`` of both.
+
+    Example:
+        >>> from onnxamp.train import L1Loss
+        >>> L1Loss("none")([1.0, 2.0, 3.0], [1.0, 2.0, 2.0])
+        array([0., 0., 1.], dtype=float32)
+    """
+
+    def function(output: Tensor, labels: Tensor) -> Tensor:
+        return _reduced((output - labels).op("Abs"), reduction)
+
+    return _reducing(function, reduction)
+
+
+def BCELoss(  # noqa: N802
+    weight: ArrayLike | None = None, reduction: Reduction = "mean"
+) -> Loss:
+    """Return the binary cross entropy of probabilities and labels in [0, 1], as ``BCELoss`` of both.
+
+    Args:
+        weight: a factor, in a shape that broadcasts to that of the labels.
+        reduction: "mean", "sum" or "none".
+
+    Example:
+        >>> from onnxamp.train import BCELoss
+        >>> round(float(BCELoss()([0.5, 0.6, 0.7], [1.0, 0.0, 1.0])), 4)
+        0.6554
+    """
+
+    def function(output: Tensor, labels: Tensor) -> Tensor:
+        right, wrong = _safe_log(output), _safe_log(1.0 - output)
+        losses = -(labels * right + (1.0 - labels) * wrong)
+        return _reduced(_weighted(losses, weight), reduction)
+
+    return _reducing(function, reduction)
+
+
+def BCEWithLogitsLoss(  # noqa: N802
+    *,
+    weight: ArrayLike | None = None,
+    reduction: Reduction = "mean",
+    pos_weight: ArrayLike | None = None,
+) -> Loss:
+    """Return the binary cross entropy of logits and labels in [0, 1], as ``BCEWithLogitsLoss`` of both.
+
+    The two order their arguments differently: pass them by name.
+
+    Args:
+        weight: a factor, in a shape that broadcasts to that of the labels.
+        reduction: "mean", "sum" or "none".
+        pos_weight: a factor for positive labels, in a shape that broadcasts.
+
+    Example:
+        >>> from onnxamp.train import BCEWithLogitsLoss
+        >>> round(float(BCEWithLogitsLoss()([5.0, 1.0, 3.0], [1.0, 0.0, 1.0])), 4)
+        0.4562
+    """
+
+    def function(output: Tensor, labels: Tensor) -> Tensor:
+        if pos_weight is None:
+            losses = output.op("Softplus") - output * labels
+        else:
+            factors = labels * (output.like(np.asarray(pos_weight)) - 1.0) + 1.0
+            negatives = output * (1.0 - labels)
+            losses = negatives + factors * (-output).op("Softplus")
+        return _reduced(_weighted(losses, weight), reduction)
+
+    return _reducing(function, reduction)
+
+
+def _entropy(
+    logarithms: Callable[[Tensor], Tensor],
+    axis: int,
+    reduction: Reduction,
+    *,
+    is_soft: bool = False,
+    weight: ArrayLike | None = None,
+    ignored: int | None = None,
+    smoothing: float = 0.0,
+) -> Loss:
+    """The cross entropy of labels and the logarithms of probabilities.
+
+    The weights of classes count as in Paddle where labels are soft, which they only are there. Where they are classes,
+    MindSpore and Paddle agree but for smoothed labels, and those count as in MindSpore.
+    """
+    table = None if weight is None else np.asarray(weight, np.float32)
+
+    def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
+        """The weights, shaped as the output."""
+        behind = len(output.dims or ()) - 1 - axis if axis >= 0 else -1 - axis
+        return output.like(weights.reshape(-1, *[1] * behind))
+
+    def smooth(losses: Tensor, logs: Tensor) -> Tensor:
+        if not smoothing:
+            return losses
+        spread = logs.op("ReduceMean", [axis], keepdims=0)
+        return losses * (1 - smoothing) - spread * smoothing
+
+    def hard(output: Tensor, labels: Tensor) -> Tensor:
+        logs, factors, skipped = logarithms(output), None, None
+        if ignored is not None:
+            skipped = labels.equals(ignored)
+            labels = skipped.where(0, labels)
+            factors = skipped.where(0.0, output.like(1.0))
+        positions = labels.op("Unsqueeze", [axis])
+        picked = logs.op("GatherElements", positions, axis=axis)
+        losses = -picked.op("Squeeze", [axis])
+        if table is not None:
+            weights = output.like(table).op("Gather", labels)
+            factors = weights if factors is None else factors * weights
+            losses, logs = losses * weights, logs * along(output, table)
+        losses = smooth(losses, logs)
+        if skipped is not None:
+            losses = skipped.where(0.0, losses)
+        return _averaged(losses, factors, reduction)
+
+    def soft(output: Tensor, labels: Tensor) -> Tensor:
+        logs, factors = logarithms(output), None
+        losses = smooth(-(labels * logs).sum([axis], keepdims=False), logs)
+        if table is not None:
+            shares = labels * (1 - smoothing) + smoothing / table.size
+            factors = (shares * along(output, table)).sum([axis], keepdims=False)
+            losses = losses * factors
+        return _averaged(losses, factors, reduction)
+
+    if is_soft:
+        return _reducing(soft, reduction)
+    return replace(
+        _reducing(hard, reduction),
+        label_type=_INT64,
+        but=axis,
+        picks=True,
+        ignored=ignored,
+    )
+
+
+def _log_softmax(axis: int) -> Callable[[Tensor], Tensor]:
+    return lambda output: output.op("LogSoftmax", axis=axis)
+
+
+def _safe_log(probabilities: Tensor) -> Tensor:
+    """Their logarithms, which are finite."""
+    return probabilities.op("Max", probabilities.like(_SMALLEST)).op("Log")
+
+
+def _weighted(losses: Tensor, weight: ArrayLike | None) -> Tensor:
+    return losses if weight is None else losses * losses.like(np.asarray(weight))
+
+
+def _averaged(losses: Tensor, factors: Tensor | None, reduction: Reduction) -> Tensor:
+    """The losses, reduced; their mean is that of what counts by these factors, and 0 where nothing does."""
+    if factors is None or reduction != "mean":
+        return _reduced(losses, reduction)
+    total = _reduced(factors, "sum")
+    return _reduced(losses, "sum") / total.equals(0.0).where(1.0, total)
+
+
+def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return losses
+    return losses.op("ReduceMean" if reduction == "mean" else "ReduceSum", keepdims=0)
+
+
+def _reducing(function: LossFunction, reduction: str) -> Loss:
+    """The loss that this function writes.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: the reduction is unknown.
+    """
+    checked_word("reduction", reduction, ("mean", "sum", "none"))
+    return Loss(function)
+
+
+LOSSES: Final[Mapping[str, Loss]] = {
+    "binary-cross-entropy": BCEWithLogitsLoss(),
+    "cross-entropy": Loss(cross_entropy, label_type=_INT64, but=1, picks=True),
+    "mean-squared-error": MSELoss(),
+}
+"""Losses by their names on the command line."""
+_NAMED: Final[Mapping[str, Callable[[], Loss]]] = {
+    make.__name__: make
+    for make in (
+        BCELoss,
+        BCEWithLogitsLoss,
+        CrossEntropyLoss,
+        L1Loss,
+        MSELoss,
+        NLLLoss,
+        SoftmaxCrossEntropyWithLogits,
+    )
+}
+
+
+def find_loss(loss: "str | Loss | LossFunction") -> Loss:
+    """The loss of that name, or around that function (with float32 labels called "label", shaped as the output).
+
+    Raises:
+        ArgumentError: there is none.
+        ArgumentTypeError: it is none of these.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss in _NAMED:
+            return _NAMED[loss]()
+        if loss not in LOSSES:
+            names = (*LOSSES, *_NAMED)
+            raise ArgumentError(
+                f"Unknown loss {loss!r}: choose one of {', '.join(names)}, or pass a function.{suggestion(names, loss)}"
+            )
+        return LOSSES[loss]
+    if not callable(loss):
+        raise ArgumentTypeError(
+            f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}."
+        )
+    return Loss(loss)

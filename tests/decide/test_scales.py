@@ -1,0 +1,223 @@
+"""Quantized networks: where scales become low precision, and which ones cannot."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from conversions import count
+from judge_kernels import typed_nodes
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import onnxamp
+from onnxamp._decide.hazards.scales import grids
+from onnxamp._dtypes import element_name
+from onnxamp._model.model import Model
+from onnxamp._ops.signature import lookup
+from onnxamp._ops.targets import target_names
+from onnxamp._runtime.building import build_engine
+from onnxamp._runtime.emulate import emulate
+
+FEEDS = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+INTEGERS = {
+    "int8": (TensorProto.INT8, TensorProto.INT8),
+    "uint8": (TensorProto.UINT8, TensorProto.UINT8),
+    "int4": (TensorProto.INT8, TensorProto.INT4),
+    "int2": (TensorProto.INT8, TensorProto.INT2),
+    "float8": (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FN),
+    "float8e5m2": (TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2),
+    "int16": (TensorProto.INT16, TensorProto.INT16),
+}
+"""Types of activations and of weights."""
+
+
+def network(
+    types: str = "int8", opset: int = 21, quantize: str = "", dequantize: str = "", **scales: float | np.ndarray
+) -> ModelProto:
+    """Two products with a quantized one between them; ``scales``: of inputs, weights and results."""
+    active, stored = INTEGERS[types]
+    random = np.random.default_rng(0)
+    weights = [dequantize, "axis = 0, block_size = 4" if stored == TensorProto.INT4 else "axis = 1"]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 11, opset_import: ["" : {opset}]> g (float[2,8] x) => (float[2,2] y) {{
+        m = MatMul (x, k)
+        a = QuantizeLinear <{quantize}> (m, s, z)
+        b = DequantizeLinear <{dequantize}> (a, s, z)
+        c = DequantizeLinear <{", ".join(filter(None, weights))}> (w, t)
+        d = MatMul (b, c)
+        e = Relu (d)
+        f = QuantizeLinear <{quantize}> (e, r, z)
+        g = DequantizeLinear <{dequantize}> (f, r, z)
+        y = MatMul (g, v)
+    }}""".replace("<>", "")
+    )
+    per_weight = np.full((2, 4) if stored == TensorProto.INT4 else 4, 0.1) * np.arange(1, 5)
+    numbers = {"s": 0.03, "t": per_weight, "r": 0.1} | scales
+    arrays = {name: np.asarray(array, np.float32) for name, array in numbers.items()}
+    arrays |= {name: random.standard_normal(shape).astype(np.float32) for name, shape in (("k", (8, 8)), ("v", (4, 2)))}
+    integers = random.integers(-2, 2, (8, 4)) if types != "uint8" else random.integers(0, 4, (8, 4))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    model.graph.initializer.append(helper.make_tensor("z", active, [], [0]))
+    model.graph.initializer.append(helper.make_tensor("w", stored, [8, 4], integers.ravel().tolist()))
+    return model
+
+
+def scale_types(model: ModelProto) -> set[str]:
+    """The types of the scales of all nodes that quantize or dequantize."""
+    nodes = [one for one in typed_nodes(model) if one.node.op_type in QUANTIZED]
+    assert nodes
+    return {one.inputs[1] for one in nodes}
+
+
+def outputs(model: ModelProto) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # its fusions misread float8
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, FEEDS)[0])
+
+
+def load(model: ModelProto) -> None:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def why(model: ModelProto, label: str, **wishes: Any) -> list[str]:
+    """What keeps the node that makes a value float32."""
+    plan = onnxamp.plan_model(model, **wishes)
+    return [hazard.detail for hazard in plan.hazards if hazard.node == label and not hazard.low]
+
+
+LOW_SCALES = {"cuda", "tensorrt", "webgpu"}
+
+
+@pytest.mark.parametrize("target", target_names())
+def test_scales_are_low_where_nothing_is_fused_in_float32(target: str) -> None:
+    result = onnxamp.convert_model(network(), target=target)
+    assert scale_types(result) == {"tensor(float16)" if target in LOW_SCALES else "tensor(float)"}
+    load(result)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_scales_follow_the_products_between_them(level: str) -> None:
+    result = onnxamp.convert_model(network(), level)
+    assert scale_types(result) == {"tensor(float16)"}
+    assert count(result) == 2
+    kept = onnxamp.convert_model(network(), level, black_list=["MatMul", "Relu"])
+    assert scale_types(kept) == {"tensor(float)"}
+    assert count(kept) == 0
+
+
+def test_an_upgrade_to_opset_19_pays_for_scales() -> None:
+    result = onnxamp.convert_model(network(opset=13))
+    assert result.opset_import[0].version == 19
+    assert scale_types(result) == {"tensor(float16)"}
+    kept = onnxamp.convert_model(network(opset=13), opset="keep")
+    assert scale_types(kept) == {"tensor(float)"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("types", "opset"),
+    [
+        *((types, opset) for types in ("int8", "uint8", "float8", "float8e5m2") for opset in (19, 21, 23, 25)),
+        *(("int4", opset) for opset in (21, 23, 25)),
+        ("int2", 25),
+    ],
+)
+def test_scales_of_every_type_and_opset_compute_the_same(types: str, opset: int, dtype: str) -> None:
+    original = network(types, opset)
+    result = onnxamp.convert_model(original, dtype=dtype, target="tensorrt")
+    assert result.opset_import[0].version == opset
+    assert scale_types(result) == {f"tensor({dtype})"}
+    onnx.checker.check_model(result, full_check=True)
+    error = np.linalg.norm(outputs(emulate(result)) - outputs(original)) / np.linalg.norm(outputs(original))
+    assert error < {"float16": 4e-3, "bfloat16": 4e-2}[dtype]
+    assert onnxamp.convert_model(result, dtype=dtype, target="tensorrt") == result
+
+
+@pytest.mark.parametrize("opset", [23, 25])
+def test_attributes_that_name_types_follow_the_scales(opset: int) -> None:
+    result = onnxamp.convert_model(network("int8", opset, "precision = 1", "output_dtype = 1"))
+    for one in typed_nodes(result):
+        if one.node.op_type == "DequantizeLinear":
+            assert one.outputs == ["tensor(float16)"]
+        elif one.node.op_type == "QuantizeLinear":
+            assert helper.get_node_attr_value(one.node, "precision") == TensorProto.FLOAT
+    load(result)
+
+
+def test_concatenated_integers_are_loaded() -> None:
+    """ONNX Runtime makes QLinearConcat of it, which reads float32 scales alone."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y)
+        <float s = {0.1}, int8 z = {0}> {
+            a = MatMul (x, w) b = QuantizeLinear (a, s, z) c = DequantizeLinear (b, s, z)
+            d = QuantizeLinear (x, s, z) e = DequantizeLinear (d, s, z)
+            f = Concat <axis = 1> (c, e) g = QuantizeLinear (f, s, z) h = DequantizeLinear (g, s, z)
+            y = MatMul (h, u) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((16, 8), np.float32), "u"))
+    for level in ("O2", "O3"):
+        result = onnxamp.convert_model(model, level, target="tensorrt")
+        assert "tensor(float16)" in scale_types(result)
+        load(result)
+
+
+# -- hazards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("types", "scale", "dtype", "said"),
+    [
+        ("int8", 0.03, "float16", ""),
+        ("int8", 1e-5, "float16", ""),
+        ("int8", 1e-6, "float16", "rounding a scale of 1e-06 to float16 moves the end of its grid by up to 3.81 steps"),
+        ("int8", 1e-8, "float16", "a scale of 1e-08 is 0 in float16"),
+        ("int8", 1e-8, "bfloat16", ""),
+        ("int8", 1e5, "float16", "a scale of 100000 is out of the range of float16"),
+        ("int8", 600.0, "float16", "'b' has numbers up to 76800; float16 ends at 65504"),
+        ("uint8", 0.03, "bfloat16", ""),
+        ("int16", 0.03, "float16", "rounding a scale of 0.03 to float16 moves the end of its grid by up to 16 steps"),
+        ("float8", 0.03, "float16", ""),
+    ],
+)
+def test_scales_that_low_precision_cannot_hold_stay_float32(types: str, scale: float, dtype: str, said: str) -> None:
+    model = network(types, s=scale)
+    found = why(model, "b", dtype=dtype, target="tensorrt")
+    assert said in found if said else found == []
+    result = onnxamp.convert_model(model, dtype=dtype, target="tensorrt")
+    kept = {one.inputs[1] for one in typed_nodes(result) if one.node.output[0] in ("a", "b")}
+    assert kept == {"tensor(float)" if said else f"tensor({dtype})"}
+
+
+def test_the_end_of_a_grid_tells_what_a_product_reaches() -> None:
+    """The scale was chosen for results up to 128 * 1000, which float16 does not hold: product and Relu are float32."""
+    plan = onnxamp.plan_model(network(r=1000.0))
+    assert {hazard.node for hazard in plan.hazards} == {"d", "e", "f", "g", "y"}
+    original = network(r=1000.0, s=500.0, t=20.0)
+    numbers = outputs(emulate(onnxamp.convert_model(original)))
+    np.testing.assert_allclose(numbers, outputs(original), rtol=1e-2)
+
+
+def test_every_type_that_is_quantized_has_a_grid() -> None:
+    for op, param in (("QuantizeLinear", "T3"), ("DequantizeLinear", "T1")):
+        signature = lookup("", op, 25)
+        assert signature is not None
+        assert set(map(element_name, signature.params[param])) <= grids().keys()
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("scale", [0.03, 1e-8])
+def test_an_engine_is_built_with_low_scales_and_without_zero_ones(scale: float) -> None:
+    model = network(t=np.array([0.1, 0.1, 0.1, scale]))
+    result = onnxamp.convert_model(model, target="tensorrt")
+    assert build_engine(Model.of(result), FEEDS).refusals == ()
+
+
+def test_check_names_scales_that_a_conversion_made_zero() -> None:
+    broken = onnxamp.convert_model(network(t=1e-8), hazards=False)
+    texts = [one.text for one in onnxamp.audit_model(broken).findings if one.kind == "hazard"]
+    assert any("quantizes or dequantizes in float16, but a scale of 0 is 0 in float16" in text for text in texts)
