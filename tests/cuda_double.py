@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from onnxamp._runtime import device
+from onnxamp._runtime import plugins
 from onnxamp._runtime.session import cuda_trouble
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -52,7 +52,7 @@ class Driver:
 @contextmanager
 def forgotten() -> Iterator[None]:
     """What was found out about the machine is found out again, inside as well as behind it."""
-    caches = (device._driver, cuda_trouble)
+    caches = (plugins._driver, cuda_trouble)
     for cached in caches:
         cached.cache_clear()
     try:
