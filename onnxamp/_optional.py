@@ -53,7 +53,8 @@ def require(package: str, needs: str, extra: str) -> None:
     Raises:
         MissingPackageError: it is not.
     """
-    if find_spec(package) is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a folder of that name is no package
         raise MissingPackageError(
             f"{needs}, which is not installed: pip install 'onnxamp[{extra}]'."
         )

@@ -36,6 +36,7 @@ ROOMS = (
     "amp",
     "compat",
     "ir",
+    "olive",
     "",
     "_cli",
     "__main__",

@@ -13,7 +13,7 @@ _COMMANDS: Final = {
     "convert": "Convert MODEL to mixed precision, validate the result, and report.",
     "tune": "Convert as much of MODEL to low precision as its measured accuracy allows.",
     "diff": "Compare what two models compute: REFERENCE (the original) and RESULT (the converted model).",
-    "check": "Check types, kernels, Casts and hazards; then run MODEL and name the first op that goes wrong.",
+    "check": "Check types, kernels, Casts and hazards; then run MODELS and name the first op of each that goes wrong.",
     "extract": "Cut the region around a node out of MODEL, with inputs that reproduce what happens there.",
     "bench": "Time MODELS in turns on the same inputs, compare them with the first, and explain slowdowns.",
     "train": "Train MODEL in mixed precision, and write the trained model.",

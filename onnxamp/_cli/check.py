@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import click
 
 from onnxamp._audit.audit import audit_model
+from onnxamp._audit.findings import Audit
 from onnxamp._cli.common import Given, check_outputs, first_arrays, show, write_page
 from onnxamp._cli.given import check_dims, place_of, run_options_of
 from onnxamp._model.model import Model
@@ -14,8 +16,9 @@ from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._ops.profiles import computes_low
-from onnxamp._report.check import check_json, check_report
+from onnxamp._report.check import check_json, check_report, check_status
 from onnxamp._report.html.page import check_page
+from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
@@ -30,7 +33,28 @@ def run(given: Given) -> None:
         raise click.UsageError(
             f"--build needs --target {' or '.join(builders)}: others build no engines."
         )
-    opened, name = Model.of(given.model), str(given.model)
+    if len(given.models) > 1 and (given.html or given.state):
+        raise click.UsageError(
+            "--html and --state name files of one model: check the models one by one, or drop these options."
+        )
+    models, checks = dict.fromkeys(given.models), {}
+    for path in models:
+        audit, run = checks[str(path)] = _checked(path, given)
+        if given.format != "json" or len(checks) == len(models):
+            report = partial(check_report, audit, run, str(path))
+            show(given, report, partial(check_json, checks))
+    if any(_fails(*check) for check in checks.values()):
+        raise click.exceptions.Exit(1)
+
+
+def _fails(audit: Audit, run: RunCheck | None) -> bool:
+    is_skipped = run is not None and run.skipped is not None
+    return is_skipped or check_status(audit, run) is Status.FAILED
+
+
+def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
+    """Check one of the models, and write its page."""
+    opened = Model.of(path)
     check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
     samples = (
@@ -44,15 +68,8 @@ def run(given: Given) -> None:
     run = None if given.static or samples is None else _run(opened, samples, given)
     confirm_sources()
     if given.html:
-        write_page(check_page(audit, run, name), given.html)
-    show(
-        given, partial(check_report, audit, run, name), partial(check_json, audit, run)
-    )
-    breaks = any(finding.severity == "error" for finding in audit.findings)
-    if breaks or (
-        run is not None and (run.first_bad is not None or run.skipped is not None)
-    ):
-        raise click.exceptions.Exit(1)
+        write_page(check_page(audit, run, str(path)), given.html)
+    return audit, run
 
 
 def _run(model: Model, samples: Samples, given: Given) -> RunCheck:

@@ -53,7 +53,7 @@ def tell(warnings: Iterable[str]) -> None:
 def show(
     given: Given, report: Callable[[], "Report"], as_json: Callable[[], str]
 ) -> None:
-    """Print what the options ask for: nothing, JSON, or the report.
+    """Print what the options ask for: nothing, JSON, Markdown, or the report.
 
     Raises:
         OutputError: standard output takes no more. BrokenPipeError: nobody reads it.
@@ -67,6 +67,11 @@ def show(
             text = as_json()
             note_report()
             click.echo(text)
+        elif given.format == "markdown":
+            from onnxamp._report.markdown import as_markdown  # noqa: PLC0415
+
+            verbose = getattr(given, "verbose", False)
+            click.echo(f"{as_markdown(report(), verbose=verbose)}\n")
         else:
             print_report(
                 report(),

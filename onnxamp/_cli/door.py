@@ -41,7 +41,7 @@ def note_report() -> None:
 
 @contextmanager
 def door() -> Iterator[None]:
-    """Print whatever is raised: a sentence on standard error or, with ``--format json``, JSON on standard output.
+    """Print whatever is raised: a sentence on standard error or, in formats for programs, on standard output.
 
     ``-v`` prints the traceback before it.
 
@@ -74,7 +74,8 @@ def _shown(error: Exception) -> int:
         import traceback  # noqa: PLC0415 - help and completion need none
 
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    if _asks_json(words) and _REPORTED not in context.meta:
+    form = _format(words)
+    if form == "json" and _REPORTED not in context.meta:
         from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
 
         note_report()
@@ -84,6 +85,10 @@ def _shown(error: Exception) -> int:
                 {"kind": _kind(error), "message": _sentence(error), "exit_code": code},
             )
         )
+    elif form == "markdown":
+        from onnxamp._report.markdown import error_markdown  # noqa: PLC0415
+
+        click.echo(f"{error_markdown(_sentence(error))}\n")
     elif isinstance(error, click.ClickException):
         error.show()
     else:
@@ -143,14 +148,14 @@ def _place(error: Exception) -> str:
     )
 
 
-def _asks_json(words: Sequence[str]) -> bool:
-    """Whether the last ``--format`` is JSON."""
+def _format(words: Sequence[str]) -> str:
+    """The last ``--format``."""
     formats = [
         after if word == "--format" else word.partition("=")[2]
         for word, after in pairwise([*words, ""])
         if word == "--format" or word.startswith("--format=")
     ]
-    return formats[-1:] == ["json"]
+    return formats[-1] if formats else ""
 
 
 def _shows_trace(words: Sequence[str]) -> bool:

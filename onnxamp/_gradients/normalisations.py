@@ -10,7 +10,6 @@ from onnxamp._gradients.writer import (
     Rule,
     Several,
     Tensor,
-    per_channel,
 )
 
 SCALED: Final = "scaled"
@@ -67,12 +66,12 @@ def _instance(call: Call) -> Grads:
     axes = range(2, rank)
     unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"))
     return [
-        lambda: _through(dy * per_channel(call[1], rank), unit, inverse, axes),
-        *_per_channel_sums(dy, unit, [0, *axes]),
+        lambda: _through(dy * _per_channel(call[1], rank), unit, inverse, axes),
+        *_sums(dy, unit, [0, *axes]),
     ]
 
 
-def _per_channel_sums(dy: Tensor, unit: Tensor, axes: Sequence[int]) -> Several:
+def _sums(dy: Tensor, unit: Tensor, axes: Sequence[int]) -> Several:
     """The gradients of scale and bias, which lie along the axes that are left."""
     return [
         lambda: (dy * unit).sum(axes, keepdims=False),
@@ -93,8 +92,8 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
         call.x, [0, *range(2, rank)], call.attribute("epsilon")
     )
     call.writer.prefix = f"{call.node.label}/{SCALED}"
-    scaled = unit * per_channel(call[1], rank)
-    (scaled + per_channel(call[2], rank)).op("Identity", into=call.y.name)
+    scaled = unit * _per_channel(call[1], rank)
+    (scaled + _per_channel(call[2], rank)).op("Identity", into=call.y.name)
     call.writer.prefix = f"{call.node.label}/{RUNNING}"
     momentum = call.attribute("momentum")
     for old, statistic, running in zip(
@@ -112,21 +111,26 @@ def _batch(call: Call) -> Grads:
     """The running statistics have no gradient."""
     dy, rank = call.dy, call.rank()
     axes = [0, *range(2, rank)]
-    scale = per_channel(call[1], rank)
+    scale = _per_channel(call[1], rank)
     if call.saved:
         unit, inverse = call.saved
     else:
         deviation = (call[4] + call.attribute("epsilon")).op("Sqrt")
-        inverse = per_channel(deviation.op("Reciprocal"), rank)
-        unit = (call.x - per_channel(call[3], rank)) * inverse
+        inverse = _per_channel(deviation.op("Reciprocal"), rank)
+        unit = (call.x - _per_channel(call[3], rank)) * inverse
     return [
         lambda: (
             _through(dy, unit, inverse, axes) * scale
             if call.saved
             else dy * (scale * inverse)
         ),
-        *_per_channel_sums(dy, unit, axes),
+        *_sums(dy, unit, axes),
     ]
+
+
+def _per_channel(x: Tensor, rank: int) -> Tensor:
+    """A vector shaped so that it lies along axis 1 of a tensor of this rank."""
+    return x.reshape(1, -1, *[1] * (rank - 2))
 
 
 RULES: Final[Mapping[str, Rule]] = {

@@ -31,10 +31,6 @@ def _elu(call: Call) -> Tensor:
     return _exponential(call.x, call.dy, call.attribute("alpha"), 1.0)
 
 
-def _selu(call: Call) -> Tensor:
-    return _elu(call) * call.number("gamma")
-
-
 def _exponential(x: Tensor, dy: Tensor, factor: float, width: float) -> Tensor:
     """``dy`` where x is positive, ``dy * factor * exp(x / width)`` elsewhere, without overflow."""
     low = x.op("Min", x.like(0))
@@ -44,7 +40,7 @@ def _exponential(x: Tensor, dy: Tensor, factor: float, width: float) -> Tensor:
 
 def _hard_sigmoid(call: Call) -> Tensor:
     inside = (call.y > 0).op("And", call.y < 1)
-    return inside.where(call.dy * call.number("alpha"), 0)
+    return inside.where(call.dy * call.attribute("alpha"), 0)
 
 
 def _hard_swish(call: Call) -> Tensor:
@@ -64,7 +60,7 @@ def _mish(call: Call) -> Tensor:
 
 
 def _swish(call: Call) -> Tensor:
-    alpha = call.number("alpha")
+    alpha: float = call.attribute("alpha")
     s = (call.x * alpha).op("Sigmoid")
     return call.dy * (s + call.x * alpha * s * (1 - s))
 
@@ -222,7 +218,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Asinh": lambda call: call.dy / (call.x * call.x + 1).op("Sqrt"),
     "Atan": lambda call: call.dy / (call.x * call.x + 1),
     "Atanh": lambda call: call.dy / (1 - call.x * call.x),
-    "Celu": lambda call: _exponential(call.x, call.dy, 1.0, call.number("alpha")),
+    "Celu": lambda call: _exponential(call.x, call.dy, 1.0, call.attribute("alpha")),
     "Clip": _broadcast(_clip),
     "Cos": lambda call: -(call.dy * call.x.op("Sin")),
     "Cosh": lambda call: call.dy * ((call.x.op("Exp") - (-call.x).op("Exp")) * 0.5),
@@ -242,7 +238,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
     "LeakyRelu": lambda call: (call.x > 0).where(
-        call.dy, call.dy * call.number("alpha")
+        call.dy, call.dy * call.attribute("alpha")
     ),
     "Log": lambda call: call.dy / call.x,
     "LogSoftmax": lambda call: (
@@ -275,7 +271,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "ReduceSum": _reduction(lambda call: call.dy, wide=False),
     "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
     "Relu": lambda call: (call.y > 0).where(call.dy, 0),
-    "Selu": _selu,
+    "Selu": lambda call: _elu(call) * call.attribute("gamma"),
     "Sigmoid": lambda call: call.dy * call.y * (1 - call.y),
     "Sin": lambda call: call.dy * call.x.op("Cos"),
     "Sinh": lambda call: call.dy * ((call.x.op("Exp") + (-call.x).op("Exp")) * 0.5),
@@ -290,7 +286,9 @@ RULES: Final[Mapping[str, Rule]] = {
     "Swish": _swish,
     "Tan": lambda call: call.dy * (call.y * call.y + 1),
     "Tanh": lambda call: call.dy * (1 - call.y * call.y),
-    "ThresholdedRelu": lambda call: (call.x > call.number("alpha")).where(call.dy, 0),
+    "ThresholdedRelu": lambda call: (call.x > call.attribute("alpha")).where(
+        call.dy, 0
+    ),
     "Where": _broadcast(
         lambda call: [
             None,

@@ -330,10 +330,6 @@ class Call:
                 value = float(str(np.float32(value)))
         return value.decode() if isinstance(value, bytes) else value
 
-    def number(self, name: str) -> float:
-        """The value of a float attribute."""
-        return float(self.attribute(name))
-
     def constant(self, position: int) -> NDArray[Any] | None:
         """The constant array of an input; None where the input is computed or absent."""
         return self.known.get(self[position].name) if self.has(position) else None
@@ -414,8 +410,3 @@ def _sum_to_dynamic(dy: Tensor, x: Tensor) -> Tensor:
     )
     axes = padded.equals(1).op("NonZero").reshape(-1)
     return dy.op("ReduceSum", axes, keepdims=1, noop_with_empty_axes=1).reshape(shape)
-
-
-def per_channel(x: Tensor, rank: int) -> Tensor:
-    """A vector shaped so that it lies along axis 1 of a tensor of this rank."""
-    return x.reshape(1, -1, *[1] * (rank - 2))

@@ -1,9 +1,9 @@
 """Checks of what is given for an option."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import Any, Literal, SupportsFloat, get_args
+from typing import Any, Final, Literal, SupportsFloat, get_args
 
 import numpy as np
 import onnx
@@ -40,6 +40,31 @@ def checked_word(what: str, given: object, words: Sequence[str]) -> str:
     if given not in words:
         raise ArgumentError(f"Unknown {what} {given!r}: {meant(given, words)}")
     return given
+
+
+NUMBERS: Final = (int, float, np.integer, np.floating)
+WHOLE: Final = (int, np.integer)
+"""Types of numbers, and of whole ones. Bools are none."""
+
+
+def checked_number(
+    name: str,
+    value: Any,
+    what: str,
+    holds: Callable[[Any], bool],
+    kinds: tuple[type, ...] = NUMBERS,
+) -> Any:
+    """A number that is as it has to be.
+
+    Raises:
+        ArgumentTypeError: it is not of these types. ArgumentError: it is another one.
+    """
+    said = f"{name} must be {what}, not {value!r}."
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ArgumentTypeError(said)
+    if not holds(value):
+        raise ArgumentError(said)
+    return value
 
 
 def checked_flag(name: str, value: bool) -> bool:

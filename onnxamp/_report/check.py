@@ -1,8 +1,7 @@
 """What checking a model found: by looking at it, and by running it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from onnxamp._audit.findings import Audit, Finding
@@ -132,7 +131,7 @@ def finding_text(finding: Finding) -> str:
 
 
 def finding_items(audit: Audit | None) -> list[Item]:
-    """Findings, worst first: one item for those that differ only by their node, and an action behind all it is for."""
+    """Findings, worst first: one item for those that differ only by their node."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = {}
     for finding in audit.findings if audit else ():
         key = finding.severity, finding.kind, finding.text, finding.action
@@ -146,9 +145,6 @@ def finding_items(audit: Audit | None) -> list[Item]:
             Item(f"{ops}: {text}" if ops else text, level, kind, names, action)
         )
     items.sort(key=lambda item: (-item.level, item.label, item.action))
-    for position, (item, behind) in enumerate(pairwise(items)):
-        if (item.label, item.action) == (behind.label, behind.action):
-            items[position] = item._replace(action="")
     return items
 
 
@@ -314,8 +310,11 @@ def _value(row: ValueCheck) -> Row:
     return Row(cells, Status.FAILED if row.fault else None)
 
 
-def check_json(audit: Audit | None, run: RunCheck | None) -> str:
-    """What a check found."""
-    return document(
-        "check", {"verdict": check_status(audit, run), "static": audit, "run": run}
-    )
+def check_json(checks: Mapping[str, tuple[Audit | None, RunCheck | None]]) -> str:
+    """Return what a check found, or, for several models, what it found in each file."""
+    facts = {
+        model: {"verdict": check_status(audit, run), "static": audit, "run": run}
+        for model, (audit, run) in checks.items()
+    }
+    only = next(iter(facts.values()))
+    return document("check", only if len(facts) == 1 else {"models": facts})

@@ -5,7 +5,7 @@ Texts may hold names from models as they are; whatever shows them makes them har
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit.findings import Audit
@@ -205,6 +205,16 @@ def notes(texts: Iterable[str]) -> list[Item]:
     return [Item(text) for text in dict.fromkeys(texts)]
 
 
+def listed_parts(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield parts for a list, where an action follows the last of the items that it is for."""
+    for part, behind in pairwise(chain(parts, [None])):
+        if isinstance(part, Item) and isinstance(behind, Item):
+            is_repeated = (part.label, part.action) == (behind.label, behind.action)
+            yield part._replace(action="") if is_repeated else part
+        elif part is not None:
+            yield part
+
+
 def shown_rows(table: Table, *, verbose: bool) -> tuple[Row, ...]:
     """The rows that the terminal shows."""
     return table.rows if verbose else table.rows[: table.shown]
@@ -272,3 +282,13 @@ def traffic_figures(audit: Audit | None) -> tuple[Figure, ...]:
             count(casts.count, "Cast"),
         ),
     )
+
+
+def bars_table(bars: Bars) -> Table:
+    """Return bars as columns of a table."""
+    kinds = dict.fromkeys(share.kind for bar in bars.bars for share in bar.shares)
+    texts = [{share.kind: share.text for share in bar.shares} for bar in bars.bars]
+    rows = [(kind, *(text.get(kind, "") for text in texts)) for kind in kinds]
+    titles = (bars.title, *(bar.label for bar in bars.bars))
+    total = ("in all", *(bar.total for bar in bars.bars))
+    return table(titles, [*rows, total], right=range(1, len(titles)))

@@ -35,9 +35,10 @@ from onnxamp._report.parts import (
     Status,
     Step,
     Table,
+    bars_table,
+    listed_parts,
     problems,
     shown_rows,
-    table,
 )
 from onnxamp._report.text import glued
 
@@ -180,13 +181,13 @@ class _Shown:
                 )
         if figures.row_count:
             yield figures
-        for part in parts:
+        for part in listed_parts(parts):
             if isinstance(part, Item):
                 yield from self._item(part)
             elif isinstance(part, Table):
                 yield from self._table(part, width)
             elif isinstance(part, Bars):
-                yield from self._table(_bars(part), width)
+                yield from self._table(bars_table(part), width)
 
     def _item(self, item: Item) -> Iterator[RenderableType]:
         """A statement behind its sign, and what it is about."""
@@ -355,13 +356,3 @@ def _steps(steps: tuple[Step, ...]) -> Iterator[RenderableType]:
         if step.command:
             command = f"   {printable(step.command)}"
             yield Text(command, "bold", no_wrap=True, overflow="ignore")
-
-
-def _bars(bars: Bars) -> Table:
-    """Bars as columns."""
-    kinds = dict.fromkeys(share.kind for bar in bars.bars for share in bar.shares)
-    texts = [{share.kind: share.text for share in bar.shares} for bar in bars.bars]
-    rows = [(kind, *(text.get(kind, "") for text in texts)) for kind in kinds]
-    titles = (bars.title, *(bar.label for bar in bars.bars))
-    total = ("in all", *(bar.total for bar in bars.bars))
-    return table(titles, [*rows, total], right=range(1, len(titles)))

@@ -36,7 +36,7 @@ class AmpScaler(MovingLossScaleManager):
 
     Raises:
         ArgumentError: a value is out of range.
-        ArgumentTypeError: a flag is not a bool.
+        ArgumentTypeError: a flag is not a bool, or another value not a number.
 
     Example:
         >>> from onnxamp.train import AmpScaler
@@ -336,7 +336,7 @@ class GradScaler(AmpScaler):
 
     Raises:
         ArgumentError: a value is out of range.
-        ArgumentTypeError: a flag is not a bool.
+        ArgumentTypeError: a flag is not a bool, or another value not a number.
 
     Example:
         >>> import numpy as np

@@ -57,7 +57,7 @@ class StaticLossScaler(LossScaler):
         scale_value: factor of the loss, at least 1.
 
     Raises:
-        ArgumentError: it is not a number, or less than 1.
+        ArgumentError, ArgumentTypeError: it is less than 1, or no number.
 
     Example:
         >>> import numpy as np
@@ -101,7 +101,7 @@ class DynamicLossScaler(StaticLossScaler):
         scale_window: updates in a row without overflow before the scale rises.
 
     Raises:
-        ArgumentError: a value is out of range.
+        ArgumentError, ArgumentTypeError: a value is out of range, or no number.
 
     Example:
         >>> import numpy as np

@@ -16,7 +16,12 @@ from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
-from onnxamp._options.checks import checked_flag, checked_word
+from onnxamp._options.checks import (
+    WHOLE,
+    checked_flag,
+    checked_number,
+    checked_word,
+)
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train._feeds import Classes, typed_feeds
 
@@ -195,10 +200,15 @@ def CrossEntropyLoss(  # noqa: N802
     """
     checked_flag("soft_label", soft_label)
     checked_flag("use_softmax", use_softmax)
-    if not 0 <= label_smoothing <= 1:
-        raise ArgumentError(
-            f"label_smoothing must be a number from 0 to 1, not {label_smoothing!r}."
-        )
+    checked_number(
+        "ignore_index", ignore_index, "a whole number", lambda _: True, WHOLE
+    )
+    checked_number(
+        "label_smoothing",
+        label_smoothing,
+        "a number from 0 to 1",
+        lambda n: 0 <= n <= 1,
+    )
     return _entropy(
         _log_softmax(axis) if use_softmax else _safe_log,
         axis,

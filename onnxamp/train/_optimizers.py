@@ -21,6 +21,7 @@ from typing import (
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
+from onnxamp._options.checks import WHOLE, checked_number
 
 Schedule: TypeAlias = Callable[[int], float]
 """From the number of a step, counted from 0, to its learning rate."""
@@ -103,16 +104,13 @@ class Optimizer(ABC):
             _check(f"weight_decays[{pattern!r}]", decay)
         for pattern in (*self.weights, *self.weight_decays):
             _compiled(pattern)
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ArgumentError(f"clip_norm must be positive, not {self.clip_norm}.")
-        if (
-            isinstance(self.accumulate, bool)
-            or not isinstance(self.accumulate, int)
-            or self.accumulate < 1
-        ):
-            raise ArgumentError(
-                f"accumulate must be a positive integer, not {self.accumulate!r}."
+        if self.clip_norm is not None:
+            checked_number(
+                "clip_norm", self.clip_norm, "a positive number", lambda n: n > 0
             )
+        checked_number(
+            "accumulate", self.accumulate, "a positive integer", lambda n: n > 0, WHOLE
+        )
 
     slots: ClassVar[tuple[str, ...]] = ()
     """Names of the state kept per weight, in its shape; all start as zeros."""
@@ -273,12 +271,8 @@ def _decayed(move: Move) -> Tensor:
 
 
 def _check(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{name} must be a number, not {type(value).__name__}.")
-    if not isfinite(value) or value < 0:
-        raise ArgumentError(
-            f"{name} must be a finite number, 0 or greater, not {value}."
-        )
+    what = "a finite number, 0 or greater"
+    checked_number(name, value, what, lambda n: isfinite(n) and n >= 0)
 
 
 def _compiled(pattern: str) -> None:

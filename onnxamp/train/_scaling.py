@@ -5,7 +5,7 @@ their counters and settings, so that no step waits for Python; others, a user's 
 before each step and told about overflows after it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite, nan
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._errors import ArgumentError, NumericsError
-from onnxamp._options.checks import checked_flag
+from onnxamp._options.checks import WHOLE, checked_flag, checked_number
 from onnxamp._runtime.values import from_value
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
 
@@ -23,48 +23,35 @@ _MOST: Final = 2**62
 """Updates that no window may reach."""
 
 
-MOST_OVERFLOWS: Final = 1000
+_MOST_OVERFLOWS: Final = 1000
 """Updates in a row whose gradients may overflow, as in MindSpore."""
-
-
-def _checked(name: str, value: Any, what: str, holds: Callable[[Any], bool]) -> Any:
-    """A number that is as it has to be.
-
-    Raises:
-        ArgumentError: it is not.
-    """
-    is_number = isinstance(value, (int, float, np.integer, np.floating))
-    if not is_number or isinstance(value, bool) or not holds(value):
-        raise ArgumentError(f"{name} must be {what}, not {value!r}.")
-    return value
 
 
 def checked_scale(name: str, value: float) -> float:
     """A scale."""
-    what = "a number from 1 to 2^126"
-    return float(_checked(name, value, what, lambda number: 1 <= number <= LARGEST))
+    return float(
+        checked_number(
+            name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
+        )
+    )
 
 
 def checked_factor(name: str, value: float) -> float:
     """A factor by which a scale rises."""
     what = "a finite number greater than 1"
-    return float(_checked(name, value, what, lambda number: 1 < number < inf))
+    return float(checked_number(name, value, what, lambda n: 1 < n < inf))
 
 
 def checked_fraction(name: str, value: float) -> float:
     """A factor by which a scale falls."""
-    return float(
-        _checked(name, value, "a number between 0 and 1", lambda number: 0 < number < 1)
-    )
+    what = "a number between 0 and 1"
+    return float(checked_number(name, value, what, lambda n: 0 < n < 1))
 
 
 def checked_count(name: str, value: int) -> int:
     """A number of updates."""
-
-    def holds(number: Any) -> bool:
-        return isinstance(number, (int, np.integer)) and 1 <= int(number) < _MOST
-
-    return int(_checked(name, value, "a positive whole number", holds))
+    what = "a positive whole number"
+    return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
 
 class FromLevel(Enum):
@@ -158,8 +145,8 @@ class FixedLossScaleManager(LossScaleManager):
         drop_overflow_update: skip updates whose gradients hold NaN or Inf.
 
     Raises:
-        ArgumentError: ``loss_scale`` is not a number, or less than 1.
-        ArgumentTypeError: ``drop_overflow_update`` is not a bool.
+        ArgumentError: ``loss_scale`` is less than 1.
+        ArgumentTypeError: it is not a number, or ``drop_overflow_update`` is not a bool.
 
     Example:
         >>> from onnxamp.train import FixedLossScaleManager
@@ -260,7 +247,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
     A step raises :class:`onnxamp.NumericsError` after more than 1,000 overflows in a row.
 
     Raises:
-        ArgumentError: a value is out of range.
+        ArgumentError, ArgumentTypeError: a value is out of range, or no number.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
@@ -294,7 +281,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     def _note(self, overflow: bool) -> None:
         self._overflows = self._overflows + 1 if overflow else 0
-        if self._overflows > MOST_OVERFLOWS:
+        if self._overflows > _MOST_OVERFLOWS:
             raise NumericsError(
                 f"Gradients overflowed in {self._overflows} updates in a row, whatever the loss scale, which is"
                 f" {self.get_loss_scale():g} now: the loss or the data hold NaN or Inf. Look for the first with"

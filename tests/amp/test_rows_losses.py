@@ -296,8 +296,11 @@ def _() -> None:
             make_loss(reduction="average")
 
 
-@row("`TypeError`: `sparse` is no bool")
+@row("`TypeError`: `sparse` is no bool, `label_smoothing` no number, `ignore_index` not whole")
 def _() -> None:
+    for name, value in (("label_smoothing", "0.1"), ("ignore_index", 1.5)):
+        with pytest.raises(onnxamp.ArgumentTypeError, match=f"{name} must be"):
+            nn.CrossEntropyLoss(**{name: value})
     with pytest.raises(onnxamp.ArgumentTypeError, match="sparse must be a bool"):
         nn.SoftmaxCrossEntropyWithLogits(sparse=1)
 
@@ -409,9 +412,19 @@ def _() -> None:
     assert np.array_equal(halves.state()["w0"], whole.state()["w0"])
 
 
-@row("`ValueError`: `scale_value` is below 1, `scale_factor` or `scale_window` is no positive whole number")
+@row("`TypeError`: `scale_value` is no number, or `scale_factor` or `scale_window` not whole")
 def _() -> None:
-    for arguments, name in (((0.5, 2, 1), "scale_value"), ((8, 0, 1), "scale_factor"), ((8, 2, 1.5), "scale_window")):
+    for arguments, name in (
+        (("8", 2, 1), "scale_value"), ((True, 2, 1), "scale_value"), ((8, 1.5, 1), "scale_factor"),
+        ((8, 2, 1.5), "scale_window"),
+    ):  # fmt: skip
+        with pytest.raises(onnxamp.ArgumentTypeError, match=f"{name} must be"):
+            amp.DynamicLossScaler(*arguments)
+
+
+@row("`ValueError`: `scale_value`, `scale_factor` or `scale_window` is below 1")
+def _() -> None:
+    for arguments, name in (((0.5, 2, 1), "scale_value"), ((8, 0, 1), "scale_factor"), ((8, 2, 0), "scale_window")):
         with pytest.raises(onnxamp.ArgumentError, match=f"{name} must be"):
             amp.DynamicLossScaler(*arguments)
     with pytest.raises(onnxamp.ArgumentError, match="scale_value must be"):

@@ -435,9 +435,18 @@ def _() -> None:
     assert found == [f"init_loss_scale={2.0**24}", "scale_factor=2", "scale_window=2000"]
 
 
-@row("`ValueError`: a scale below 1, a factor that does not grow, a window that is not whole")
+@row("`TypeError`: a scale or a factor that is no number, a window that is not whole")
 def _() -> None:
-    wrong = ({"init_loss_scale": 0.5}, {"scale_factor": 1}, {"scale_window": 1.5}, {"scale_window": 0})
+    for values in ({"init_loss_scale": "8"}, {"scale_factor": "2"}, {"scale_window": 1.5}, {"scale_window": True}):
+        with pytest.raises(onnxamp.ArgumentTypeError, match=f"{next(iter(values))} must be"):
+            amp.DynamicLossScaleManager(**values)
+    with pytest.raises(onnxamp.ArgumentTypeError, match="loss_scale must be"):
+        amp.FixedLossScaleManager("128")
+
+
+@row("`ValueError`: a scale below 1, a factor that does not grow, a window below 1")
+def _() -> None:
+    wrong = ({"init_loss_scale": 0.5}, {"scale_factor": 1}, {"scale_window": 0})
     for values in wrong:
         with pytest.raises(ValueError, match=f"{next(iter(values))} must be"):
             amp.DynamicLossScaleManager(**values)

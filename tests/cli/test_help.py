@@ -25,8 +25,8 @@ from onnxamp._tuning.arguments import SECONDS, SENSITIVITY_RUNS, TIMES
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.search import CANDIDATE_RUNS
 from onnxamp.train._build import BOOSTS
-from onnxamp.train._feeds import LOSSES
 from onnxamp.train._levels import LEVELS
+from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
 
 DOZEN = 13

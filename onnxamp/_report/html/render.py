@@ -24,7 +24,7 @@ from onnxamp._model.storage import write_file
 from onnxamp._paths.paths import as_path
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page, plot_of
-from onnxamp._report.parts import Part, Report
+from onnxamp._report.parts import Part, Report, listed_parts
 from onnxamp._report.text import glued, named, said
 from onnxamp._tuning.results import Tuned
 
@@ -123,7 +123,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_bounded,
     )
-    made.filters |= {"whole": _whole, "glued": _glued, "at": "{:.2f}".format}
+    made.filters |= {
+        "whole": _whole,
+        "glued": _glued,
+        "at": "{:.2f}".format,
+        "listed": listed_parts,
+    }
     made.tests["kind"] = _is_kind
     return made
 

@@ -1,0 +1,189 @@
+"""Reports as Markdown, for a pull request or the summary of a job on GitHub.
+
+Names come from the model: markup, mentions and links in them are shown, not obeyed.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from onnxamp._errors import printable
+from onnxamp._report.parts import (
+    Bars,
+    Figure,
+    Item,
+    Level,
+    Part,
+    Report,
+    Row,
+    Section,
+    Status,
+    Step,
+    Table,
+    bars_table,
+    shown_rows,
+)
+from onnxamp._report.text import glued, said
+
+_MARKS: Final = {
+    Status.PASSED: "✅",
+    Status.INEXACT: "⚠️",
+    Status.FAILED: "❌",
+    Status.UNKNOWN: "❔",
+}
+_SIGNS: Final = {
+    Level.NONE: "",
+    Level.NOTE: "",
+    Level.WARNING: "⚠️",
+    Level.ERROR: "❌",
+}
+_MEMBERS: Final = 5
+"""Members of an item that are shown without -v."""
+_ROWS: Final = 12
+"""Rows of a detail of which the terminal shows none without -v."""
+_ACTIVE: Final = re.compile(r"[\\`*\[\]<>|~$&#]|(?<!\w)_|_(?!\w)")
+"""Characters that mean something to Markdown; an underscore within a word does not."""
+_LINKED: Final = re.compile(r"@|https?:|www", re.IGNORECASE)
+"""What GitHub links where it stands, unless a comment follows."""
+
+
+def as_markdown(report: Report, *, verbose: bool = False) -> str:
+    """Return a report as Markdown: the verdict, key figures, tables, and what to do.
+
+    What the terminal shows only with -v is folded; ``verbose`` leaves out no row of a table.
+    """
+    blocks = [*_head(report), *_figures(report.figures)]
+    for section in report.sections:
+        if section.parts:
+            blocks += _section(section, verbose=verbose)
+    if report.steps:
+        blocks += ["#### What to do", *map(_step, report.steps)]
+    return "\n\n".join(blocks)
+
+
+def error_markdown(sentence: str) -> str:
+    """Return what is wrong where there is no report."""
+    return f"### {_MARKS[Status.FAILED]} {_text(sentence)}"
+
+
+def _text(text: str) -> str:
+    """Text without effects."""
+    inert = _ACTIVE.sub(r"\\\g<0>", glued(said(text)))
+    return _LINKED.sub(r"\g<0><!-- -->", inert)
+
+
+def _head(report: Report) -> Iterator[str]:
+    """Verdict, files, where they ran, and what is wrong."""
+    models = _text(" → ".join(report.models))
+    facts = [f"**{models}**"] if models else []
+    facts += map(_text, (report.task, *report.ran))
+    verdict = report.verdict
+    if verdict is not None:
+        yield f"### {_MARKS[verdict.status]} {_text(verdict.sentence)}"
+    yield " · ".join(facts)
+    if verdict is not None and verdict.details:
+        yield "\n".join(f"- {_text(detail)}" for detail in verdict.details)
+
+
+def _figures(figures: Iterable[Figure]) -> Iterator[str]:
+    """Key figures side by side."""
+    shown = list(figures)
+    if shown:
+        cells = (
+            f"**{_text(figure.value)}**<br>{_text(figure.remark)}".removesuffix("<br>")
+            for figure in shown
+        )
+        yield _grid([_text(figure.label) for figure in shown], [[*cells]])
+
+
+def _grid(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
+) -> str:
+    """A table of cells that are Markdown already."""
+    rule = ("---:" if at in right else "---" for at in range(len(titles)))
+    lines = (f"| {' | '.join(cells)} |" for cells in (titles, [*rule], *rows))
+    return "\n".join(lines)
+
+
+def _section(section: Section, *, verbose: bool) -> Iterator[str]:
+    """The parts under their heading, folded where they are details."""
+    is_folded = section.is_detail or not section.on_page
+    title = _text(section.title)
+    yield f"<details><summary>{title}</summary>" if is_folded else f"#### {title}"
+    for is_item, parts in groupby(section.parts, lambda part: isinstance(part, Item)):
+        if is_item:
+            items = [part for part in parts if isinstance(part, Item)]
+            yield _items(items, verbose=verbose)
+        else:
+            yield from _parts(parts, verbose=verbose)
+    if is_folded:
+        yield "</details>"
+
+
+def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, Table):
+            yield from _table(part, verbose=verbose)
+        elif isinstance(part, Bars):
+            yield from _table(bars_table(part), verbose=verbose)
+        elif isinstance(part, Figure):
+            yield from _figures([part])
+
+
+def _table(part: Table, *, verbose: bool) -> Iterator[str]:
+    """A table without its empty columns."""
+    rows = shown_rows(part, verbose=verbose) or part.rows[:_ROWS]
+    held = [
+        at
+        for at, title in enumerate(part.columns)
+        if at == 0 or any(row.cells[at] for row in rows)
+    ]
+    has_marks = any(row.status for row in part.rows)
+    titles = [_text(part.columns[at]) for at in held]
+    cells = [[_cell(row, at) for at in held] for row in rows]
+    if has_marks:
+        titles = ["", *titles]
+        marks = (_MARKS[row.status] if row.status else "" for row in rows)
+        cells = [[mark, *row] for mark, row in zip(marks, cells, strict=True)]
+    right = [place for place, at in enumerate(held, int(has_marks)) if at in part.right]
+    yield _grid(titles, cells, right)
+    if verbose and any(row.remark for row in rows):
+        yield "\n".join(f"- {_text(row.remark)}" for row in rows if row.remark)
+    left = len(part.rows) - len(rows)
+    if left:
+        yield f"… and {left:,} more (-v shows all)"
+
+
+def _cell(row: Row, at: int) -> str:
+    text = _text(row.cells[at])
+    return f"**{text}**" if row.is_strong and text else text
+
+
+def _items(items: Sequence[Item], *, verbose: bool) -> str:
+    """Statements: a table where they say what they are about, else a list."""
+    if not any(item.label or item.members or item.action for item in items):
+        return "\n\n".join(
+            f"{_SIGNS[item.level]} {_text(item.text)}".strip() for item in items
+        )
+    rows = []
+    for item in items:
+        members = item.members if verbose else item.members[:_MEMBERS]
+        names = [*map(_text, members)]
+        if len(members) < len(item.members):
+            names.append(f"… and {len(item.members) - len(members):,} more")
+        kind, what, action = map(_text, (item.label, item.text, item.action))
+        rows.append((_SIGNS[item.level], kind, what, "<br>".join(names), action))
+    titles = ("", "", "what", "where", "what to do")
+    held = [at for at in range(len(titles)) if any(row[at] for row in rows)]
+    return _grid(
+        [titles[at] for at in held], [[row[at] for at in held] for row in rows]
+    )
+
+
+def _step(step: Step) -> str:
+    """What to do next, with a command to copy, or what was tried in vain."""
+    text = f"{'' if step.confirmed else '⚠️ '}{_text(step.text)}"
+    if not step.command:
+        return text
+    return f"{text}\n\n```sh\n{printable(step.command)}\n```"
