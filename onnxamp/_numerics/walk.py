@@ -1,8 +1,8 @@
 """Walking two models side by side, a few nodes at a time, to compare every value that they share.
 
 Each step runs some nodes of the reference, then those of the result that compute the same values, then once more the
-result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are reduced
-where they are and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
+result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are measured
+and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
 """
 
 from collections import Counter
