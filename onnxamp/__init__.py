@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from onnxamp._pipeline.tune import tune_pipeline as tune_pipeline
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
+    from onnxamp._runtime.prompts import Prompts as Prompts
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
@@ -125,6 +126,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
     "_runtime.starting": ("custom_ops",),
+    "_runtime.prompts": ("Prompts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned", "TunedModel"),
     "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),

@@ -14,7 +14,7 @@ from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.words import told
 from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._ops.facts import is_exact, op_facts, op_key
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset, literal_preset, preset
 from onnxamp._options.options import Options, Rule
@@ -251,11 +251,12 @@ def auto_cast(
 
 
 def _only(white: frozenset[str]) -> Rule:
-    """A rule that keeps in float32 whatever is not white-listed, apart from what follows its readers."""
+    """A rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their readers."""
 
     def rule(node: NodeProto) -> str | None:
         key = op_key(node)
-        return None if key in white or key in op_facts().following else "high"
+        is_free = key in white or key in op_facts().following
+        return "high" if is_exact(node) and not is_free else None
 
     return rule
 

@@ -112,7 +112,8 @@ def convert_model(
         target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
             version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
             no types; or "any" (whatever ONNX allows, kernel or not, unless a provider takes it and then fails).
-        strict: at O2, lower every op that is not black-listed, whatever its Casts cost.
+        strict: at O2, lower every op that is not black-listed, whatever its Casts cost; exact ops (Reshape, Relu) not
+            where only ops without a low-precision kernel surround them.
         hazards: keep in float32 what is known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
             longer override; None if every float initializer is an input, as some exporters write them.

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
+from onnxamp._batch.companions import PART, ship
 from onnxamp._batch.job import (
     NAME,
     Entry,
@@ -22,9 +23,10 @@ from onnxamp._batch.job import (
     remembered,
     run_job,
 )
+from onnxamp._batch.kinds import SAME, Packages
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._job.folder import FolderProgress, FolderReport, Row, page_of
+from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
 from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
@@ -35,7 +37,7 @@ from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
-from onnxamp._state import as_data, opened
+from onnxamp._state import State, as_data, opened
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place
@@ -123,18 +125,30 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
         raise ArgumentError(
             f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
         )
-    jobs = []
+    jobs, left_out, packages = list[Job](), list[str](), Packages(source)
     for path in _models(source, home):
-        name = path.relative_to(source)
+        name, package = path.relative_to(source), packages.of(path)
+        called = SAME if package is None else package.kind.name_of(path)
+        if called.is_left_out:
+            left_out.append(name.as_posix())
+            continue
+        result = name.with_stem(called.becomes.format(stem=path.stem))
         jobs.append(
             Job(
                 name=name.as_posix(),
                 source=path,
-                target=target / name,
-                failed=target / "failed" / name,
+                target=target / result,
+                failed=target / "failed" / result,
                 inputs=_inputs_of(name, inputs),
                 home=target,
+                package=package,
+                types=called.types,
             )
+        )
+    if left_out and not jobs:
+        raise ArgumentError(
+            f"By their names, all models below {str(source)!r} hold other types than float32 ({', '.join(left_out)}):"
+            " convert the files that they were made from."
         )
     if not jobs:
         raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
@@ -201,6 +215,7 @@ def convert_folder(
     metric: str = "auto",
     validate: bool = True,
     inputs: str | PathLike[str] | None = None,
+    prompts: str | PathLike[str] | None = None,
     samples: int | None = None,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
@@ -234,6 +249,7 @@ def convert_folder(
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
             model below ``src`` without ".onnx". A model without any runs on made-up inputs.
+        prompts: text file with a prompt in each line, on which decoders run, see :class:`Prompts`.
         samples: number of made-up inputs; None for 1, or 4 to 16 where float16 is summed up in float16, as on webgpu.
         seed: seed of made-up inputs.
         dims: sizes of named dimensions of made-up inputs, for the models that have them.
@@ -280,6 +296,8 @@ def convert_folder(
         provider=provider,
         libraries=active_libraries(),
         accept=accept,
+        prompts=None if prompts is None else as_path(prompts),
+        given=frozenset(options),
     )
     data, page = (
         as_path(path) if path is not None else None for path in (inputs, html)
@@ -314,8 +332,10 @@ def run_folder(
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
     found = [
-        replace(job, code=options.code) for job in find_jobs(source, target, inputs)
+        replace(job, code=options.code, prompts=options.prompts)
+        for job in find_jobs(source, target, inputs)
     ]
+    _check_dtypes(found, options.conversion.dtype)
     made_folder(target)
     prints = _fingerprints(options)
     if index is not None:
@@ -346,18 +366,55 @@ def run_folder(
                 made_with = prints.failure if row.has_failed else prints.result
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 kept[row.name] = None if result.may_pass else as_data(entry)
+        shipped = tuple(_shipped(found, rows, source, target, state))
     report = FolderReport(
-        source,
-        target,
-        used,
-        time.perf_counter() - start,
-        tuple(rows[job.name] for job in found),
+        source=source,
+        target=target,
+        jobs=used,
+        seconds=time.perf_counter() - start,
+        rows=tuple(rows[job.name] for job in found),
+        shipped=shipped,
     )
     if index is not None:
         from onnxamp._report.html.folder import write_index  # noqa: PLC0415 - only pages need it
 
         write_index(report, index)
     return report
+
+
+def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
+    """Check that the software that loads the models has the low-precision type.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    for job in jobs:
+        kind = None if job.package is None else job.package.kind
+        if kind is not None and dtype not in kind.dtypes:
+            raise ArgumentError(
+                f"{job.name} is in a folder for {kind.name}, which takes no {dtype}: use {' or '.join(kind.dtypes)},"
+                " or convert the file alone."
+            )
+
+
+def _shipped(
+    jobs: Sequence[Job],
+    rows: Mapping[str, Row],
+    source: Path,
+    target: Path,
+    state: State,
+) -> Iterator[Shipped]:
+    """Write what is beside the models of packages of which every model has a result."""
+    owned: dict[Path, list[Job]] = {}
+    for job in jobs:
+        if job.package is not None:
+            owned.setdefault(job.package.folder, []).append(job)
+    for own in owned.values():
+        package = own[0].package
+        assert package is not None
+        if not any(rows[job.name].has_failed for job in own):
+            part = state.part(PART, {})
+            yield ship(package, own, source, target, part)
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:

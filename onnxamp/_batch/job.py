@@ -24,6 +24,7 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp import _state
+from onnxamp._batch.kinds import Package
 from onnxamp._convert.misspelt import misspelt
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import (
@@ -44,6 +45,7 @@ from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.defaults import CURE_SECONDS
+from onnxamp._runtime.prompts import Prompts, takes_prompts
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
@@ -135,9 +137,11 @@ def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """A hash of plain data, sets and regular expressions, whatever the order of keys and sets."""
+    """A hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
 
     def plain(item: Any) -> Any:
+        if isinstance(item, Path):
+            return str(item)
         return item.pattern if isinstance(item, re.Pattern) else sorted(item)
 
     return _state.fingerprint(json.dumps(facts, sort_keys=True, default=plain))
@@ -178,6 +182,8 @@ class FolderOptions:
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
     ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
+    ``prompts``: texts for the decoders of the folder. ``given``: the names of the options of the conversion that
+    somebody chose, which kinds of folders leave as they are.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -194,6 +200,8 @@ class FolderOptions:
     cure_seconds: float = CURE_SECONDS
     libraries: tuple[str, ...] = ()
     accept: str | None = None
+    prompts: Path | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def judge(self) -> Accept | None:
@@ -212,7 +220,8 @@ class Job:
     """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
 
     ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes,
-    ``search`` where level auto keeps its measurements, and ``code`` the file of the function that judges.
+    ``search`` where level auto keeps its measurements, and ``code`` the file of the function that judges. ``package``
+    is the folder that it is part of, if its kind is known, and ``types`` what software calls the types of the result.
     """
 
     name: str
@@ -225,6 +234,9 @@ class Job:
     page: Path | None = None
     search: Path | None = None
     code: Path | None = None
+    prompts: Path | None = None
+    package: Package | None = None
+    types: str = ""
 
     @property
     def is_paged(self) -> bool:
@@ -268,7 +280,8 @@ def failed(job: Job, error: Exception) -> Entry:
 def read_before(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
     return stamps(
-        {job.source, *_files(job.inputs), *([job.code] if job.code else [])}, job.home
+        {job.source, *_files(job.inputs), *filter(None, (job.code, job.prompts))},
+        job.home,
     )
 
 
@@ -291,7 +304,12 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     job.target.parent.mkdir(parents=True, exist_ok=True)
     if job.search is not None:
         job.search.parent.mkdir(parents=True, exist_ok=True)
-    sink = Sink(job.target, options.external_data, options.shard_bytes)
+    sink = Sink(
+        target=job.target,
+        external_data=options.external_data,
+        shard_bytes=options.shard_bytes,
+        data_names="onnx" if job.package is None else job.package.kind.data_names,
+    )
     outcome = convert_to_file(_request(options, job, model), sink)
     conversion = outcome.conversion
     row = _noting(_row(job, conversion, outcome.samples), unmatched)
@@ -314,6 +332,8 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     """Return what is asked for one model: all options of the folder, or those that an earlier run found to pass."""
     cured = None if job.cure is None else job.cure.cured
     asked = options.conversion if cured is None else Options.from_json(cured)
+    if job.package is not None and cured is None:
+        asked = job.package.kind.adapted(asked, options.given, model)
     judge = options.judge
     validation = Validation(
         tolerance=options.tolerance,
@@ -330,7 +350,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
             asked, strict_options=False
         ),  # names are checked once all models are known
         run=RunOptions(
-            samples=job.inputs,
+            samples=_inputs(options, job, model),
             count=options.samples,
             seed=options.seed,
             dims=_dims(options, model.proto),
@@ -346,6 +366,13 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
         validation=validation if options.validate else None,
         warn=lambda _: None,  # the row holds them
     )
+
+
+def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
+    """Return what a model runs on: its inputs, or texts if it is a decoder."""
+    if job.inputs is None and options.prompts is not None and takes_prompts(model):
+        return Prompts(options.prompts)
+    return job.inputs
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -386,6 +413,8 @@ def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]
     ]
     if job.inputs is not None:
         return "--inputs", str(job.inputs), *judge
+    if options.prompts is not None and takes_prompts(model):
+        judge = ["--prompts", str(options.prompts), *judge]
     numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
     written = [
         text

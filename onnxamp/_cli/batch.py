@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 import click
+from click.core import ParameterSource
 
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
@@ -15,6 +16,7 @@ from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
+from onnxamp._options.command_line import spelled_fields
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
@@ -70,6 +72,8 @@ def convert_all(given: Given) -> None:
         cure_seconds=given.cure_time,
         libraries=active_libraries(),
         accept=accept,
+        prompts=given.prompts,
+        given=_given_options(),
     )
     with _progress(quiet=given.quiet) as progress:
         report = run_folder(
@@ -94,6 +98,16 @@ def convert_all(given: Given) -> None:
             f"{len(failed)} of {len(report.rows)} models failed."
         )
     refuse(report.unmatched)
+
+
+def _given_options() -> frozenset[str]:
+    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    context = click.get_current_context()
+    return frozenset(
+        name
+        for name in spelled_fields()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    )
 
 
 @contextmanager

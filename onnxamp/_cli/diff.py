@@ -41,6 +41,7 @@ _LIMITS: Final = {
     "cosine": "cosine",
     "top1": "argmax_agreement",
     "top5": "top5_agreement",
+    "kl": "kl_divergence",
     "differing": "differing",
     "detections": "detections",
 }

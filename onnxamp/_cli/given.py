@@ -22,6 +22,7 @@ from onnxamp._target.targets import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
+    from onnxamp._runtime.prompts import Prompts
     from onnxamp._runtime.samples import Samples
 
 # --- where and on what models run ---------------------------------------------------------------------------------
@@ -73,6 +74,8 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
     judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
     if given.inputs:
         return "--inputs", str(given.inputs), *judge
+    if getattr(given, "prompts", None):
+        judge = ("--prompts", str(given.prompts), *judge)
     dims = [
         text
         for name, size in given.dims.items()
@@ -110,6 +113,24 @@ def given_samples(given: Given) -> "Samples | None":
     from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
     return load_samples(given.inputs)
+
+
+def _given_prompts(given: Given) -> "Prompts | None":
+    """The prompts that ``--prompts`` names; None without it.
+
+    Raises:
+        ArgumentError: ``--inputs`` is given, too.
+    """
+    path = getattr(given, "prompts", None)
+    if path is None:
+        return None
+    if given.inputs:
+        raise ArgumentError(
+            "--inputs and --prompts both say what models run on: drop one of the two."
+        )
+    from onnxamp._runtime.prompts import Prompts  # noqa: PLC0415 - few commands take prompts
+
+    return Prompts(path)
 
 
 def check_dims(model: Model, given: Given) -> None:
@@ -168,7 +189,7 @@ def run_options_of(given: Given, report: Report = silent) -> RunOptions:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
     return RunOptions(
-        samples=given_samples(given),
+        samples=_given_prompts(given) or given_samples(given),
         count=given.samples,
         seed=given.seed,
         dims=given.dims,

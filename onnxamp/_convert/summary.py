@@ -126,7 +126,7 @@ class Summary:
         casts_removed: Casts of the original that are gone.
         pairs_removed: redundant pairs among these: Casts to another type and back that did nothing.
         low_weight_bytes: bytes, in float32, of weights that become low precision.
-        fallbacks: (node, op type) of nodes without a kernel on the target, which run on CPU.
+        fallbacks: (node, op type) of nodes without a kernel on the target for their types, which run on CPU.
         unknown: op types without a schema, which stay float32.
         overridable: float32 initializers that callers may override.
         kept_weights: weights of more than 1 % of the result, and 4 kB, that stay float32.
@@ -180,7 +180,12 @@ def summarize(
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
     stored += low // FLOAT32_BYTES * analysis.options.low.bytes - low
-    fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
+    pins = analysis.pins
+    fallbacks = (
+        graph.nodes[index]
+        for index in pins.fallbacks
+        if index not in pins.low_alone or _precision(analysis, index) != "low"
+    )
     return Summary(
         nodes=nodes,
         nodes_before=before,

@@ -147,11 +147,15 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
     options, bound = analysis.options, analysis.ports.layouts[node.index].bound
     params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
+    names_type = not node.signature.params.keys() >= set(params)
     newest = min(newest_loaded(), release(analysis.options.target).opset)
     for signature in newer_versions(node.signature):
         if signature.since > newest:
             break
         low = retyped(FLOAT, options.low)
+        if names_type:  # where newer versions have a parameter
+            bound = bind_node(replace(node, signature=signature), analysis.graph.types)
+            params = [param for param, kind in bound.items() if kind == FLOAT]
         if not params or any(
             low not in signature.params.get(param, ()) for param in params
         ):
@@ -367,11 +371,24 @@ class _Choice:
 
 def fallen(before: Analysis, after: Analysis) -> str:
     """The op types that the target leaves to the CPU after an upgrade, but not before."""
-    ops = (
-        {one.graph.nodes[node].key for node in one.pins.fallbacks}
-        for one in (after, before)
+    graph, target = before.graph, before.options.target
+    ops = {after.graph.nodes[node].key for node in after.pins.fallbacks}
+    ops -= {graph.nodes[node].key for node in before.pins.fallbacks}
+    there = {op: graph.nodes_of({op}) for op in ops}
+    return ", ".join(
+        sorted(
+            op
+            for op, nodes in there.items()
+            if not nodes or any(_runs(graph, node, target) for node in nodes)
+        )
     )
-    return ", ".join(sorted(next(ops) - next(ops)))
+
+
+def _runs(graph: Graph, node: Node, target: str) -> bool:
+    """Whether the target has a kernel for a node as it is."""
+    assert node.signature is not None
+    bound = bind_node(node, graph.types)
+    return runs_on(target, Typed(node.signature, bound, node.proto))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:

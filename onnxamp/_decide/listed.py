@@ -56,9 +56,9 @@ class AbsentNames(NamedTuple):
         known: those of ops that exist, or may exist in a domain of which nothing is known.
     """
 
-    unknown: dict[str, str]
-    unseen: dict[str, str]
-    known: dict[str, str]
+    unknown: Mapping[str, str]
+    unseen: Mapping[str, str]
+    known: Mapping[str, str]
 
 
 def absent_names(graph: Graph, options: Options) -> AbsentNames:
@@ -69,19 +69,19 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     """
     names = dict.fromkeys((*options.white_list, *options.black_list))
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
-    found = AbsentNames({}, {}, {})
+    unknown, unseen, known = dict[str, str](), dict[str, str](), dict[str, str]()
     for name in sorted(name for name in names if not named_nodes(graph, name)):
         text = f"The op type {name!r} of your lists does not occur in the model."
         cores = ", ".join(unrecognised(graph, name))
         if cores:
-            found.unseen[name] = (
+            unseen[name] = (
                 f"{name!r} of your lists is nowhere recognised in the model, but may be what its {cores} are for: list"
                 " op types instead."
             )
         elif is_known(name, declared):
-            found.known[name] = text
+            known[name] = text
         elif near := nearest_name(name, declared | graph.by_key.keys()):
-            found.unknown[name] = f"{text} Did you mean {near!r}?"
+            unknown[name] = f"{text} Did you mean {near!r}?"
         else:
-            (found.known if "::" in name else found.unknown)[name] = text
-    return found
+            (known if "::" in name else unknown)[name] = text
+    return AbsentNames(unknown, unseen, known)

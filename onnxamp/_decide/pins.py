@@ -73,6 +73,7 @@ class Pins(NamedTuple):
         preferred: variables that gain by low precision.
         worthy: variables of white-listed products whose float16 sums have a price.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
+        low_alone: those of them that do not if they are low.
         warnings: about options that match nothing or cannot be obeyed, in sentences.
     """
 
@@ -82,6 +83,7 @@ class Pins(NamedTuple):
     preferred: AbstractSet[int]
     worthy: AbstractSet[int]
     fallbacks: tuple[int, ...]
+    low_alone: AbstractSet[int]
     warnings: tuple[str, ...]
 
 
@@ -140,7 +142,8 @@ def find_pins(
         *lost_weights(graph, problem.overrides, heeded, options.low),
         *unmet_lists(graph, options, problem.listed, ports, pins.verdicts),
     ]
-    if options.rescaling is not None and options.rescaling.made_up:
+    chosen = options.rescaling
+    if chosen is not None and chosen.made_up and (chosen.scaled or chosen.unfit):
         warnings.append(_MADE_UP)
     if computes_low(options.target) and any(
         not verdict.low for verdict in pins.verdicts.values()
@@ -207,6 +210,7 @@ class _Claims:
         self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
         self.climbed = set[int]()
         self.fallbacks = list[int]()
+        self.low_alone = set[int]()
         self.warnings = list[str]()
         self.freedoms = dict[object, Freedom]()
         self.followers, self.stranded = frozenset[int](), frozenset[int]()
@@ -273,6 +277,7 @@ class _Claims:
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
+            self.low_alone.add(node.index)
             able = (
                 variables[param] for param in layout.params if param not in free.high
             )
@@ -424,8 +429,10 @@ class _Claims:
         return is_named or node.key in self.options.white
 
     def black_entry(self, node: Node) -> str | None:
-        """Return the entry of a black list that means the node; None if none does."""
+        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
         listed, index = self.problem.listed, node.index
+        if index in listed.white:
+            return None
         if node.key in self.options.black:
             return node.key
         return listed.black.get(index) or listed.usual_black.get(index)
@@ -463,6 +470,7 @@ class _Claims:
             preferred=self.preferred,
             worthy=self.worthy,
             fallbacks=tuple(self.fallbacks),
+            low_alone=self.low_alone,
             warnings=tuple(self.warnings),
         )
 

@@ -35,7 +35,13 @@ def input_relations(
 ) -> "Relations":
     """The relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
     graph = _inlined(graph)
-    return relations_of(graph, named_shapes(graph, graph.types, dict(dims)))
+    inferred = named_shapes(graph, graph.types, dict(dims))
+    # Behind ops that onnx infers no shape of, as most of a decoder is, sizes are those that the model declares.
+    shapes = [
+        shape if shape is not None else declared
+        for shape, declared in zip(inferred, graph.shapes, strict=True)
+    ]
+    return relations_of(graph, shapes)
 
 
 def determine(

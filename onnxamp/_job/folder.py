@@ -59,6 +59,25 @@ class Row:
         return self.outcome in ("failed", "failed before")
 
 
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A folder whose kind is known, with what is beside its models.
+
+    Attributes:
+        name: path below the folder that was converted, with slashes; "." is that folder.
+        kind: the software that loads such folders, as in "transformers.js".
+        copied: paths of the files that are beside the results as they should be, with slashes.
+        kept: paths of those that were there in another form, and are as they were.
+        left: models that were left out, since their names say that they hold other types of the same network.
+    """
+
+    name: str
+    kind: str
+    copied: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class FolderReport(Shown):
     """What became of the models of a folder.
@@ -69,6 +88,7 @@ class FolderReport(Shown):
         jobs: number of worker processes.
         seconds: how long it took.
         rows: one per model, sorted by name.
+        shipped: folders whose kind is known.
 
     Example:
         >>> import onnxamp, tempfile
@@ -83,6 +103,7 @@ class FolderReport(Shown):
     jobs: int
     seconds: float
     rows: tuple[Row, ...]
+    shipped: tuple[Shipped, ...] = ()
 
     @property
     def unmatched(self) -> tuple[Unmatched, ...]:

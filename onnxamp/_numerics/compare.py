@@ -133,6 +133,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b, seen, reference.shape)
+        if "logits" in name.lower() and reference.ndim:
+            facts["kl_divergence"] = _divergence(a, b, reference.shape[-1])
     facts |= _measures(a, b, seen)
     facts["differing"] = seen.differing / a.size
     return TensorDiff(**facts)
@@ -305,14 +307,43 @@ def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
     if width < 2 * k:
         return None
     agreeing, count = 0, a.size // width * k
-    for one, other in _blocks(a, b, max(1, _PART // width) * width):
-        rows, others = one.reshape(-1, width), other.reshape(-1, width)
+    for rows, others in _rows(a, b, width):
         top = np.argpartition(others, -k, axis=-1)[:, -k:]
         chosen = np.take_along_axis(rows, top, axis=-1)
         least = np.partition(rows, -k, axis=-1)[:, -k, None]
         agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
         agreeing += int(np.count_nonzero(agrees))
     return agreeing / count if count else None
+
+
+def _rows(a: Array, b: Array, width: int) -> Iterator[tuple[Array, Array]]:
+    """Rows of two flat tensors in float64, some at a time."""
+    for one, other in _blocks(a, b, max(1, _PART // width) * width):
+        yield one.reshape(-1, width), other.reshape(-1, width)
+
+
+def _divergence(a: Array, b: Array, width: int) -> float:
+    """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
+    found = []
+    for one, other in _rows(a, b, width):
+        p, q = _log_softmax(one), _log_softmax(other)
+        with np.errstate(invalid="ignore"):
+            terms = np.exp(p) * (p - q)
+        terms[np.exp(p) == 0] = (
+            0.0  # the limit, also of logits that are -inf on both sides
+        )
+        found.append(terms.sum(axis=-1))
+    rows = np.maximum(
+        np.concatenate(found), 0.0
+    )  # rounding may leave less than nothing
+    return float(rows.mean())
+
+
+def _log_softmax(logits: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
 
 
 def _failures(
@@ -351,7 +382,7 @@ _COUNTS: Final = (
     ),
     "vanished",
 )
-_SHARES: Final = ("argmax_agreement", "top5_agreement")
+_SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
 
 
 def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,16 @@ from onnxamp._state import fingerprint
 AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 """A function of the outputs of the original and of the result, by name; or where it is, as "package:function" or
 "file.py:function"."""
+
+
+COARSE: Final = (
+    "The original rounds values to integers, which may move outputs by {:.2g} (relative L2) wherever else a value is"
+    " rounded. The default limit allows for that."
+)
+_ROUNDINGS: Final = sqrt(2)
+"""Two forms of a network that round to integers, each at other places, differ by what both are off."""
+_COARSEST: Final = 0.1
+"""Largest error that is put down to integers: beyond, they have lost the network."""
 
 
 class Accept(NamedTuple):
@@ -169,6 +179,9 @@ class Limits:
     share of elements that differ, since labels flip and pixels are off by one. Lists of detections are held to it by
     their own error. Float32 models may be off by twice what float32 is off on the device that ran, up to 1e-2.
 
+    Low-precision forms of a network that rounds its values to integers may be off by up to 0.1 more, as far as that
+    rounding moves the network itself: a small change moves numbers across the border of two integers.
+
     Where float16 is summed up in float16, errors on made-up inputs are draws: an output of which samples show fewer
     than 64 numbers in all is held to a share of the default tolerance, which is a quarter for one number.
 
@@ -185,6 +198,13 @@ class Limits:
     """Judges all outputs of a sample, in place of default limits."""
     margin: float = 0.0
     """Share of the default tolerance that is left to other draws, where errors are draws."""
+    coarse: float | None = None
+    """What low-precision forms of the reference may be off by since it rounds to integers; None if not measured."""
+
+    def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
+        """Limits for a reference that rounds to integers, from what it differs by where it does not."""
+        cost = max((diff.rel_l2 for diff in outputs if diff.is_float), default=0.0)
+        return replace(self, coarse=min(_ROUNDINGS * cost, _COARSEST))
 
     def judge(
         self,
@@ -235,7 +255,9 @@ class Limits:
         """The limit of outputs that have none."""
         if self.tolerance is not None:
             return self.tolerance
-        if lowest != "float32" or noise is None:
+        if lowest != "float32":
+            return TOLERANCES[lowest] + (self.coarse or 0.0)
+        if noise is None:
             return TOLERANCES[lowest]
         return max(TOLERANCES["float32"], min(2 * noise, TOLERANCES["float16"]))
 
@@ -290,8 +312,9 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
 
     Args:
         limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing",
-            "detections" bound errors from above; "snr_db", "cosine", "argmax_agreement", "top5_agreement" from below):
-            a number for all outputs, numbers by output, or texts as on the command line, "0.01" or "NAME=0.01".
+            "kl_divergence", "detections" bound errors from above; "snr_db", "cosine", "argmax_agreement",
+            "top5_agreement" from below): a number for all outputs, numbers by output, or texts as on the command line,
+            "0.01" or "NAME=0.01".
 
     Raises:
         ArgumentTypeError: ``limits``, or the limit of a metric, is of another type.

@@ -27,6 +27,7 @@ AT_MOST: Final[Mapping[str, str]] = MappingProxyType(
         "rmse": "RMS error",
         "mean_abs": "mean absolute error",
         "differing": "share of elements that differ",
+        "kl_divergence": "KL divergence",
         "detections": "error of the detections",
     }
 )
@@ -162,6 +163,7 @@ class TensorDiff:
                             NaN if no position is finite on both sides and they differ
     ``argmax_agreement``    share of rows (last axis) in which b's largest element is a largest one of a
     ``top5_agreement``      mean share of b's five largest elements of a row that are among a's five largest
+    ``kl_divergence``       mean Σ p ln(p / q) over rows, in nats, with p = softmax(a) and q = softmax(b)
     ``differing``           share of elements that are not equal
     ``vanished``            number of floats that are exactly 0 in b, with abs(a) > 0.05 max abs(a), as after
                             an overflow that was divided away or a scale that was flushed
@@ -207,6 +209,8 @@ class TensorDiff:
     bad: Bad | None
     worst_sample: int = 0
     """Number of the sample, from 0, that ``worst_index`` belongs to."""
+    kl_divergence: float | None = None
+    """None unless the output is called logits. The distribution of a row is that of the next token, or of a class."""
     detections: float | None = None
     """Error of the detections that the output lists; everything else is then over matched rows. None for others."""
 

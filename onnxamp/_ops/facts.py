@@ -135,6 +135,7 @@ class OpFacts:
     pinned_parameters: Mapping[str, frozenset[str]]
     tied_parameters: Mapping[str, frozenset[str]]
     computes_in: Mapping[str, str]
+    shortcut: Mapping[str, str]
     misread_defaults: Mapping[str, Mapping[str, int]]
     free_sources: Mapping[str, frozenset[str]]
     """As types of tensors."""

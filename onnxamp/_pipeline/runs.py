@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -360,13 +361,13 @@ class PipelineRuns:
 
     def written(self, paths: Mapping[str, Path]) -> Measured:
         """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
+        load = cache(self.engine.load)  # by name: the files are about to be renamed
+
+        def run_of(path: Path) -> Runs:
+            return lambda feeds: self.engine.run(load(path), feeds)
+
         return self.judged(
-            self._models(
-                {
-                    name: self.engine.open(path, whole=True).run
-                    for name, path in paths.items()
-                }
-            )
+            self._models({name: run_of(path) for name, path in paths.items()})
         )
 
     def _models(

@@ -1,8 +1,9 @@
 """What became of a folder of models: a table, and below it what failed and why."""
 
+from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._job.folder import FolderReport
+from onnxamp._job.folder import FolderReport, Shipped
 from onnxamp._job.folder import Row as Outcome
 from onnxamp._report.parts import (
     Item,
@@ -77,6 +78,14 @@ def batch_report(report: FolderReport) -> Report:
                 ),
             ),
             section(
+                "Folders",
+                (
+                    Item(text, label="" if one.name == "." else one.name)
+                    for one in report.shipped
+                    for text in _told(one)
+                ),
+            ),
+            section(
                 "Notes",
                 (
                     Item(text, label=row.name)
@@ -86,6 +95,18 @@ def batch_report(report: FolderReport) -> Report:
             ),
         ),
     )
+
+
+def _told(shipped: Shipped) -> Iterator[str]:
+    """What is said of a folder whose kind is known."""
+    copied = count(len(shipped.copied), "file")
+    yield f"A folder for {shipped.kind}: its models have the types that it takes, and {copied} beside them are copied."
+    if shipped.left:
+        names = ", ".join(shipped.left)
+        yield f"Left out, since their names say that they hold other types of the same network: {names}."
+    if shipped.kept:
+        names = ", ".join(shipped.kept)
+        yield f"These files were there in another form, and stay as they are: {names}."
 
 
 def row_line(row: Outcome) -> str:

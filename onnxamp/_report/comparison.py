@@ -79,7 +79,7 @@ def diff_report(diff: DiffReport | None) -> Report:
         diff_verdict(diff),
         (diff.reference, diff.result),
         where_it_ran(diff),
-        worst_figure(diff),
+        error_figures(diff),
         (
             *comparison_sections(diff),
             section(
@@ -163,8 +163,8 @@ def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]
     return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
 
 
-def worst_figure(diff: DiffReport | None) -> tuple[Figure, ...]:
-    """The output that is farthest from the reference."""
+def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
+    """The output that is farthest from the reference, and how far distributions of the next token are apart."""
     if diff is None or diff.skipped or not diff.outputs:
         return ()
     if diff.detections:
@@ -179,7 +179,18 @@ def worst_figure(diff: DiffReport | None) -> tuple[Figure, ...]:
             diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2)
         )
         label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
-    return (Figure(label, number(error), f"output {output}", f"error {number(error)}"),)
+    return (
+        Figure(label, number(error), f"output {output}", f"error {number(error)}"),
+        *(
+            Figure(
+                "KL divergence",
+                number(found.kl_divergence),
+                f"nats, output {found.name}",
+            )
+            for found in diff.outputs
+            if found.kl_divergence is not None
+        ),
+    )
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:

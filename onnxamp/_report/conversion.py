@@ -16,12 +16,12 @@ from onnxamp._report.comparison import (
     comparison_notes,
     comparison_sections,
     details_of,
+    error_figures,
     first_bad_sentence,
     outputs_match,
     status_of,
     steps_of,
     where_it_ran,
-    worst_figure,
 )
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
@@ -66,7 +66,7 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
         _verdict(made, validation),
         (str(made.source), str(made.target)),
         where_it_ran(validation),
-        (*worst_figure(validation), *_figures(made), *_speed_up(made)),
+        (*error_figures(validation), *_figures(made), *_speed_up(made)),
         (
             section("Warnings", warning_items(plan), is_detail=True),
             section("Kept in float32 to pass validation", _healed(validation)),

@@ -168,17 +168,19 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
     """How many made-up samples a verdict takes where nobody says.
 
-    One; where an engine (a target or provider) sums up float16 in float16, as many as hold :data:`NUMBERS` numbers of
-    each float output, from ``LEAST`` to ``MOST``. Of an output *y*, (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the
-    probabilities of a classifier that is sure, a third of all if they are normally distributed. The first sample tells.
+    One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
+    float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,
+    (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the probabilities of a classifier that is sure, a third of all if they are
+    normally distributed. The first sample tells.
 
     Args:
         reference: what results are compared with; it keeps its outputs of the first sample.
         draw: what makes up samples.
         engines: what results run on, or are meant for.
     """
+    turns = draw.maker().turns
     if not sums_low(*engines):
-        return 1
+        return turns
     try:
         outputs = reference.run_sample(0, draw.make(0))
     except (ArgumentError, RuntimeFailure):  # the comparison tells

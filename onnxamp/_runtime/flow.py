@@ -22,7 +22,13 @@ from onnxamp._graph.stats import lowest_precision
 from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
 from onnxamp._model import lowering
-from onnxamp._model.protos import copy_fields, copy_without, stored_bytes, tensors_of
+from onnxamp._model.protos import (
+    copied,
+    copy_fields,
+    copy_without,
+    stored_bytes,
+    tensors_of,
+)
 from onnxamp._model.weights import embed, read_array, stored_exponents
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.profiles import Profile
@@ -225,7 +231,7 @@ def flow_of(
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
         like: the flow of what the model was converted from, whose sizes and ranks serve instead of inference.
     """
-    written = shell.model
+    written = _without_shortcuts(shell.model) if emulated else shell.model
     graph = Graph.of(written)
     low, lowest = _low_values(graph), lowest_precision(graph.types)
     own = frozenset(graph.scopes[0].names)
@@ -291,6 +297,20 @@ def flow_of(
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
     )
+
+
+def _without_shortcuts(model: ModelProto) -> ModelProto:
+    """Return the model, or a copy whose nodes compute in the types that they have, and in no fewer bits."""
+    shortcuts = op_facts().shortcut
+    if not any(node.key in shortcuts for node in Graph.of(model).nodes):
+        return model
+    result = copied(model)
+    for node in Graph.of(result).nodes:
+        shortcut = shortcuts.get(node.key)
+        names = [one.name for one in node.proto.attribute]
+        if shortcut in names:
+            del node.proto.attribute[names.index(shortcut)]
+    return result
 
 
 def _extents(

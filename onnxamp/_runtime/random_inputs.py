@@ -4,9 +4,11 @@
 input                                  numbers
 =====================================  =====================================================================
 indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if its size is unknown
-positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table
-masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros
-bool, attention masks)
+positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table; a decoder's begin
+                                       behind what its caches hold
+masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros; ones alone in a decoder with
+bool, attention masks)                 caches, which counts its tokens by them
+``use_cache_branch``                   whether caches hold something
 lengths (by name)                      the size of the first open dimension that is no leading one, or 1
 factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4
@@ -68,6 +70,7 @@ class Role(Enum):
     SIZE = "a size, a shape or a number of rounds"
     POSITION = "positions along the last axis"
     LENGTH = "how many elements of an axis count"
+    CACHED = "whether caches hold something"
     FACTOR = "a factor, such as a speed"
 
 
@@ -77,9 +80,12 @@ class Use(NamedTuple):
     role: Role
     bound: int | None = None
     """Rows of the smallest table that the input indexes, or elements that it counts, if known."""
+    past: int | None = None
+    """Tokens that a decoder's caches hold; None in other models."""
 
 
 _NAMES: Final = (
+    (Role.CACHED, "bool", re.compile("^use_cache_branch$")),
     (Role.MASK, "", re.compile("mask")),
     (Role.POSITION, "", re.compile("position")),
     (Role.LENGTH, "int", re.compile(r"(?<![a-z])(lengths?|lens?)(?![a-z])")),
@@ -262,28 +268,75 @@ class InputMaker(NamedTuple):
     named: Sizes
     dims: Mapping[str, int]
     """Sizes that are given."""
+    tried: Mapping[str, int]
+    """Sizes in place of usual ones."""
     determined: Determined | None
     """Sizes that the model's weights ask for, if that was found out."""
     sizes: Mapping[str, int]
     """Of all open dimensions by name."""
     uses: Mapping[int, Use]
 
-    def make(self, seed: int) -> dict[str, Feed]:
-        """The inputs of :func:`random_inputs` for a seed; raises the same."""
+    def make(
+        self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
+    ) -> dict[str, Feed]:
+        """The inputs of :func:`random_inputs` for a seed; raises the same.
+
+        Args:
+            seed: non-negative.
+            number: position of the sample, which tells whose turn it is: a prompt's, or a step's of a decoder.
+            lengths: sizes of dimensions in place of those that the turn has.
+        """
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
+        sizes = self._sizes_of_turn(number, lengths or {})
+        past = next((sizes[name] for name in self.named.pasts), None)
         feeds = {}
         for value, entry in self.entries.items():
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
             try:
                 feeds[entry.name] = _feed(
-                    generator, entry.name, entry.type, self.uses[value], self.sizes
+                    generator=generator,
+                    name=entry.name,
+                    kind=entry.type,
+                    use=self.uses[value]._replace(past=past),
+                    sizes=sizes,
                 )
             except MemoryError:
                 raise _too_large(
-                    entry.name, _shape(entry.name, entry.type, self.sizes)
+                    entry.name, _shape(entry.name, entry.type, sizes)
                 ) from None
         return feeds
+
+    @property
+    def turns(self) -> int:
+        """How many kinds of samples there are: 2 of a decoder, which takes prompts and steps; else 1."""
+        return len(self.named.turns(self.dims))
+
+    def _sizes_of_turn(
+        self, number: int, lengths: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        turns = self.named.turns(self.dims)
+        if len(turns) == 1 and not lengths:
+            return self.sizes
+        chosen = {**self.tried, **turns[number % len(turns)], **lengths}
+        if self.determined is not None:
+            chosen |= self._filled_windows(self.determined)
+            chosen = {**self.solved(chosen).sizes, **chosen}
+        return self.named.resolve({**chosen, **self.dims})
+
+    def _filled_windows(self, determined: Determined) -> Mapping[str, int]:
+        """Lengths of all caches where some slide, and are as long as their window.
+
+        The others hold as many tokens, since ONNX Runtime leaves the rest of a window that is not full undefined.
+        """
+        lengths = {
+            name: determined.sizes[name]
+            for name in self.named.pasts
+            if name in determined.forced & determined.sizes.keys()
+        }
+        if not lengths:
+            return {}
+        return {**dict.fromkeys(self.named.pasts, max(lengths.values())), **lengths}
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
         """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
@@ -294,7 +347,7 @@ class InputMaker(NamedTuple):
             self.named,
             {**determined.sizes, **sizes, **self.dims},
         )
-        return maker._replace(dims=self.dims, determined=determined)
+        return maker._replace(dims=self.dims, tried=sizes, determined=determined)
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
         """The sizes that follow from these, from those given, and from the weights."""
@@ -354,7 +407,7 @@ class Draw:
             if number
             else [self.seed]
         )
-        return self.maker().make(int(generated[0]))
+        return self.maker().make(int(generated[0]), number)
 
     def others(self) -> Iterator["Draw"]:
         """The same with sizes to try where the usual ones do not run: first those that the weights determine."""
@@ -417,6 +470,7 @@ def _maker(
         entries=entries,
         named=named,
         dims=dims,
+        tried={},
         determined=None,
         sizes=sizes,
         uses=uses,
@@ -489,9 +543,14 @@ def _tensor(
     if use.role is Role.INDEX:
         numbers = generator.integers(0, max(use.bound or 1, 1), shape)
     elif use.role is Role.POSITION:
-        numbers = np.broadcast_to(
-            _last_axis(shape) % (use.bound or _last_axis(shape).size + 1), shape
-        )
+        past = use.past or 0
+        places = _last_axis(shape) + past
+        bound = use.bound or places.size + past + 1
+        numbers = np.broadcast_to(places % bound, shape)
+    elif use.role is Role.CACHED:
+        numbers = np.full(shape, bool(use.past))
+    elif use.role is Role.MASK and use.past is not None:
+        numbers = np.ones(shape)
     elif use.role is Role.MASK:
         ones = generator.integers(
             1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1)

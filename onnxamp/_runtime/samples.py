@@ -13,6 +13,7 @@ list of these          one per item. A tuple holds arrays in the order of the mo
                        as labels, is left out
 other iterable         likewise: a generator, or a loader of PyTorch. Items are taken one by one, when they are needed,
                        and kept for another pass, beyond 64 MB in files (:mod:`onnxamp._runtime.samples`)
+Prompts                two per text: a prompt and a step of a decoder (:mod:`onnxamp._runtime.prompts`)
 Dataset of Ray         one per row: a column is an input; rows are read where they are needed
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
@@ -24,6 +25,7 @@ whether a sample fits a model.
 import pickle
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -302,7 +304,19 @@ class Samples:
         return self.readers[index]()
 
 
-SamplesLike: TypeAlias = Samples | str | PathLike[str] | Sample | Iterable[Any]
+class SampleSource(ABC):
+    """What makes samples for a model that it is given."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def samples_of(self, model: ModelSource, seed: int = 0) -> Samples:
+        """Return the samples for a model; ``seed`` is of what nobody gives."""
+
+
+SamplesLike: TypeAlias = (
+    Samples | SampleSource | str | PathLike[str] | Sample | Iterable[Any]
+)
 """What public functions take as samples; see the module's table."""
 
 
@@ -543,6 +557,8 @@ def as_samples(
         return drawn(
             draw, usual_count(reference, draw, *engines) if count is None else count
         )
+    if isinstance(samples, SampleSource):
+        return samples.samples_of(model, seed)
     if isinstance(samples, (str, PathLike)):
         return load_samples(samples)
     if not isinstance(samples, Samples):

@@ -7,6 +7,7 @@ named in ``dims``                      ``dims[name]``
 a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+``, ``-``, ``*`` (or ``x``), ``//``
                                        and brackets
 "total_..." of "past_..." and "..."    the sum of the two; one new token where only "past_..." has a name
+"past_..." with "..."                  of a decoder: 0 of 8 in its prompts, 8 of 1 in its steps, which take turns
 determined by weights or other inputs  what they say, where the usual size does not run: the channels of a Conv
                                        (:mod:`onnxamp._graph.determined`)
 first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
@@ -33,6 +34,8 @@ OTHER: Final = 8
 
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once; sound takes the last."""
+
+_PAST: Final = "past_"
 
 _Formula = ast.expr
 
@@ -124,16 +127,39 @@ class Sizes(NamedTuple):
         known, found = set(self.plain), {}
         for name in known:
             length = name.removeprefix("total_")
-            if name != length and f"past_{length}" in known:
-                found[name] = f"past_{length}", length if length in known else None
+            if name != length and f"{_PAST}{length}" in known:
+                found[name] = f"{_PAST}{length}", length if length in known else None
         return found
+
+    @property
+    def pasts(self) -> list[str]:
+        """The names of the lengths of a decoder's caches, which exporters call "past_..."."""
+        return [name for name in self.plain if name.startswith(_PAST)]
+
+    @property
+    def news(self) -> list[str]:
+        """The names of the numbers of tokens that a decoder takes in beside what its caches hold."""
+        lengths = {name.removeprefix(_PAST) for name in self.pasts}
+        return [name for name in self.plain if name in lengths]
+
+    def turns(self, given: Collection[str]) -> list[dict[str, int]]:
+        """The sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes later.
+
+        Those in ``given`` stay. A model without caches, or without a name for its new tokens, has no turns: they are
+        one without sizes of its own.
+        """
+        pasts = [name for name in self.pasts if name not in given]
+        if not pasts or not self.news:
+            return [{}]
+        new = [name for name in self.news if name not in given]
+        return [dict.fromkeys(pasts, 0), dict.fromkeys(new, 1)]
 
     def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
         """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone.
 
         Those in ``given`` stay. What has no name may be a batch, too: at last each is tried where all others are 1.
         """
-        fixed = {*given, *self.batches, *self._totals()}
+        fixed = {*given, *self.batches, *self._totals(), *self.pasts}
         free = [name for name in self.plain if name not in fixed]
         for size in _TRIED if free else ():
             yield dict.fromkeys(free, size)

@@ -64,10 +64,13 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
     "top1": lambda diff: (
         0.0 if diff.argmax_agreement is None else 1 - diff.argmax_agreement
     ),
+    "kl": lambda diff: diff.kl_divergence or 0.0,
 }
 """Metric -> the error of one float output."""
 
 METRICS: Final = (*_OF_OUTPUT, "detections")
+_SQUARED: Final = ("cosine", "kl")
+"""Those that grow with the square of small errors."""
 
 
 MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]
@@ -84,11 +87,12 @@ def make_metric(
 
     Args:
         name: "auto"; "rel-l2": relative L2 error; "cosine": 1 - cosine; "snr": signal-to-noise ratio in dB, of which
-            the tolerance is the smallest; "top1": share of rows whose largest element changes; "detections": error of
-            matched detections, and the relative L2 error of what is none; or a function, as it is or as
-            "package:function" ("file.py:function"), called with the outputs of the reference and of the result, by
-            name. Of several outputs the worst counts. Outputs that hold no floats count where no output does: by the
-            share of elements that differ, or by their relative L2 error if that is smaller.
+            the tolerance is the smallest; "top1": share of rows whose largest element changes; "kl": KL divergence of
+            the distributions that outputs called logits stand for, in nats; "detections": error of matched detections,
+            and the relative L2 error of what is none; or a function, as it is or as "package:function"
+            ("file.py:function"), called with the outputs of the reference and of the result, by name. Of several
+            outputs the worst counts. Outputs that hold no floats count where no output does: by the share of elements
+            that differ, or by their relative L2 error if that is smaller.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
         accept: a function of the user; where it says no, the error is infinite.
@@ -119,7 +123,7 @@ def make_metric(
         measure = _of_outputs(name, selected)
     largest = 10 ** (-tolerance / 20) if name == "snr" else tolerance
     return Metric(
-        name, largest, _accepted(measure, accept), name == "cosine", made_from
+        name, largest, _accepted(measure, accept), name in _SQUARED, made_from
     )
 
 

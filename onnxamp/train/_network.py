@@ -21,7 +21,7 @@ from onnxamp._model.storage import write_file
 from onnxamp._optional import require
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, reason_of
-from onnxamp._runtime.samples import SamplesLike, as_samples
+from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker
 from onnxamp.debugging._steps import StepWatch
@@ -333,7 +333,7 @@ class TrainNetwork:
         """
         from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
 
-        if isinstance(batches, (str, PathLike, Mapping)):
+        if isinstance(batches, (str, PathLike, Mapping, SampleSource)):
             batches = as_samples(batches, self.source)
         means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
         done = 0

@@ -200,6 +200,9 @@ def _() -> None:
     assert low(parse(text), feed) == {"MatMul", "Sigmoid", "Mul"}  # Add reads float32, Tanh what is float32 then
     assert low(parse(text), feed, level="OD") == {"MatMul"}
     assert low(parse(text), feed, custom_black_list=["sigmoid"]) == {"MatMul"}
+    biased = parse("""(float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {1, 2}> {
+        a = MatMul (x, w) c = Add (a, b) d = Relu (c) y = MatMul (d, w) }""")
+    assert low(biased, feed, level="OD", custom_white_list=["linear"]) == {"MatMul", "Add"}
 
 
 @row("`level='O2'`")

@@ -348,3 +348,23 @@ def test_merge_with_an_empty_sample():
         assert (merged.mean_abs, merged.size, merged.argmax_agreement) == (1, 3, 1)
         assert merged.worst_reference == 1
     assert merge([nothing, nothing]).mean_abs == 0
+
+
+def test_the_divergence_of_logits_is_that_of_their_distributions() -> None:
+    a, b = np.random.default_rng(3).normal(size=(2, 2, 5, 40))
+    found = compare("lm_logits", a, b).kl_divergence
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (a, b))
+    assert found == pytest.approx((p * np.log(p / q)).sum(-1).mean(), rel=1e-12)
+    assert compare("logits", a, a + 3).kl_divergence == pytest.approx(0, abs=1e-15)  # only differences count
+    assert compare("scores", a, b).kl_divergence is None
+    a[..., 3] = -np.inf  # tokens that are ruled out
+    b[..., 3] = -np.inf
+    assert np.isfinite(compare("logits", a, b).kl_divergence or np.nan)
+    b[..., 4] = -np.inf
+    assert compare("logits", a, b).kl_divergence == np.inf
+
+
+def test_the_divergence_of_samples_is_the_mean_over_rows() -> None:
+    a, b = np.random.default_rng(4).normal(size=(2, 6, 12))
+    parts = [compare("logits", a[:2], b[:2]), compare("logits", a[2:], b[2:])]
+    assert merge(parts).kl_divergence == pytest.approx(compare("logits", a, b).kl_divergence)

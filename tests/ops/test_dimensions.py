@@ -59,11 +59,19 @@ def test_what_a_row_says_of_a_node() -> None:
 
 
 def test_a_packed_product_of_attributes() -> None:
-    packed = dimension_rules()["com.microsoft::GroupQueryAttention"][0]
+    sliding, *_ = rules = dimension_rules()["com.microsoft::GroupQueryAttention"]
+    packed = next(rule for rule in rules if not rule.when)
     node = helper.make_node("GroupQueryAttention", ["q", "", "", "pk", "pv"], ["y"], num_heads=8, kv_num_heads=2)
     related = packed.related(node, [("B", "S", "H"), None, None, ("B", "K", "P", "D"), None])
     assert related is not None
     assert (Multiple("h", 12), "H") in related.multiples
     assert (Multiple("", 2), "K") in related.multiples
+    assert sliding.related(node, [("B", "S", "H"), None, None, ("B", "K", "P", "D"), None]) is None
+    node.attribute.extend(
+        helper.make_attribute(*pair) for pair in (("sliding_window_cache", 1), ("local_window_size", 5))
+    )
+    ring = sliding.related(node, [("B", "S", "H"), None, None, ("B", "K", "P", "D"), None])
+    assert ring is not None
+    assert (Multiple("", 5), "P") in ring.multiples
     node.input[1] = "k"
     assert packed.related(node, [("B", "S", "H"), None, None, None, None]) is None

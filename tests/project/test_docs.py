@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import click
+import decoders
 import numpy as np
 import onnx
 import pytest
@@ -60,6 +61,8 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = onnx.load(folder / "model.onnx")
     onnx.save(onnxamp.convert_model(model), folder / "model_fp16.onnx")
     np.savez(folder / "samples.npz", **onnxamp.random_samples(model)[0])
+    decoders.folder(folder / "llama", "genai", decoders.grouped())
+    (folder / "prompts.txt").write_text("w3 w14 w15\nw9 w26 w5 w35 w8\n")
     encoder = onnx.load(folder / "models" / "encoder.onnx")
     onnx.save(encoder, folder / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
     return folder

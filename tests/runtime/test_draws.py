@@ -1,8 +1,10 @@
 """How many made-up samples a verdict takes, and what is kept of the run that tells."""
 
+import decoders
 import numpy as np
+import onnxruntime as ort
 import pytest
-from onnx import parser
+from onnx import ModelProto, TensorProto, helper, parser
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
@@ -105,3 +107,66 @@ def test_no_reference_runs_where_nothing_is_open(shape):
     reference = on_cpu(model)
     as_samples(None, model, reference=reference)
     assert not reference.outputs.kept
+
+
+# --- decoders ------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_and_steps_of_a_decoder_take_turns() -> None:
+    model = Model.of(decoders.plain())
+    samples = as_samples(None, model, count=None, reference=on_cpu(model))
+    assert len(samples) == 2
+    prompt, step = samples
+    assert (prompt["input_ids"].shape, prompt["past_key_values.0.key"].shape) == ((1, 8), (1, 4, 0, 16))
+    assert (step["input_ids"].shape, step["past_key_values.0.key"].shape) == ((1, 1), (1, 4, 8, 16))
+    np.testing.assert_array_equal(prompt["position_ids"], [range(8)])
+    np.testing.assert_array_equal(step["position_ids"], [[8]])
+    for sample, length in ((prompt, 8), (step, 9)):
+        np.testing.assert_array_equal(sample["attention_mask"], np.ones((1, length)))
+        assert all(np.isfinite(output).all() for output in on_cpu(model).run(sample).values())
+
+
+@pytest.mark.parametrize("model", [decoders.grouped(), decoders.grouped(int4=True)], ids=["float32", "int4"])
+def test_grouped_attention_runs_on_its_inputs(model: ModelProto) -> None:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for sample in random_samples(model, 4):
+        assert all(np.isfinite(output).all() for output in session.run(None, sample))
+
+
+def test_lengths_that_are_given_stay_in_all_turns() -> None:
+    model = decoders.plain()
+    (sample, other) = random_samples(model, 2, dims={"past_sequence_length": 3, "sequence_length": 2})
+    assert sample["attention_mask"].shape == other["attention_mask"].shape == (1, 5)
+    (prompt, step) = random_samples(model, 2, dims={"sequence_length": 4})
+    assert [one["attention_mask"].shape for one in (prompt, step)] == [(1, 4), (1, 12)]
+
+
+def test_a_merged_decoder_reads_its_caches_in_steps_alone() -> None:
+    model = decoders.plain()
+    model.graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
+    assert [sample["use_cache_branch"].tolist() for sample in random_samples(model, 4)] == [[False], [True]] * 2
+
+
+def test_caches_that_slide_are_full() -> None:
+    model = decoders.grouped(window=24)
+    draw = random_samples(model).draw
+    assert draw is not None
+    for sample, length in zip((draw.determined().make(number) for number in range(2)), (32, 25), strict=True):
+        assert sample["past_key_values.0.key"].shape == sample["past_key_values.1.key"].shape == (1, 2, 24, 16)
+        assert sample["attention_mask"].shape == (1, length)
+
+
+def test_the_width_of_heads_follows_from_what_the_model_declares() -> None:
+    """Onnx infers no shapes behind ops of ONNX Runtime, as most of a decoder is."""
+    model = decoders.grouped()
+    for entry in model.graph.input:
+        if entry.name.startswith("past_key_values"):
+            entry.type.tensor_type.shape.dim[3].dim_param = "head_dim"
+    for part, width in (("q", 64), ("k", 32), ("v", 32)):
+        declared = helper.make_tensor_value_info(
+            f"layer.0.{part}/out", TensorProto.FLOAT, ["batch_size", "sequence_length", width]
+        )
+        model.graph.value_info.append(declared)
+    samples = as_samples(None, model, count=None, reference=on_cpu(Model.of(model)))
+    assert samples[1]["past_key_values.1.value"].shape == (1, 2, 8, 16)
+    assert "head_dim=16" in samples.description

@@ -2,8 +2,10 @@
 
 from collections import Counter
 
+import decoders
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from commands import MODELS
 from conversions import converted
@@ -13,10 +15,12 @@ from graphs.case import add_weights, parse
 from onnx import TensorProto, helper
 from repository import feeds as model_feeds
 
-from onnxamp import convert_model
+from onnxamp import convert_model, random_samples
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.bodies import inline_functions
+from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.engines import Session, engine_on
 from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights
 from onnxamp._runtime.pieces import Runner, ancestors, parts_of, start
 from onnxamp._runtime.session import make_session, run
@@ -389,3 +393,22 @@ def test_what_emulation_is_asked_for():
     assert flow.low["a"] == TensorProto.FLOAT16
     assert flow.own >= {"X", "a", "Y"}
     assert not any(name.endswith("/exact") for name in flow.own)
+
+
+def test_a_shortcut_of_the_cpu_is_not_taken() -> None:
+    """Rows of MatMulNBits are rounded to 8 bits on the CPU, if the model allows it; not on devices."""
+    model = decoders.grouped(int4=True)
+    exact = onnx.ModelProto()
+    exact.CopyFrom(model)
+    for node in exact.graph.node:
+        kept = [item for item in node.attribute if item.name != "accuracy_level"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    sample = random_samples(model)[0]
+    emulated, expected = (
+        Session(Model.of(one), engine_on("cpu", emulates=True)).run(sample)["logits"] for one in (model, exact)
+    )
+    np.testing.assert_array_equal(emulated, expected)
+    (taken, *_) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, sample)
+    assert np.abs(taken - expected).max() > 100 * np.abs(emulated - expected).max()
+    assert any(item.name == "accuracy_level" for node in model.graph.node for item in node.attribute)  # as it was

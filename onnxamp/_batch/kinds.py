@@ -1,0 +1,169 @@
+"""Kinds of folders: in which form the software that loads a folder takes the models in it (``_data/folders.toml``)."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, get_args
+
+from onnx import ModelProto, TensorProto
+
+from onnxamp._dtypes import DtypeName
+from onnxamp._model.model import Model
+from onnxamp._ops.targets import read_table
+from onnxamp._options.options import Options
+from onnxamp._paths.paths import is_remote
+
+
+class Name(NamedTuple):
+    """What the result of a model is called, whose name without its suffix fits a pattern."""
+
+    pattern: str
+    becomes: str
+    types: str
+    """What the software calls the types of such a file; "" where it says nothing."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether such a file holds other types of a network that is there in float32, too."""
+        return not self.becomes
+
+
+class Setting(NamedTuple):
+    """A setting in a JSON file that a result needs."""
+
+    keys: tuple[str, ...]
+    value: str
+
+
+SAME: Final = Name("*", "{stem}", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A row of the table, whose comments define each column."""
+
+    name: str
+    marks: tuple[str, ...]
+    models: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    low_io: tuple[str, ...] = ()
+    high_io: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = get_args(DtypeName)
+    data_names: str = "onnx"
+    names: tuple[Name, ...] = (SAME,)
+    settings: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """The kind that a row describes."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in row.items()
+        }
+        if "names" in row:
+            values["names"] = tuple(Name(*name) for name in row["names"])
+        values["settings"] = {
+            file: {
+                cause: Setting(tuple(setting["keys"]), setting["value"])
+                for cause, setting in settings.items()
+            }
+            for file, settings in row.get("settings", {}).items()
+        }
+        return cls(**values)
+
+    def marks_of(self, folder: Path) -> bool:
+        """Whether a folder has all files that make it one of the kind."""
+        return all(next(folder.glob(mark), None) is not None for mark in self.marks)
+
+    def name_of(self, path: Path) -> Name:
+        """How the result of a model is called."""
+        return next(name for name in self.names if fnmatchcase(path.stem, name.pattern))
+
+    def adapted(
+        self, options: Options, given: Collection[str], model: Model
+    ) -> Options:
+        """The options for a model of such a folder.
+
+        Args:
+            options: those of the call.
+            given: the names of those that somebody chose, which stay.
+            model: the model.
+        """
+        chosen = {
+            name: value for name, value in self.options.items() if name not in given
+        }
+        if self.low_io and "keep_io_types" not in given:
+            chosen["keep_io_types"] = frozenset(
+                name for name in _float_ends(model.proto) if not self.is_low(name)
+            )
+        return replace(options, **chosen)
+
+    def is_low(self, name: str) -> bool:
+        """Whether the software takes an input or output in the low-precision type."""
+        return _fits(name, self.low_io) and not _fits(name, self.high_io)
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """All kinds; the first one that fits a folder counts."""
+    return tuple(map(Kind.of, read_table("folders")["kinds"]))
+
+
+def is_companion(name: str) -> bool:
+    """Whether a file of this name is read by software that loads a folder of models."""
+    return _fits(name, read_table("folders")["companions"])
+
+
+class Package(NamedTuple):
+    """A folder as some software loads it, of a kind that is known."""
+
+    folder: Path
+    kind: Kind
+
+    @property
+    def left_out(self) -> list[Path]:
+        """The models that hold other types of a network that is there in float32, too."""
+        models = sorted(self.folder.glob(self.kind.models))
+        return [path for path in models if self.kind.name_of(path).is_left_out]
+
+
+class Packages:
+    """The packages at and below a folder; each folder is looked at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[Path, Package | None] = {}
+
+    def of(self, model: Path) -> Package | None:
+        """The innermost package that has models where this one is; None without any."""
+        folder = model.parent
+        while not is_remote(folder):
+            package = self._at(folder)
+            if package is not None and fnmatchcase(
+                model.relative_to(folder).as_posix(), package.kind.models
+            ):
+                return package
+            if folder == self._root:
+                break
+            folder = folder.parent
+        return None
+
+    def _at(self, folder: Path) -> Package | None:
+        if folder not in self._known:
+            fitting = (kind for kind in kinds() if kind.marks_of(folder))
+            kind = next(fitting, None)
+            self._known[folder] = None if kind is None else Package(folder, kind)
+        return self._known[folder]
+
+
+def _float_ends(model: ModelProto) -> Iterator[str]:
+    """The names of the inputs and outputs that are float32 tensors."""
+    for entry in (*model.graph.input, *model.graph.output):
+        if entry.type.tensor_type.elem_type == TensorProto.FLOAT:
+            yield entry.name
+
+
+def _fits(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

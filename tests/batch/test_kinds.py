@@ -1,0 +1,208 @@
+"""Folders as software loads them: the types, names, configs and tokenizers that it expects."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import decoders
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from commands import run
+from onnx import ModelProto, TensorProto
+
+import onnxamp
+from onnxamp import FolderReport
+from onnxamp._batch.job import NAME
+from onnxamp._batch.kinds import kinds
+from onnxamp._ops.targets import read_table
+from onnxamp._options.options import Options
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+COPIED = ("LICENSE", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def files(root: str) -> set[str]:
+    found = (path.relative_to(root).as_posix() for path in Path(root).rglob("*") if path.is_file())
+    return {name for name in found if not name.endswith(NAME)}
+
+
+def convert(**options: object) -> FolderReport:
+    return onnxamp.convert_folder("in", "out", jobs=1, **options)  # type: ignore[arg-type] # of every option
+
+
+def types(model: ModelProto) -> dict[str, int]:
+    entries = (*model.graph.input, *model.graph.output)
+    return {entry.name: entry.type.tensor_type.elem_type for entry in entries}
+
+
+def runner(path: str) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, feeds)
+
+
+def test_rows_name_options_and_presets_that_exist() -> None:
+    styles = read_table("presets")
+    for kind in kinds():
+        assert Options.of("O2", kind.options)
+        assert kind.data_names in styles
+        assert kind.names[-1].pattern == "*"  # every model has a name
+
+
+@pytest.mark.parametrize("int4", [False, True])
+def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) -> None:
+    decoders.folder(Path("in"), "genai", decoders.grouped(int4=int4))
+    (row,) = (report := convert()).rows
+    assert (row.outcome, row.casts, row.message, row.healed) == ("converted", 1, "", "")
+    assert row.error is not None
+    assert row.error < 2e-3
+    assert row.inputs == "made-up inputs (2 samples, seed 0)"
+    assert files("out") == {"genai_config.json", "model.onnx", "model.onnx.data", *COPIED}
+    for name in ("genai_config.json", *COPIED):
+        assert Path("out", name).read_bytes() == Path("in", name).read_bytes()
+    (shipped,) = report.shipped
+    assert (shipped.name, shipped.kind, shipped.kept) == (".", "ONNX Runtime GenAI", ())
+    source, result = onnx.load("in/model.onnx"), onnx.load("out/model.onnx")
+    low = {name for name, elem in types(result).items() if elem == TensorProto.FLOAT16}
+    assert low == {name for name in types(source) if name.startswith(("past", "present"))}
+    low_tokens, tokens = (
+        decoders.next_tokens(runner(f"{home}/model.onnx"), model, 20)
+        for home, model in (("out", result), ("in", source))
+    )
+    assert low_tokens == tokens
+
+
+def test_what_overflows_gets_exponents_and_no_float32_island() -> None:
+    decoders.folder(Path("in"), "genai", decoders.grouped(scale=300.0))
+    (row,) = convert().rows
+    assert (row.outcome, row.healed, row.casts) == ("converted", "", 1)
+    assert any(text.startswith("Exponents were chosen for made-up inputs") for text in row.warnings)
+    island = convert(rescale=False, retry=True).rows[0]
+    assert island.healed or island.casts > 1
+
+
+def test_transformers_js_takes_names_caches_and_data_files_by_its_config() -> None:
+    home = decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    onnx.save(decoders.grouped(int4=True), home / "onnx/model_q4.onnx")
+    (home / "onnx/model_quantized.onnx").write_bytes(b"some other types")
+    report = convert(external_data="always")
+    assert [row.outcome for row in report.rows] == ["converted", "converted"]
+    assert files("out") == {
+        "config.json",
+        *COPIED,
+        *(f"onnx/model_{types}.onnx{end}" for types in ("fp16", "q4f16") for end in ("", "_data")),
+    }
+    assert json.loads(Path("out/config.json").read_text()) == {
+        **json.loads(Path("in/config.json").read_text()),
+        "transformers.js_config": {
+            "kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"},
+            "use_external_data_format": {"model_fp16.onnx": 1, "model_q4f16.onnx": 1},
+        },
+    }
+    found = types(onnx.load("out/onnx/model_fp16.onnx"))
+    assert found["logits"] == TensorProto.FLOAT
+    assert found["past_key_values.0.key"] == found["present.1.value"] == TensorProto.FLOAT16
+    (shipped,) = report.shipped
+    assert shipped.left == ("onnx/model_quantized.onnx",)
+    printed = run("convert", "in", "-o", "again", "--jobs", "1", "--no-validate").output
+    assert "A folder for transformers.js" in printed
+    assert "onnx/model_quantized.onnx" in printed
+
+
+def test_optimum_keeps_names() -> None:
+    decoders.folder(Path("in"), "optimum", decoders.plain())
+    (shipped,) = convert().shipped
+    assert shipped.kind == "Optimum"
+    assert files("out") == {"config.json", "model.onnx", *COPIED}
+    found = types(onnx.load("out/model.onnx"))
+    assert found["logits"] == TensorProto.FLOAT
+    assert found["present.0.key"] == TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize(
+    ("mark", "model", "kind"),
+    [
+        ("model_index.json", "unet/model.onnx", "Diffusers"),
+        ("modules.json", "onnx/model.onnx", "sentence-transformers"),
+    ],
+)
+def test_other_kinds_keep_names_and_the_types_of_ends(mark: str, model: str, kind: str) -> None:
+    Path("in", model).parent.mkdir(parents=True)
+    for name in (mark, "config.json", "tokenizer/vocab.txt"):
+        Path("in", name).parent.mkdir(exist_ok=True)
+        Path("in", name).write_text("{}")
+    onnx.save(decoders.plain(), Path("in", model))
+    (shipped,) = convert(validate=False).shipped
+    assert (shipped.kind, shipped.copied) == (kind, ("config.json", mark, "tokenizer/vocab.txt"))
+    assert TensorProto.FLOAT16 not in types(onnx.load(Path("out", model))).values()
+
+
+def test_options_that_are_given_stay() -> None:
+    decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    run("convert", "in", "-o", "out", "--jobs", "1", "--no-validate", "--io-types", "keep", "--target", "cuda")
+    assert TensorProto.FLOAT16 not in types(onnx.load("out/onnx/model_fp16.onnx")).values()
+    assert json.loads(Path("out/config.json").read_text()) == json.loads(Path("in/config.json").read_text())
+
+
+def test_a_type_that_software_lacks_is_refused() -> None:
+    decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    refused = run("convert", "in", "-o", "out", "--dtype", "bfloat16")
+    assert refused.exit_code == 2
+    assert "onnx/model.onnx is in a folder for transformers.js, which takes no bfloat16: use float16" in refused.output
+    assert not Path("out").exists()
+
+
+def test_nobody_loads_half_a_folder() -> None:
+    home = decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    (home / "onnx/decoder.onnx").write_bytes(b"no model")
+    assert run("convert", "in", "-o", "out", "--no-validate").exit_code == 1
+    assert files("out") == {"onnx/model_fp16.onnx"}
+
+
+def test_files_of_others_stay() -> None:
+    decoders.folder(Path("in"), "genai", decoders.grouped())
+    Path("out").mkdir()
+    Path("out/genai_config.json").write_text("mine")
+    (shipped,) = convert(validate=False).shipped
+    assert shipped.kept == ("genai_config.json",)
+    assert Path("out/genai_config.json").read_text() == "mine"
+    Path("in/tokenizer.json").write_text('{"version": "2.0"}')
+    convert(validate=False)
+    assert Path("out/tokenizer.json").read_text() == '{"version": "2.0"}'
+    Path("out/tokenizer.json").write_text("edited")
+    assert convert(validate=False).shipped[0].kept == ("genai_config.json", "tokenizer.json")
+
+
+def test_a_folder_with_low_models_alone_says_so() -> None:
+    home = decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    (home / "onnx/model.onnx").rename(home / "onnx/model_fp16.onnx")
+    result = run("convert", "in", "-o", "out")
+    assert result.exit_code == 2
+    assert "onnx/model_fp16.onnx" in result.output
+
+
+def test_a_folder_of_folders_knows_each() -> None:
+    decoders.folder(Path("in/first"), "genai", decoders.grouped())
+    decoders.folder(Path("in/second"), "optimum", decoders.plain())
+    onnx.save(decoders.plain(), "in/alone.onnx")
+    report = convert(validate=False)
+    assert {(one.name, one.kind) for one in report.shipped} == {("first", "ONNX Runtime GenAI"), ("second", "Optimum")}
+    assert TensorProto.FLOAT16 not in types(onnx.load("out/alone.onnx")).values()
+    assert {"first/genai_config.json", "second/config.json"} <= files("out")
+
+
+def test_grouped_attention_that_is_low_is_not_said_to_run_on_the_cpu() -> None:
+    decoders.folder(Path("in"), "genai", decoders.grouped())
+    low = run("convert", "in/model.onnx", "-o", "low.onnx", "--no-validate").output
+    assert "no kernel on cuda" not in low
+    kept = run(
+        "convert", "in/model.onnx", "-o", "kept.onnx", "--no-validate", "--black", "com.microsoft::GroupQueryAttention"
+    ).output
+    assert "2 nodes have no kernel on cuda, in float32 either" in kept

@@ -1,0 +1,135 @@
+"""Networks that other tools quantized get a low-precision rest, run, and lose little beside what integers lose."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from conversions import count
+from graphs.case import parse
+from judge_kernels import is_low, typed_nodes
+from onnx import ModelProto, TensorProto, numpy_helper
+from quantized import TOOLS, float_network, images, quantized
+
+import onnxamp
+from onnxamp._model.model import Model
+from onnxamp._runtime.building import build_engine
+from onnxamp._runtime.emulate import emulate
+
+FEEDS = images(3, seed=7)
+PRODUCTS = {"Conv", "MatMul", "Gemm", "MatMulNBits"}
+UNKNOWN = {"tensorrt": {"MatMulNBits"}}
+"""What a target has no kernel for."""
+INTEGER = {"operators": "QLinear", "dynamic": "MatMulInteger"}
+"""Tools whose products are of integers alone."""
+
+
+def outputs(model: ModelProto) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, feeds)[0] for feeds in FEEDS])
+
+
+def error(result: ModelProto, reference: ModelProto) -> float:
+    expected = outputs(reference)
+    return float(np.linalg.norm(outputs(result) - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("target", ["cuda", "tensorrt", "webgpu"])
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_rest_of_a_quantized_network_is_low(tool: str, opset: int, target: str) -> None:
+    original = quantized(tool, opset)
+    result = onnxamp.convert_model(original, target=target)
+    onnx.checker.check_model(result, full_check=True) if tool in ("qdq", "nbits in qdq") else None
+    nodes = typed_nodes(result)
+    products = [one for one in nodes if one.node.op_type in PRODUCTS - UNKNOWN.get(target, set())]
+    low = [one for one in products if is_low(one.outputs[0])]
+    assert products or tool in INTEGER
+    assert len(low) == len(products)
+    outputs(result)  # it loads
+    assert error(emulate(result), float_network()) < 1.1 * error(original, float_network()) + 2e-3
+
+
+@pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "operators", "dynamic"])
+def test_the_cpu_keeps_its_integer_kernels(tool: str) -> None:
+    original = quantized(tool)
+    result = onnxamp.convert_model(original, target="cpu")
+    assert [node.op_type for node in result.graph.node] == [node.op_type for node in original.graph.node]
+    assert count(result) == count(original)
+    assert np.array_equal(outputs(result), outputs(original))
+
+
+def test_a_second_conversion_changes_nothing() -> None:
+    for tool in TOOLS:
+        once = onnxamp.convert_model(quantized(tool), target="tensorrt")
+        assert onnxamp.convert_model(once, target="tensorrt") == once
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("tool", ["qdq", "nbits in qdq"])
+def test_tensorrt_builds_what_it_built_before(tool: str) -> None:
+    for model in (quantized(tool), onnxamp.convert_model(quantized(tool), target="tensorrt")):
+        assert build_engine(Model.of(model), FEEDS[0]).refusals == ()
+
+
+# -- validation --------------------------------------------------------------------------------------------------------
+
+
+COARSE = """(float[4,16] x) => (float[4,4] y) <float s = {0.2}, float t = {0.5}, int8 z = {0}> {
+    a = QuantizeLinear (x, s, z) b = DequantizeLinear (a, s, z) c = MatMul (b, w)
+    d = QuantizeLinear (c, t, z) e = DequantizeLinear (d, t, z) y = MatMul (e, v) }"""
+"""Steps of a fifth and a half of what is usual: rounding to them costs some percent."""
+
+
+def coarse() -> ModelProto:
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((16, 16)), "v": random.standard_normal((16, 4))}
+    model = parse(COARSE, 21)
+    arrays = (numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items())
+    model.graph.initializer.extend(arrays)
+    return model
+
+
+def changed(name: str, factor: float) -> ModelProto:
+    """The coarse network in float16, one of whose constants is off by a factor."""
+    result = onnxamp.convert_model(coarse(), target="tensorrt")
+    (tensor,) = [tensor for tensor in result.graph.initializer if tensor.name.removesuffix("_fp16") == name]
+    array = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array((array * factor).astype(array.dtype), tensor.name))
+    return result
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(1.01, True), (1.2, False)])
+def test_results_may_be_off_by_what_integers_cost(factor: float, passes: bool) -> None:
+    report = onnxamp.diff_models(coarse(), changed("w", factor), provider="cpu")
+    (judged,) = report.judgements
+    assert judged.found > 1e-2
+    assert 2e-2 < judged.limit <= 0.11
+    assert report.passed is passes
+    assert any("rounds values to integers" in note for note in report.notes)
+    strict = onnxamp.diff_models(coarse(), changed("w", factor), provider="cpu", tolerance=1e-2)
+    assert [one.limit for one in strict.judgements] == [1e-2]
+    assert not strict.passed
+
+
+def test_a_conversion_is_not_cured_of_what_integers_cost(tmp_path: Path) -> None:
+    source, target = tmp_path / "model.onnx", tmp_path / "low.onnx"
+    onnx.save(quantized("qdq"), source)
+    written = onnxamp.convert_file(source, target, target="tensorrt", samples=FEEDS, provider="cpu")
+    assert written.validation is not None
+    assert written.validation.passed
+    assert written.plan.level == "O2"
+
+
+def test_a_network_without_integers_keeps_its_limit() -> None:
+    original = float_network()
+    result = onnxamp.convert_model(original)
+    for tensor in result.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16 and tensor.name.startswith("w2"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float16(1.02), tensor.name))
+    report = onnxamp.diff_models(original, result, samples=FEEDS, provider="cpu")
+    assert not report.passed
+    assert {one.limit for one in report.judgements} == {1e-2}

@@ -1,0 +1,86 @@
+"""Texts as inputs of decoders."""
+
+import json
+from pathlib import Path
+
+import decoders
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from commands import run
+
+import onnxamp
+from onnxamp import ArgumentError, Prompts
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onnxamp[text]'")
+
+TEXTS = ["w3 w14 w15", "w9 w26 w5 w35 w8"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.txt").write_text("\n\n".join(TEXTS) + "\n")
+    return decoders.folder(tmp_path / "llama", "genai", decoders.grouped())
+
+
+@pytest.mark.parametrize("name", ["grouped", "plain"])
+def test_a_prompt_is_followed_by_the_step_that_the_model_takes(home: Path, name: str) -> None:
+    model = {"grouped": decoders.grouped, "plain": decoders.plain}[name]()
+    onnx.save(model, home / "model.onnx")
+    session = ort.InferenceSession(home / "model.onnx", providers=["CPUExecutionProvider"])
+    samples = [*Prompts(TEXTS).samples_of(home / "model.onnx")]
+    assert len(samples) == 4
+    for (prompt, step), text in zip((samples[:2], samples[2:]), TEXTS, strict=True):
+        ids = [int(word[1:]) for word in text.split()]
+        assert prompt["input_ids"].tolist() == [ids]
+        logits, *presents = session.run(None, prompt)
+        assert step["input_ids"].tolist() == [[logits[0, -1].argmax()]]
+        assert step["attention_mask"].tolist() == [[1] * (len(ids) + 1)]
+        caches = [key for key in prompt if key.startswith("past")]
+        for key, present in zip(caches, presents, strict=True):
+            np.testing.assert_allclose(step[key], present, rtol=1e-4, atol=1e-5)
+        if name == "plain":
+            assert step["position_ids"].tolist() == [[len(ids)]]
+
+
+@pytest.mark.usefixtures("forked", "home")
+def test_a_folder_is_calibrated_and_validated_on_prompts() -> None:
+    report = onnxamp.convert_folder("llama", "out", jobs=1, prompts="prompts.txt")
+    (row,) = report.rows
+    assert (row.outcome, row.inputs) == ("converted", "samples of 2 prompts and the steps after")
+    again = onnxamp.convert_folder("llama", "out", jobs=1, prompts="prompts.txt")
+    assert again.rows[0].outcome == "up to date"
+    Path("prompts.txt").write_text("w1 w2\n")
+    assert onnxamp.convert_folder("llama", "out", jobs=1, prompts="prompts.txt").rows[0].outcome == "converted"
+    printed = run("diff", "llama/model.onnx", "out/model.onnx", "--prompts", "prompts.txt", "--kl", "1e-3")
+    assert printed.exit_code == 0
+    assert "2 samples of 1 prompt and the steps after" in printed.output
+    assert "KL divergence" in printed.output
+    failed = run("diff", "llama/model.onnx", "out/model.onnx", "--prompts", "prompts.txt", "--kl", "1e-12")
+    assert failed.exit_code == 1
+    assert "KL divergence" in failed.output
+
+
+@pytest.mark.usefixtures("home")
+def test_what_is_wrong_is_said() -> None:
+    assert "--inputs and --prompts" in run("convert", "llama/model.onnx", "-o", "x.onnx", *PAIR).output
+    with pytest.raises(ArgumentError, match="There is no text"):
+        Prompts(["", "  "]).samples_of("llama/model.onnx")
+    with pytest.raises(ArgumentError, match=r"Cannot read the prompts missing\.txt"):
+        Prompts("missing.txt").samples_of("llama/model.onnx")
+    Path("llama/tokenizer.json").write_text(json.dumps({"version": "0"}))
+    with pytest.raises(ArgumentError, match="Cannot read the tokenizer"):
+        Prompts(TEXTS).samples_of("llama/model.onnx")
+    Path("llama/tokenizer.json").unlink()
+    with pytest.raises(ArgumentError, match=r"there is none: looked for .*llama/tokenizer.json and .*tokenizer.json"):
+        Prompts(TEXTS).samples_of("llama/model.onnx")
+
+
+PAIR = ("--inputs", "x.npz", "--prompts", "prompts.txt")
+
+
+def test_models_that_take_no_tokens_are_refused(home: Path) -> None:
+    with pytest.raises(ArgumentError, match="Prompts are for decoders, which take input_ids"):
+        Prompts(TEXTS, home / "tokenizer.json").samples_of(Path(__file__).parents[2] / "models" / "classifier.onnx")
