@@ -91,9 +91,10 @@ def _serve_forked(
         nothing = os.open(os.devnull, os.O_WRONLY)
         for number, source in enumerate((questions, answers, nothing)):
             os.dup2(source, number)
-        os.closerange(
-            3, os.sysconf("SC_OPEN_MAX")
-        )  # pipes of others, which wait for their end
+        for path in list(Path("/proc/self/fd").iterdir()):
+            with suppress(OSError):
+                if int(path.name) > 2:  # pipes of others, which wait for their end
+                    os.close(int(path.name))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
         serve()
