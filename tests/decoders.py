@@ -10,7 +10,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 HEADS, KV_HEADS, HEAD = 4, 2, 16
-HIDDEN, INNER, TOKENS, POSITIONS = HEADS * HEAD, 128, 96, 64
+HIDDEN, INNER, TOKENS, POSITIONS = HEADS * HEAD, 128, 96, 1088
 LAYERS = 2
 BLOCK = 16
 
@@ -297,7 +297,18 @@ def folder(home: Path, kind: str, model: ModelProto) -> Path:
                 "search": {"max_length": POSITIONS, "past_present_share_buffer": True},
             }
         case _:
-            configs["config.json"] = {"model_type": "llama", "torch_dtype": "float32"}
+            configs["config.json"] = {
+                "model_type": "llama",
+                "torch_dtype": "float32",
+                "architectures": ["LlamaForCausalLM"],
+                "vocab_size": TOKENS,
+                "hidden_size": HIDDEN,
+                "num_attention_heads": HEADS,
+                "num_key_value_heads": model.graph.input[-1].type.tensor_type.shape.dim[1].dim_value,
+                "num_hidden_layers": LAYERS,
+                "max_position_embeddings": POSITIONS,
+                "eos_token_id": TOKENS - 1,
+            }
     for name, config in configs.items():
         (home / name).write_text(json.dumps(config, indent=4), encoding="utf-8")
     (home / "LICENSE").write_text("Do what you like.\n", encoding="utf-8")

@@ -26,7 +26,8 @@ def browser_trouble() -> str | None:
     try:
         find_web()
         if CHROMIUM not in os.environ and (found := find_chromium()):
-            os.environ[CHROMIUM] = f"{_on_software_vulkan()} {found}"
+            variables = " ".join(f"{name}={value}" for name, value in software_vulkan().items())
+            os.environ[CHROMIUM] = f"env {variables} {found}"
         if not open_browser().has_float16:
             return f"{open_browser().name} does not compute float16"
     except (OSError, subprocess.CalledProcessError) as error:
@@ -36,8 +37,12 @@ def browser_trouble() -> str | None:
     return None
 
 
-def _on_software_vulkan() -> str:
-    """A command that starts Chromium on Mesa's software Vulkan behind a driver that passes for a GPU's."""
+def software_vulkan() -> dict[str, str]:
+    """Environment variables that let Chromium run on Mesa's software Vulkan, behind a driver that passes for a GPU's.
+
+    Raises:
+        FileNotFoundError: Mesa is not installed. subprocess.CalledProcessError: the driver cannot be compiled.
+    """
     mesa = next(iter(sorted(DRIVERS.glob("lvp_icd*.json"))), None)
     if mesa is None:
         raise FileNotFoundError(f"{DRIVERS} holds no lvp_icd.json")
@@ -48,4 +53,4 @@ def _on_software_vulkan() -> str:
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True)
     own = {"api_version": driver["api_version"], "library_path": str(library)}
     manifest.write_text(json.dumps({"ICD": own, "file_format_version": "1.0.1"}), encoding="utf-8")
-    return f"env VK_DRIVER_FILES={manifest} ONNXAMP_VULKAN={driver['library_path']}"
+    return {"VK_DRIVER_FILES": str(manifest), "ONNXAMP_VULKAN": driver["library_path"]}
