@@ -86,6 +86,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         given.layers
         or given.accept
         or given.state
+        or given.original
         or given.provider
         or sampling_arguments(given)
     ):
@@ -119,6 +120,9 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
             result, layers=layers or None, seconds=given.cure_time
         )
         comparison.run = replace(comparison.run, state=None)
+        if given.original:
+            source = Model.of(given.original)
+            report = comparison.with_original(report, source, result)
         is_shown = not given.quiet or given.html or given.save
         if is_shown and not given.no_cure and not report.passed and not report.skipped:
             report = replace(

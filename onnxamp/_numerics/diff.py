@@ -13,20 +13,15 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.compare import merge
-from onnxamp._numerics.detections import Detections, listed_outputs
+from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.limits import (
-    COARSE,
     Accept,
     AcceptLike,
     LimitLike,
     Limits,
-    apply_limits,
-    size_only,
     with_tolerance,
 )
-from onnxamp._numerics.metrics import Measurement, TensorDiff
-from onnxamp._numerics.results import DOES_NOT_RUN, DiffReport, LayerDiff, Parting
+from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
     RESULT,
@@ -35,6 +30,7 @@ from onnxamp._numerics.sample_diff import (
     reference_on,
     result_on,
 )
+from onnxamp._numerics.tally import Tally, finished
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._options.levels import DiffMetric
 from onnxamp._runtime.defaults import BUDGET
@@ -83,6 +79,7 @@ def diff_models(
     jobs: int | None = None,
     cluster: str | None = None,
     state: StateLike = None,
+    original: ModelSource | None = None,
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
@@ -118,6 +115,8 @@ def diff_models(
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
         state: a file that keeps what each sample showed, so that an interrupted comparison goes on with the others, and
             other ``limits`` need no run.
+        original: the float32 model that the reference was quantized from; the result may be off from it by 1.1 times
+            the error of the reference, and 2e-3.
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
@@ -166,7 +165,10 @@ def diff_models(
     place, counted = Place(jobs, cluster), comparison.run.samples.counted
     with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
         comparison.run = replace(comparison.run, state=kept, workers=workers)
-        return comparison.compare(other, layers=layers or None)
+        report = comparison.compare(other, layers=layers or None)
+        if original is None:
+            return report
+        return comparison.with_original(report, Model.of(original), other)
 
 
 @dataclass(slots=True)
@@ -319,11 +321,7 @@ class Comparison:
         )
 
     def _allow_for_integers(self, report: DiffReport) -> bool:
-        """Measure once what rounding to integers costs the reference, where a low result misses default limits.
-
-        Returns:
-            Whether that loosens the limits.
-        """
+        """Measure once what integers cost the reference, if a result misses limits; return whether they loosen."""
         is_asked = self.limits.tolerance is not None or self.limits.coarse is not None
         if report.passed or is_asked or report.lowest == "float32":
             return False
@@ -331,10 +329,40 @@ class Comparison:
         exact = without_grids(self.reference.model)
         if exact is None:
             return False
-        calm = replace(self, run=replace(self.run, state=None))
-        found = calm.compare(exact, layers=False, activity="measuring integers")
+        anew = replace(self, run=replace(self.run, state=None))
+        found = anew.compare(exact, layers=False, activity="measuring integers")
         self.limits = self.limits.allowing(found.outputs)
         return bool(self.limits.coarse)
+
+    def with_original(
+        self, report: DiffReport, original: Model, result: Model
+    ) -> DiffReport:
+        """Add to a comparison what the reference, which is quantized, and the result are off from its original.
+
+        Raises:
+            ArgumentError: the original takes other inputs, or lacks an output.
+        """
+        if not report.was_compared:
+            return report
+        budget = self.reference.budget
+        anew = replace(
+            self,
+            reference=reference_on(self.engine, original, budget, whole=self.whole),
+            run=replace(self.run, state=None),
+            limits=Limits(tolerance=1.0),
+            _key=token_hex(),
+        )
+        quantized, low = (
+            anew.compare(model, layers=False, activity="comparing with the original")
+            for model in (self.reference.model, result)
+        )
+        errors = {diff.name: diff.rel_l2 for diff in low.outputs if diff.is_float}
+        costs = (
+            Cost(diff.name, diff.rel_l2, errors[diff.name])
+            for diff in quantized.outputs
+            if diff.name in errors
+        )
+        return replace(report, original=original.label, costs=tuple(costs))
 
     def _depends_on(self, other: Session) -> Facts:
         """Return what the measurements depend on."""
@@ -382,7 +410,7 @@ class Comparison:
             drawn=samples.made_up
             and (self.engine.arithmetic is not None or sums_low(self.engine.provider)),
         )
-        tally = _Tally(self.limits.accept)
+        tally = Tally(self.limits.accept)
         what = "layers of sample" if probe.layers else "sample"
         kept = (
             None
@@ -416,7 +444,7 @@ class Comparison:
                 if monotonic() > until:
                     report = replace(report, samples=number + 1)
                     break
-        report = _finished(report, tally, self.limits)
+        report = finished(report, tally, self.limits)
         _LOG.info(
             "compared %s with %s on %s: %s",
             result.label,
@@ -425,102 +453,6 @@ class Comparison:
             "passed" if report.passed else report.failure or "outside the limits",
         )
         return report
-
-
-_HOPELESS: Final = 1e-2
-"""Noise floor from which on errors tell nothing about low precision."""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What the samples have shown so far."""
-
-    accept: Accept | None
-    outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
-    alarms: list[str] = field(default_factory=list)
-    layers: dict[str, LayerDiff] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
-    detections: dict[tuple[str, ...], Detections] = field(default_factory=dict)
-    tokens: dict[str, Parting] = field(default_factory=dict)
-
-    def add(self, number: int, sample: SampleDiff) -> None:
-        """Add a sample."""
-        self.alarms += sample.mismatches
-        for found in sample.detections:
-            before = self.detections.get(found.outputs)
-            self.detections[found.outputs] = found if before is None else before + found
-        for diff in sample.outputs:
-            self.outputs.setdefault(diff.name, []).append(diff)
-        for row in sample.layers:
-            self.layers[row.value] = _joined(self.layers.get(row.value), row)
-        if self.accept is not None:
-            self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
-        if sample.rejected is not None:
-            self.alarms.append(
-                f"{sample.rejected!r} rejects the outputs of sample {number}."
-            )
-        for tokens in sample.tokens:
-            earlier = self.tokens.get(tokens.output)
-            self.tokens[tokens.output] = (
-                tokens if earlier is None else earlier.and_then(tokens)
-            )
-        self.notes |= dict.fromkeys(sample.notes)
-
-
-def _finished(report: DiffReport, tally: _Tally, limits: Limits) -> DiffReport:
-    """The report with what all samples showed, judged by the limits."""
-    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
-    alarms = [
-        *tally.alarms,
-        *(
-            f"Output {d.name!r}: {d.alarm}"
-            for d in outputs
-            if d.alarm and not size_only(d)
-        ),
-    ]
-    rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
-    floats = [diff for diff in outputs if diff.is_float and diff.size]
-    spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
-    notes = [
-        f"The reference itself is NaN or infinite in {count:,} of {diff.size:,} elements of output {diff.name!r}."
-        for diff, count in spoiled
-        if count
-    ]
-    report = replace(
-        report,
-        outputs=outputs,
-        layers=rows,
-        failure=alarms[0] if alarms else None,
-        detections=tuple(tally.detections.values()),
-        tokens=tuple(tally.tokens.values()),
-    )
-    if limits.coarse and report.lowest != "float32":
-        notes.append(COARSE.format(limits.coarse))
-    report = apply_limits(
-        replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
-    )
-    if floats and all(count == diff.size for diff, count in spoiled):
-        text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
-        return replace(report, skipped=" ".join([text, *tally.notes]))
-    if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
-        text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
-        return replace(
-            report, skipped=f"{text}: its outputs cannot tell what low precision does."
-        )
-    return report
-
-
-def _joined(before: LayerDiff | None, now: LayerDiff) -> LayerDiff:
-    if before is None:
-        return now
-    both = _sum(before.local, now.local), _sum(before.accumulated, now.accumulated)
-    return replace(
-        before, local=both[0], accumulated=both[1], note=before.note or now.note
-    )
-
-
-def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
-    return one + other if one is not None and other is not None else one or other
 
 
 _SAME: Final = Limits(tolerance=1e-5)

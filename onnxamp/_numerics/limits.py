@@ -34,7 +34,7 @@ AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 
 
 COARSE: Final = (
-    "The original rounds values to integers, which may move outputs by {:.2g} (relative L2) wherever else a value is"
+    "The reference rounds values to integers, which may move outputs by {:.2g} (relative L2) wherever else a value is"
     " rounded. The default limit allows for that."
 )
 _ROUNDINGS: Final = sqrt(2)

@@ -116,6 +116,28 @@ _CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
 """Likewise, where a worker process died."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Relative L2 errors of an output against the float32 model that was quantized.
+
+    ``quantized`` is that of the quantized model, ``result`` that of its low-precision form.
+    """
+
+    output: str
+    quantized: float
+    result: float
+
+    @property
+    def limit(self) -> float:
+        """What the result may be off by: a tenth more than the quantized model, and a little."""
+        return 1.1 * self.quantized + 2e-3
+
+    @property
+    def passed(self) -> bool:
+        """Whether low precision adds little to what quantization costs."""
+        return self.result <= self.limit
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
@@ -164,11 +186,16 @@ class DiffReport(Shown):
     loaded: str = ""
     """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
     resolved; "" if nothing did."""
+    original: str = ""
+    """The float32 model that the reference was quantized from, if it was compared as well."""
+    costs: tuple[Cost, ...] = ()
+    """What both models are off from it."""
 
     @property
     def passed(self) -> bool:
         """Whether the models were compared and all outputs are within their limits."""
         within = all(judgement.passed for judgement in self.judgements)
+        within = within and all(cost.passed for cost in self.costs)
         return self.failure is None and self.skipped is None and within
 
     @property

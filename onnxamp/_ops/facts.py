@@ -144,6 +144,7 @@ class OpFacts:
     mask_inputs: Mapping[str, tuple[int, ...]]
     index_inputs: Mapping[str, tuple[int, ...]]
     region: Mapping[str, Mapping[str, int]]
+    scales: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, tuple[int, ...]]
     bounding_epsilons: Mapping[str, tuple[int, ...]]

@@ -200,6 +200,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
     return (
         section("Outputs", _outputs(diff)),
         section("Detections", _detections(diff)),
+        section("What quantization costs, and low precision", _costs(diff)),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )
@@ -286,6 +287,22 @@ def _scalar(x: float | str | None) -> str:
 
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.4g} %"
+
+
+def _costs(diff: DiffReport) -> list[Part]:
+    """What both models are off from the one that was quantized."""
+    if not diff.costs:
+        return []
+    columns = ("output", "quantized", f"in {diff.lowest}", "limit")
+    rows = [
+        Row(
+            (cost.output, *map(number, (cost.quantized, cost.result, cost.limit))),
+            Status.PASSED if cost.passed else Status.FAILED,
+        )
+        for cost in diff.costs
+    ]
+    told = f"Relative L2 errors against {diff.original}."
+    return [hint(told), table(columns, rows, right=range(1, 4))]
 
 
 def _detections(diff: DiffReport) -> list[Part]:

@@ -120,3 +120,11 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         onnxamp.MissingPackageError, match=r"openpyxl, which is not installed: pip install 'onnxamp\[xlsx\]'"
     ):
         onnxamp.debugging.compare_models(ENCODER, ENCODER, tmp_path / "x.xlsx", onnxamp.random_samples(ENCODER)[0])
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would import it, as a package without contents."""
+    (tmp_path / "quite_optional").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(onnxamp.MissingPackageError, match="This needs it, which is not installed"):
+        _optional.require("quite_optional", "This needs it", "ray")

@@ -340,7 +340,7 @@ def _() -> None:
 row(
     "`--model_id`, `--tokenizer_id`, `--task`, `--library_name`, `--variant`, `--opset`, `--device`,"
     " `--skip_validation`, `--custom_onnx_configs` and so on"
-)(nothing("model-id", "tokenizer", "variant", "skip-validation"))
+)(nothing("model-id", "tokenizer-id", "variant", "skip-validation"))
 row("`--per_channel`, `--reduce_range`, `--block_size`, `--is_symmetric`, `--accuracy_level`, `--quant_type`")(
     nothing("per-channel", "block-size", "symmetric", "accuracy-level")
 )

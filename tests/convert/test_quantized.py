@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from commands import run
 from conversions import count
 from graphs.case import parse
 from judge_kernels import is_low, typed_nodes
@@ -122,6 +123,30 @@ def test_a_conversion_is_not_cured_of_what_integers_cost(tmp_path: Path) -> None
     assert written.validation is not None
     assert written.validation.passed
     assert written.plan.level == "O2"
+
+
+def test_the_original_tells_what_quantization_and_precision_cost(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"{name}.onnx") for name in ("int8", "low", "original", "wrong")]
+    models = quantized("qdq"), onnxamp.convert_model(quantized("qdq"), target="tensorrt"), float_network()
+    for model, name in zip(models, names, strict=False):
+        onnx.save(model, name)
+    report = onnxamp.diff_models(*names[:2], FEEDS, provider="cpu", original=names[2])
+    (cost,) = report.costs
+    assert cost.output == "scores"  # errors are those of the worst sample
+    assert cost.quantized == pytest.approx(error(models[0], models[2]), rel=0.2)
+    assert cost.result == pytest.approx(error(emulate(models[1]), models[2]), rel=0.2)
+    assert report.passed is cost.passed is (cost.result <= 1.1 * cost.quantized + 2e-3)
+    saved = tmp_path / "saved.json"
+    told = run("diff", *names[:2], "--original", names[2], "--save", str(saved))
+    assert "What quantization costs" in told.output
+    assert "What quantization costs" in run("diff", str(saved)).output
+    onnx.save(onnxamp.convert_model(changed("w", 1.01)), names[3])
+    onnx.save(coarse(), names[0])
+    onnx.save(coarse(), names[2])
+    wrong = onnxamp.diff_models(names[0], names[3], provider="cpu", original=names[2])
+    assert [one.limit for one in wrong.costs] == [2e-3]  # nothing was quantized
+    assert all(one.passed for one in wrong.judgements)
+    assert not wrong.passed
 
 
 def test_a_network_without_integers_keeps_its_limit() -> None:

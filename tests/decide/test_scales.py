@@ -217,7 +217,18 @@ def test_an_engine_is_built_with_low_scales_and_without_zero_ones(scale: float) 
     assert build_engine(Model.of(result), FEEDS).refusals == ()
 
 
+@pytest.mark.parametrize(("scales", "is_low"), [([0.1, 1e-9], True), ([0.1, 0.0], True), ([1e-9, 1e-9], False)])
+def test_four_bit_products_stay_float32_where_all_their_scales_vanish(scales: list[float], is_low: bool) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        g (float[2,16] x) => (float[2,2] y) {
+            h = Relu (x) y = com.microsoft.MatMulNBits <K = 16, N = 2, bits = 4, block_size = 16> (h, w, s) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 8), np.uint8), "w"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(scales, np.float32), "s"))
+    (product,) = [one for one in typed_nodes(onnxamp.convert_model(model)) if one.node.op_type == "MatMulNBits"]
+    assert (product.inputs[2] == "tensor(float16)") is is_low
+
+
 def test_check_names_scales_that_a_conversion_made_zero() -> None:
     broken = onnxamp.convert_model(network(t=1e-8), hazards=False)
     texts = [one.text for one in onnxamp.audit_model(broken).findings if one.kind == "hazard"]
-    assert any("quantizes or dequantizes in float16, but a scale of 0 is 0 in float16" in text for text in texts)
+    assert "its scale does not suit float16: a scale is 0" in texts

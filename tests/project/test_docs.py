@@ -41,6 +41,7 @@ FOREIGN = {
     "CONTRIBUTING": {"--dist"},  # pytest
     "README": {"--fp16"},  # trtexec
     "index": {"--fp16"},
+    "int8": {"--int8", "--fp16"},
     "tensorrt": {"--fp16", "--stronglyTyped"},
     "webgpu": {"--check"},  # scripts/ask_engine.py
 }

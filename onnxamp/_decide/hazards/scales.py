@@ -60,15 +60,27 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
             yield from (Hazard(one.index, KIND, why) for one in around)
 
 
+def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Nodes with integers inside, all of whose scales low precision loses; one block of tiny weights is no loss.
+
+    Complexity: linear in nodes and scales.
+    """
+    scales = op_facts().scales
+    for node in graph.nodes_of(scales):
+        known = (_bounds(graph, node.input(port)) for port in scales[node.key])
+        for _, largest in filter(None, known):
+            if why := _lost(low, grids()["int8"], largest, largest):
+                yield Hazard(node.index, KIND, why)
+
+
 def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
-    """Return the smallest and the largest magnitude of a scale; None if it is computed."""
+    """Return the smallest and the largest magnitude of a scale, but for zeros; None if it is computed, or zero."""
     tensor = graph.constants.tensors.get(graph.constants.source(scale))
     if tensor is None:
         return None
     magnitudes = np.abs(read_array(tensor, graph.folder).astype(np.float32))
-    return (
-        (float(magnitudes.min()), float(magnitudes.max())) if magnitudes.size else None
-    )
+    scales = magnitudes[magnitudes > 0]
+    return (float(scales.min()), float(scales.max())) if scales.size else None
 
 
 def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
@@ -96,9 +108,24 @@ def _makers(graph: Graph, node: Node) -> Iterator[Node]:
                 stack += (value for _, value in graph.float_inputs(maker))
 
 
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from scale_hazards(graph, low)
+    yield from contrib_scales(graph, low)
+
+
+def _with_zeros(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """All of these in a converted model, where a scale may have become zero."""
+    facts = op_facts()
+    for node in graph.nodes_of(facts.quantize | facts.dequantize):
+        tensor = graph.constants.tensors.get(node.input(1))
+        if tensor is not None and not read_array(tensor, graph.folder).all():
+            yield Hazard(node.index, KIND, "a scale is 0")
+    yield from _rule(graph, low)
+
+
 KIND: Final = Kind(
     "scale",
     title="low precision cannot hold its scale, or the numbers that it scales to",
-    rule=scale_hazards,
-    audit=Audit(6, "quantizes or dequantizes in LOW, but {detail}"),
+    rule=_rule,
+    audit=Audit(6, "its scale does not suit LOW: {detail}", rule=_with_zeros),
 )
