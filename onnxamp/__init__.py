@@ -58,15 +58,15 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import RunCheck as RunCheck
     from onnxamp._ops.custom import CustomOp as CustomOp
     from onnxamp._options.options import Options as Options
-    from onnxamp._pipeline.results import TunedPipeline as TunedPipeline
+    from onnxamp._pipeline.runs import TunedPipeline as TunedPipeline
     from onnxamp._pipeline.tune import tune_pipeline as tune_pipeline
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
-    from onnxamp._runtime.custom_ops import custom_ops as custom_ops
     from onnxamp._runtime.prompts import Prompts as Prompts
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
+    from onnxamp._runtime.starting import custom_ops as custom_ops
     from onnxamp._tuning.results import Tuned as Tuned
     from onnxamp._tuning.results import TunedModel as TunedModel
     from onnxamp._warnings import HazardWarning as HazardWarning
@@ -121,11 +121,11 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),
-    "_pipeline.results": ("TunedPipeline",),
+    "_pipeline.runs": ("TunedPipeline",),
     "_pipeline.tune": ("tune_pipeline",),
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
-    "_runtime.custom_ops": ("custom_ops",),
+    "_runtime.starting": ("custom_ops",),
     "_runtime.prompts": ("Prompts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_tuning.results": ("Tuned", "TunedModel"),

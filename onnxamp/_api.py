@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from onnxamp._runtime.engines import Progress
     from onnxamp._runtime.samples import SamplesLike
     from onnxamp._runtime.session import Provider
-    from onnxamp._state.state import StateLike
+    from onnxamp._state import StateLike
     from onnxamp._tuning.metric import MetricLike
     from onnxamp._tuning.results import TunedModel
 

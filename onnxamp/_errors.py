@@ -24,7 +24,6 @@ Each message says what is wrong, where, and what to do. Files on disk are intact
 """
 
 from collections.abc import Collection, Iterable
-from heapq import nlargest
 from typing import Final
 
 
@@ -169,6 +168,7 @@ def first_of(names: Collection[str]) -> str:
 def nearest(names: Iterable[str], text: str) -> str | None:
     """The name that a text is likely meant to be; None if there is none. Linear in names."""
     from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelt
+    from heapq import nlargest  # noqa: PLC0415
 
     wanted = _triples(text)
     likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))

@@ -7,6 +7,7 @@ of the core, which knows only its name in that list.
 import tomllib
 from functools import cache
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -60,11 +61,10 @@ def require(package: str, needs: str, extra: str) -> None:
 
 
 def has_runtime() -> bool:
-    """Return whether ONNX Runtime is installed, whichever of its packages brings it."""
-    return (
-        find_spec("onnxruntime") is not None
-        and find_spec("onnxruntime.capi") is not None
-    )
+    """Return whether ONNX Runtime is installed, whichever of its packages brings it. It is not imported."""
+    spec = find_spec("onnxruntime")
+    places = None if spec is None else spec.submodule_search_locations
+    return places is not None and bool(PathFinder.find_spec("onnxruntime.capi", places))
 
 
 def require_runtime() -> None:

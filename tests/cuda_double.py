@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from onnxamp._runtime import device
+from onnxamp._runtime import plugins
 from onnxamp._runtime.session import cuda_trouble
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -52,7 +52,7 @@ class Driver:
 @contextmanager
 def forgotten() -> Iterator[None]:
     """What was found out about the machine is found out again, inside as well as behind it."""
-    caches = (device._driver, cuda_trouble)
+    caches = (plugins._driver, cuda_trouble)
     for cached in caches:
         cached.cache_clear()
     try:
@@ -69,10 +69,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> CudaDouble:
 
     class Session(real):
         def __init__(self, source: Any, options: Any, *, providers: Any, **given: Any) -> None:
+            named = {item: {} for item in providers} if isinstance(providers[0], str) else dict(providers)
             double.models.append(source)
-            double.started.append((dict(providers), options.use_deterministic_compute))
+            double.started.append((named, options.use_deterministic_compute))
             super().__init__(source, options, providers=[CPU], **given)
-            self.on_cuda = CUDA in dict(providers) and not double.falls_back
+            self.on_cuda = CUDA in named and not double.falls_back
 
         def get_providers(self) -> list[str]:
             return [CUDA, CPU] if self.on_cuda else [CPU]

@@ -16,7 +16,7 @@ from onnxamp._job.folder import Shipped
 from onnxamp._model.data_files import data_files_of
 from onnxamp._model.storage import load_model, write_file
 from onnxamp._paths.paths import made_folder
-from onnxamp._state.state import Part, fingerprint
+from onnxamp._state import Part, fingerprint
 
 PART: Final = "companions"
 """Part of the state of a results folder: fingerprints of the files that were written beside results, by path."""

@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
 from onnxamp._batch.companions import PART, ship
-from onnxamp._batch.job import FolderOptions, Job, failed, read_before, run_job
+from onnxamp._batch.job import (
+    NAME,
+    Entry,
+    FolderOptions,
+    Job,
+    failed,
+    fingerprint,
+    read_before,
+    remembered,
+    run_job,
+)
 from onnxamp._batch.kinds import SAME, Packages
-from onnxamp._batch.state import NAME, Entry, fingerprint, remembered
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
@@ -25,10 +34,10 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName, is_auto
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote, made_folder
-from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
-from onnxamp._state.state import State, as_data, opened
+from onnxamp._runtime.starting import active_libraries
+from onnxamp._state import State, as_data, opened
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place

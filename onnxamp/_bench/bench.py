@@ -36,7 +36,6 @@ from onnxamp._runtime.engines import (
     BrowserEngine,
     CudaEngine,
     Engine,
-    Executable,
     choose_engine,
 )
 from onnxamp._runtime.flow import take_weights
@@ -181,7 +180,7 @@ def bench_models(
         Model.of(other)  # watched from now on, as the first
     light = take_weights(first.proto, first.folder, keep=0).model
     if feeds is None:
-        run = Executable(first, replace(places[0], emulates=False), whole=True)
+        run = replace(places[0], emulates=False).open(first, whole=True)
         dims = {**(dims or {}), **suited(draw_of(first, seed, dims), run).sizes}
     inputs = _make_inputs(light, batches, dims or {}, feeds, seed)
     told = told or (lambda *_: None)

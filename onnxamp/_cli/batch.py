@@ -21,7 +21,7 @@ from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
-from onnxamp._runtime.custom_ops import active_libraries
+from onnxamp._runtime.starting import active_libraries
 
 _SINGLE_MODEL: Final = {
     "plan_file": "--plan",

@@ -22,7 +22,7 @@ from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._state.state import opened
+from onnxamp._state import opened
 from onnxamp._target.targets import target_of, targets
 
 

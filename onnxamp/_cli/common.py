@@ -19,7 +19,7 @@ from onnxamp._job.request import failed_name
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.sources import watched_sources
 from onnxamp._paths.paths import is_remote, made_folder
-from onnxamp._runtime.custom_ops import custom_ops
+from onnxamp._runtime.starting import custom_ops
 
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion

@@ -55,8 +55,10 @@ def _convert(given: Given) -> None:
         is_auto(given.level, given.tolerance, None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
     if validates and has_runtime():
-        from onnxamp._runtime.session import choose_provider  # noqa: PLC0415 - loads ONNX Runtime
+        from onnxamp._runtime.building import the_loader  # noqa: PLC0415 - only what validates runs models
+        from onnxamp._runtime.session import choose_provider  # noqa: PLC0415
 
+        the_loader().start()  # before ONNX Runtime is loaded here
         choose_provider(given.provider)  # fails before anything is read
     model = Model.of(given.model)
     check_dims(model, given)

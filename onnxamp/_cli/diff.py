@@ -30,7 +30,7 @@ from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
-from onnxamp._state.state import opened
+from onnxamp._state import opened
 
 _LIMITS: Final = {
     "tolerance": "rel_l2",

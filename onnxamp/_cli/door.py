@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, printable
-from onnxamp._paths.reading import reason_of
+from onnxamp._paths.paths import reason_of
 from onnxamp._workers.signals import is_ended
 
 _INTERRUPTED: Final = 130

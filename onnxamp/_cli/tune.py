@@ -28,7 +28,7 @@ from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._paths.paths import made_folder
 from onnxamp._pipeline.manifest import Pipeline, make_pipeline
-from onnxamp._pipeline.results import TunedPipeline
+from onnxamp._pipeline.runs import TunedPipeline
 from onnxamp._pipeline.search import PIPELINE_SECONDS
 from onnxamp._pipeline.tune import run_tuning
 from onnxamp._report.pipeline import pipeline_json, pipeline_report

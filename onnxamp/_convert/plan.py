@@ -17,10 +17,9 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import write_file
 from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path
-from onnxamp._paths.reading import cannot_read, reason_of
+from onnxamp._paths.paths import as_path, cannot_read, reason_of
 from onnxamp._public import Shown
-from onnxamp._state.state import as_data, from_data
+from onnxamp._state import as_data, from_data
 
 T = TypeVar("T")
 

@@ -16,19 +16,15 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import RuntimeFailure
 from onnxamp._job.request import Job, Validation, failed_name
 from onnxamp._job.validation import RefusedError, Validator
-from onnxamp._job.writing import Conversion, Sink, write_conversion
+from onnxamp._job.writing import Conversion, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import NO_ISLANDS, Recipe, Trial, cure_conversion
-from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._ops.profiles import computes_low
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._runtime.building import the_loader
-from onnxamp._state.state import Part
-from onnxamp._tuning.tune import measured_plan
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -37,44 +33,31 @@ _MEASURING: Final = 1 / 2
 """Share of the time that level auto gets at least, even if it is over."""
 
 
-def convert_validated(
-    job: Job,
-    sink: Sink,
-    comparison: Comparison,
-    validation: Validation,
-    kept: Part | None = None,
+def healed(
+    job: Job, validator: Validator, validation: Validation, refused: RefusedError
 ) -> tuple[Conversion, DiffReport]:
-    """Convert a model, and write a result that passes.
+    """Convert a model whose result failed its validation in other ways, and write a result that passes.
 
-    That is the conversion itself, one with more nodes in float32, one at level O1, one at level auto, or the float32
-    model.
+    That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
 
-    With a plan, which must not change, where ``validation.heals`` is False, and for devices that ignore types, a
-    conversion that fails is written to ``validation.failed`` instead.
+    With a plan, which must not change, where ``validation.heals`` is False, and for devices that ignore types, the
+    conversion that failed is written to ``validation.failed`` instead.
 
     Args:
         job: the conversion.
-        sink: where the result goes.
-        comparison: compares results with the original.
+        validator: converts and judges.
         validation: what happens to a result that fails.
-        kept: what an interrupted run of the same conversion has done.
+        refused: why the conversion as it is failed.
 
     Raises:
         As :func:`onnxamp._job.writing.write_conversion` and :meth:`Comparison.compare`.
     """
-    the_loader().start()
-    proof = UpgradeProof(comparison)
-    validator = Validator(comparison, sink, proof, kept)
-    try:
-        return validator.convert(job, validation.layers)
-    except RefusedError as error:
-        refused = error
     failure = refused.report
     why = failure.failure or next(iter(failure.warnings), "")
     _LOG.info("the result failed its validation: %s", why)
     if job.plan is not None or not validation.heals or computes_low(job.options.target):
         return _write_failed(job, validator, validation, failure)
-    if proof.has_refused:
+    if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))
     for way in _ways(job, validator, validation, refused):
         layers = False if way.options.level == Level.O0 else validation.layers
@@ -242,6 +225,8 @@ class _Fallbacks:
         job, options, seconds = self.job, self.recipe.options, self.validation.seconds
         if job.search is None or not seconds:
             return
+        from onnxamp._tuning.tune import measured_plan  # noqa: PLC0415 - few results fail
+
         tolerance = _tolerance(self.refused.report)
         rounding = options.rounding if options.compensates else "nearest"
         auto = replace(

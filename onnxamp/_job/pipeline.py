@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from onnxamp._convert.convert import Converted, analyse_safely, convert
 from onnxamp._convert.misspelt import early_warnings, reference_of, refuse_misspelt
 from onnxamp._convert.plan import Plan, make_plan
-from onnxamp._job.request import Job, Request
+from onnxamp._job.request import Job, Request, Validation
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
 from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run
-from onnxamp._state.state import opened
+from onnxamp._state import Part, opened
 from onnxamp._tuning.arguments import Search
 
 if TYPE_CHECKING:
@@ -69,13 +69,8 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
-            from onnxamp._job.heal import convert_validated  # noqa: PLC0415 - few conversions in Python need it
-
             assert request.validation is not None
-            conversion, report = convert_validated(
-                job, sink, comparison, request.validation, kept
-            )
-            conversion = replace(conversion, validation=report)
+            conversion = _validated(job, sink, comparison, request.validation, kept)
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
@@ -171,7 +166,9 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         return None
     from onnxamp._job.validation import limits_of  # noqa: PLC0415 - loads what runs models
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
+    from onnxamp._runtime.building import the_loader  # noqa: PLC0415
 
+    the_loader().start()
     options, asked = request.options, request.run
     return Comparison.of(
         reference_of(request.model, options),
@@ -181,6 +178,27 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         target=options.target,
         draw=lambda reference: asked.draw(request.model, options.target, reference),
     )
+
+
+def _validated(
+    job: Job,
+    sink: "Sink",
+    comparison: "Comparison",
+    validation: Validation,
+    kept: Part | None,
+) -> "Conversion":
+    """Convert a model, and write a result that passes; see :func:`onnxamp._job.heal.healed` for one that does not."""
+    from onnxamp._job.validation import RefusedError, Validator  # noqa: PLC0415 - loads what runs models
+    from onnxamp._numerics.diff import UpgradeProof  # noqa: PLC0415
+
+    validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
+    try:
+        conversion, report = validator.convert(job, validation.layers)
+    except RefusedError as refused:
+        from onnxamp._job.heal import healed  # noqa: PLC0415 - few results fail
+
+        conversion, report = healed(job, validator, validation, refused)
+    return replace(conversion, validation=report)
 
 
 def _unvalidated(conversion: "Conversion") -> "DiffReport":

@@ -37,7 +37,7 @@ from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import is_remote
 from onnxamp._public import Shown
-from onnxamp._state.state import Part, fingerprint
+from onnxamp._state import Part, fingerprint
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport

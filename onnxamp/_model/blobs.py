@@ -8,7 +8,6 @@ crash.
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -237,6 +236,11 @@ def write_blobs(
         except BaseException:
             pieces.clear()  # so that the other threads stop, too
             raise
+
+    if sum(stop - start for _, _, start, stop in pieces) < _STEP:
+        drain()
+        return
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - costs as much as writing a small model
 
     count, finished = thread_limit() or min(_THREADS, core_count()), Event()
     with ThreadPoolExecutor(count + 1) as pool:

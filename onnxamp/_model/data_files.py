@@ -178,11 +178,8 @@ def _parents(folder: Path) -> set[Path]:
 def _models_in(folder: Path) -> list[Path]:
     """Return the files of a folder that may hold a model, in order; none if it cannot be listed."""
     try:
-        return [
-            path
-            for path in sorted(folder.iterdir())
-            if path.suffix.lower() in _MODELS and path.is_file()
-        ]
+        models = (path for path in folder.iterdir() if path.suffix.lower() in _MODELS)
+        return [path for path in sorted(models) if path.is_file()]
     except OSError:
         return []
 

@@ -5,11 +5,11 @@ They are in a data file beside the model (ONNX external data), or still in the m
 one record.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from secrets import token_hex
 from typing import BinaryIO, Final, NamedTuple
 
 from onnx import TensorProto
@@ -19,7 +19,7 @@ from onnxamp._model.protos import stored_bytes
 from onnxamp._model.sources import FileStamp, opened_as
 from onnxamp._paths.paths import as_path, is_remote, read_range
 
-INSIDE: Final = f"onnxamp:{token_hex(8)}:"
+INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"
 """Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
 pretend to hold such an entry and name an arbitrary path.
 """

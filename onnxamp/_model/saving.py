@@ -4,7 +4,6 @@
 """
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -44,7 +43,7 @@ from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
 from onnxamp._paths.paths import is_remote, writing
-from onnxamp._state.state import Part
+from onnxamp._state import Part
 from onnxamp._workers.executor import Workers
 
 _PIECE: Final = 1 << 26
@@ -322,7 +321,7 @@ def _write_inline(
     progress: Callable[[int], None] | None,
 ) -> None:
     """Write a model with all its weights to an existing file. Random marks stand for blobs while it is serialised."""
-    token = secrets.token_bytes(_TOKEN)
+    token = os.urandom(_TOKEN)
     for number, (tensor, _) in enumerate(blobs):
         forget_location(tensor)
         tensor.raw_data = token + number.to_bytes(8, "big")

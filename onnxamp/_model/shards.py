@@ -25,7 +25,7 @@ from onnxamp._model.statistics import ConstantStats, constant_stats
 from onnxamp._model.weights import read_array
 from onnxamp._paths.paths import is_remote
 from onnxamp._public import active_within
-from onnxamp._state.state import Part, as_data, fingerprint, from_data
+from onnxamp._state import Part, as_data, fingerprint, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 
 _LARGE: Final = 1 << 20

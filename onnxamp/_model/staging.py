@@ -30,12 +30,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
 from onnxamp._errors import OutputError
 from onnxamp._paths.paths import CAN_LOCK, lock
-from onnxamp._state.state import Part
+from onnxamp._state import Part
 from onnxamp._workers.signals import cleaned_up
 
 _KEPT: Final = "kept"
@@ -236,7 +235,7 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
             f"Cannot write {str(path)!r}: it exists, and is not a regular file."
         )
     while True:
-        stage = _left(path, kept) or Stage(path, token_hex(4))
+        stage = _left(path, kept) or Stage(path, os.urandom(4).hex())
         stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
         try:
             with _locked(stage.folder, wait=True):
@@ -432,7 +431,7 @@ def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage
     if path.is_dir():
         raise OutputError(f"Cannot write {str(path)!r}: it is a folder.")
     known = None if kept is None else kept.get(_key(path))
-    stage = RemoteStage(path, known or token_hex(4), kept=kept)
+    stage = RemoteStage(path, known or os.urandom(4).hex(), kept=kept)
     if kept is not None:
         kept[_key(path)] = stage.token
     try:

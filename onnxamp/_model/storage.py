@@ -33,8 +33,7 @@ from onnxamp._model.sources import FileStamp, check_opened
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
-from onnxamp._paths.paths import is_remote, read_range
-from onnxamp._paths.reading import reason_of
+from onnxamp._paths.paths import is_remote, read_range, reason_of
 
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""

@@ -9,7 +9,6 @@ looking away, :mod:`onnxamp._model.repair` repaired before.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from math import prod
 from typing import Any, Final, TypeAlias
 
@@ -61,6 +60,8 @@ def check_functions(model: ModelProto) -> None:
     """
     if not model.functions:
         return
+    from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - few models have functions
+
     nodes: dict[_Name, Counter[_Name]] = {}
     for function in model.functions:
         domain = default_domain(utf8(function.domain, "the domain of a function"))

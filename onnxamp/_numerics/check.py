@@ -22,7 +22,6 @@ from onnxamp._numerics.watch import (
     watched_values,
 )
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, print_facts
@@ -30,8 +29,9 @@ from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
+from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import StateLike, opened
+from onnxamp._state import StateLike, opened
 from onnxamp._workers.executor import Crash, Memory
 from onnxamp._workers.place import Place
 
@@ -191,7 +191,7 @@ class Check:
                     not parts or parts[-1].flow.choices != checked.choices
                 ):  # other branches are apart
                     feeds = check_inputs(self.model.proto, run.samples[number])
-                    flow = probe.executable(memory).prepare(feeds).flow
+                    flow = probe.session(memory).prepare(feeds).flow
                     parts.append(WatchedRun(*keep_float32(flow, self.keep)))
                 parts[-1].add(checked)
                 if self.stop and any(

@@ -4,8 +4,8 @@ Outputs are compared by :func:`compare`, in full; all other values by :func:`mea
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -82,10 +82,10 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         reference: floats (``ml_dtypes`` included), integers, booleans or strings of any shape.
         result: the same shape, of any such type.
 
-    Complexity: linear in the elements, with a few float64 copies of both.
+    Complexity: linear in the elements, with temporaries for a part of them, and for one row.
     """
     reference, result = np.asarray(reference), np.asarray(result)
-    a, b = _numbers(reference, result)
+    is_text = _is_text(reference) or _is_text(result)
     facts: dict[str, Any] = {
         "name": name,
         "reference_shape": reference.shape,
@@ -93,14 +93,16 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         "reference_dtype": _dtype_name(reference),
         "result_dtype": _dtype_name(result),
         "size": result.size,
-        **_counts("reference", a),
-        **_counts("result", b),
         **dict.fromkeys(("worst_index", "worst_reference", "worst_result", "bad")),
         **dict.fromkeys(("argmax_agreement", "top5_agreement")),
         "vanished": 0,
         "differing": 0.0,
     }
     if reference.shape != result.shape:
+        facts |= _counts(
+            "reference", np.zeros(reference.size) if is_text else reference
+        )
+        facts |= _counts("result", np.ones(result.size) if is_text else result)
         facts |= {
             **dict.fromkeys(_ERRORS, np.inf),
             "snr_db": -np.inf,
@@ -108,28 +110,33 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
             "differing": 1.0,
         }
         return TensorDiff(**facts)
+    if is_text:
+        differs = np.asarray(reference != result, np.float64)
+        a, b = np.zeros(differs.size), differs.ravel()
+    else:
+        a, b = reference.ravel(), result.ravel()
+    facts |= {**_counts("reference", a), **_counts("result", b)}
     if result.size == 0:
         facts |= {**dict.fromkeys(_ERRORS, 0.0), "snr_db": np.inf, "cosine": 1.0}
         return TensorDiff(**facts)
-    errors = _errors(a, b)
-    worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    seen = _Extremes.of(a, b)
+    worst = np.unravel_index(seen.worst, reference.shape)
     facts["worst_index"] = tuple(int(i) for i in worst)
     facts["worst_reference"], facts["worst_result"] = (
         _scalar(reference[worst]),
         _scalar(result[worst]),
     )
-    if not _is_text(reference):
-        facts["argmax_agreement"], facts["top5_agreement"] = (
-            _top_agreement(a, b, 1),
-            _top_agreement(a, b, 5),
-        )
+    if not _is_text(reference) and reference.ndim:
+        width = reference.shape[-1]
+        facts["argmax_agreement"] = _top_agreement(a, b, width, 1)
+        facts["top5_agreement"] = _top_agreement(a, b, width, 5)
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
-        facts["vanished"], facts["bad"] = _failures(a, b)
-        if "logits" in name.lower():
-            facts["kl_divergence"] = _divergence(a, b)
-    facts |= _measures(a, b, errors)
-    facts["differing"] = float(np.count_nonzero(errors)) / errors.size
+        facts["vanished"], facts["bad"] = _failures(a, b, seen, reference.shape)
+        if "logits" in name.lower() and reference.ndim:
+            facts["kl_divergence"] = _divergence(a, b, reference.shape[-1])
+    facts |= _measures(a, b, seen)
+    facts["differing"] = seen.differing / a.size
     return TensorDiff(**facts)
 
 
@@ -157,55 +164,108 @@ def _scalar(x: Any) -> float | str:
     return str(x) if isinstance(x, str) else float(x)
 
 
-def _numbers(reference: Array, result: Array) -> tuple[Array, Array]:
-    """Both tensors in float64; strings become 0, or 1 where the result differs."""
-    if not _is_text(reference) and not _is_text(result):
-        return reference.astype(np.float64), result.astype(np.float64)
-    differs = (
-        reference != result
-        if reference.shape == result.shape
-        else np.ones(result.shape)
-    )
-    return np.zeros(reference.shape), np.asarray(differs, np.float64)
+_PART: Final = 1 << 20
+"""Elements of outputs that are compared at a time."""
 
 
 def _counts(side: str, x: Array) -> dict[str, int]:
-    return {
-        f"{side}_nan": int(np.count_nonzero(np.isnan(x))),
-        f"{side}_inf": int(np.count_nonzero(np.isinf(x))),
-        f"{side}_zero": int(np.count_nonzero(x == 0)),
-    }
+    kinds = {"nan": np.isnan, "inf": np.isinf, "zero": np.logical_not}
+    counts = {f"{side}_{kind}": 0 for kind in kinds}
+    for part, _ in _blocks(x.ravel(), x.ravel(), _PART):
+        for kind, is_one in kinds.items():
+            counts[f"{side}_{kind}"] += int(np.count_nonzero(is_one(part)))
+    return counts
 
 
-def _errors(a: Array, b: Array) -> Array:
-    with np.errstate(invalid="ignore", over="ignore"):
-        errors: Array = np.asarray(np.abs(a - b))
-    errors[(a == b) | (np.isnan(a) & np.isnan(b))] = 0  # inf - inf is NaN
-    errors[np.isnan(errors)] = np.inf
-    return errors
+class _Part(NamedTuple):
+    """A part of two tensors: errors, magnitudes of the reference, and both where both are finite."""
+
+    errors: Array
+    magnitude: Array
+    x: Array
+    y: Array
+    both: npt.NDArray[np.bool_]
 
 
-def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
-    both = np.isfinite(a) & np.isfinite(b)
-    magnitude = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a))
-    x, y = _in_units(np.where(both, a, 0)), _in_units(np.where(both, b, 0))
-    noise = _norm(errors)
+def _compared(a: Array, b: Array) -> Iterator[_Part]:
+    """Compare two flat tensors part by part."""
+    for one, other in _blocks(a, b, _PART):
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors: Array = np.abs(one - other)
+        equal = (one == other) | (np.isnan(one) & np.isnan(other))
+        errors[equal] = 0  # inf - inf is NaN
+        errors[np.isnan(errors)] = np.inf
+        finite = np.isfinite(one)
+        both = finite & np.isfinite(other)
+        yield _Part(
+            errors,
+            np.abs(one, where=finite, out=np.zeros_like(one)),
+            np.where(both, one, 0),
+            np.where(both, other, 0),
+            both,
+        )
+
+
+@dataclass(slots=True)
+class _Extremes:
+    """The largest numbers of two tensors, in units of which sums of squares do not overflow."""
+
+    error: float = -1.0
+    worst: int = 0
+    error_sum: float = 0.0
+    differing: int = 0
+    magnitude: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    required: float = 0.0
+    is_common: bool = False
+
+    @classmethod
+    def of(cls, a: Array, b: Array) -> "_Extremes":
+        """Those of two flat tensors."""
+        seen, start = cls(), 0
+        for part in _compared(a, b):
+            at = int(np.argmax(part.errors))
+            if part.errors[at] > seen.error:
+                seen.error, seen.worst = float(part.errors[at]), start + at
+            seen.error_sum += float(part.errors.sum())
+            seen.differing += int(np.count_nonzero(part.errors))
+            seen.magnitude = max(seen.magnitude, float(part.magnitude.max()))
+            seen.x = max(seen.x, float(np.abs(part.x).max()))
+            seen.y = max(seen.y, float(np.abs(part.y).max()))
+            required = float((part.errors / (1 + part.magnitude)).max())
+            seen.required = max(seen.required, required)
+            seen.is_common = seen.is_common or bool(part.both.any())
+            start += part.errors.size
+        return seen
+
+
+def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
+    """The metrics of two flat tensors."""
+    noise = signal = dot = xx = yy = max_rel = 0.0
+    floor = RELATIVE_FLOOR * seen.magnitude
+    for part in _compared(a, b):
+        noise += _energy(part.errors, seen.error)
+        signal += _energy(part.magnitude, seen.magnitude)
+        x, y = part.x / max(seen.x, 1e-300), part.y / max(seen.y, 1e-300)
+        dot, xx, yy = dot + _dot(x, y), xx + _dot(x, x), yy + _dot(y, y)
+        against = np.maximum(part.magnitude, floor)
+        max_rel = max(max_rel, _relative(part.errors, against))
+    error_norm = _root(noise, seen.error)
     sums = Sums(
-        elements=errors.size,
-        error_sum=float(errors.sum()),
-        error_norm=noise,
-        reference_norm=_norm(magnitude),
-        dot=_dot(x, y),
-        dot_energies=(_dot(x, x), _dot(y, y)),
-        is_comparable=bool(both.any()) or not noise,
+        elements=a.size,
+        error_sum=seen.error_sum,
+        error_norm=error_norm,
+        reference_norm=_root(signal, seen.magnitude),
+        dot=dot,
+        dot_energies=(xx, yy),
+        is_comparable=seen.is_common or not error_norm,
     )
     return {
         "mean_abs": sums.mean_abs,
-        "max_abs": float(errors.max()),
-        "max_rel": _relative(
-            errors, np.maximum(magnitude, RELATIVE_FLOOR * float(magnitude.max()))
-        ),
-        "required_tolerance": float((errors / (1 + magnitude)).max()),
+        "max_abs": seen.error,
+        "max_rel": max_rel,
+        "required_tolerance": seen.required,
         "rel_l2": sums.rel_l2,
         "rmse": sums.rmse,
         "snr_db": decibels(sums.rel_l2),
@@ -213,25 +273,24 @@ def _measures(a: Array, b: Array, errors: Array) -> dict[str, float]:
     }
 
 
-def _in_units(x: Array) -> Array:
-    """Return multiples of the largest magnitude, whose squares do not overflow."""
-    units: Array = x / max(float(np.abs(x).max()), 1e-300)
-    return units
-
-
-def _norm(x: Array) -> float:
-    """Euclidean norm without overflow of the squares."""
-    scale = float(np.abs(x).max())
+def _energy(x: Array, scale: float) -> float:
+    """Sum of squares in units of the largest number."""
     if scale == 0 or np.isinf(scale):
         return scale
     with np.errstate(under="ignore"):
         scaled = x / scale
-        return scale * float(np.sqrt(_dot(scaled, scaled)))
+        return _dot(scaled, scaled)
+
+
+def _root(energy: float, scale: float) -> float:
+    """The Euclidean norm that an :func:`_energy` stands for."""
+    is_scale = scale == 0 or np.isinf(scale)
+    return scale if is_scale else scale * float(np.sqrt(energy))
 
 
 def _dot(x: Array, y: Array) -> float:
     """The dot product of two tensors. Not by BLAS: its threads wait for processors that ONNX Runtime's threads hold."""
-    return float(np.einsum("i,i->", x.reshape(-1), y.reshape(-1)))
+    return float(np.einsum("i,i->", x, y))
 
 
 def _relative(errors: Array, magnitude: Array) -> float:
@@ -243,26 +302,41 @@ def _relative(errors: Array, magnitude: Array) -> float:
     return float(ratios.max())
 
 
-def _top_agreement(a: Array, b: Array, k: int) -> float | None:
+def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
     """Mean share of the k largest elements of each row of *b* that belong to the k largest of *a*; ties count."""
-    if a.ndim == 0 or a.shape[-1] < 2 * k:
+    if width < 2 * k:
         return None
-    chosen = np.take_along_axis(a, np.argpartition(b, -k, axis=-1)[..., -k:], axis=-1)
-    least = np.partition(a, -k, axis=-1)[..., -k, None]
-    agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
-    return float(np.mean(agrees)) if agrees.size else None
+    agreeing, count = 0, a.size // width * k
+    for rows, others in _rows(a, b, width):
+        top = np.argpartition(others, -k, axis=-1)[:, -k:]
+        chosen = np.take_along_axis(rows, top, axis=-1)
+        least = np.partition(rows, -k, axis=-1)[:, -k, None]
+        agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
+        agreeing += int(np.count_nonzero(agrees))
+    return agreeing / count if count else None
 
 
-def _divergence(a: Array, b: Array) -> float | None:
+def _rows(a: Array, b: Array, width: int) -> Iterator[tuple[Array, Array]]:
+    """Rows of two flat tensors in float64, some at a time."""
+    for one, other in _blocks(a, b, max(1, _PART // width) * width):
+        yield one.reshape(-1, width), other.reshape(-1, width)
+
+
+def _divergence(a: Array, b: Array, width: int) -> float:
     """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
-    if a.ndim == 0:
-        return None
-    p, q = _log_softmax(a), _log_softmax(b)
-    with np.errstate(invalid="ignore"):
-        terms = np.exp(p) * (p - q)
-    terms[np.exp(p) == 0] = 0.0  # the limit, also of logits that are -inf on both sides
-    rows = terms.sum(axis=-1)
-    return float(np.maximum(rows, 0.0).mean())  # rounding may leave less than nothing
+    found = []
+    for one, other in _rows(a, b, width):
+        p, q = _log_softmax(one), _log_softmax(other)
+        with np.errstate(invalid="ignore"):
+            terms = np.exp(p) * (p - q)
+        terms[np.exp(p) == 0] = (
+            0.0  # the limit, also of logits that are -inf on both sides
+        )
+        found.append(terms.sum(axis=-1))
+    rows = np.maximum(
+        np.concatenate(found), 0.0
+    )  # rounding may leave less than nothing
+    return float(rows.mean())
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -272,22 +346,29 @@ def _log_softmax(logits: Array) -> Array:
     return result
 
 
-def _failures(a: Array, b: Array) -> tuple[int, Bad | None]:
+def _failures(
+    a: Array, b: Array, seen: _Extremes, shape: tuple[int, ...]
+) -> tuple[int, Bad | None]:
     """The number of vanished elements, and the first element that fails: NaN counts before Inf before vanished."""
-    finite = np.isfinite(a)
-    magnitude = np.abs(a, where=finite, out=np.zeros_like(a))
-    vanished = (b == 0) & (magnitude > VANISHED_ABOVE * magnitude.max())
-    for kind, mask in (
-        ("NaN", finite & np.isnan(b)),
-        ("Inf", finite & np.isinf(b)),
-        ("zero", vanished),
-    ):
-        count = int(np.count_nonzero(mask))
-        if count:
-            index = np.unravel_index(int(np.argmax(mask)), mask.shape)
-            return int(np.count_nonzero(vanished)), Bad(
-                kind, tuple(int(i) for i in index), float(a[index]), count
-            )
+    counts, first = dict.fromkeys(("NaN", "Inf", "zero"), 0), dict[str, int]()
+    start, limit = 0, VANISHED_ABOVE * seen.magnitude
+    for one, other in _blocks(a, b, _PART):
+        finite = np.isfinite(one)
+        masks = (
+            finite & np.isnan(other),
+            finite & np.isinf(other),
+            finite & (other == 0) & (np.abs(one) > limit),
+        )
+        for kind, mask in zip(counts, masks, strict=True):
+            count = int(np.count_nonzero(mask))
+            counts[kind] += count
+            if count:
+                first.setdefault(kind, start + int(np.argmax(mask)))
+        start += one.size
+    for kind in (kind for kind in counts if counts[kind]):
+        index = tuple(int(i) for i in np.unravel_index(first[kind], shape))
+        bad = Bad(kind, index, float(a[first[kind]]), counts[kind])
+        return counts["zero"], bad
     return 0, None
 
 
@@ -403,12 +484,12 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
     other = one if found is reference else _flat(found)
     total = _NOTHING
     with np.errstate(invalid="ignore", over="ignore"):
-        for r, f in _blocks(one, other):
+        for r, f in _blocks(one, other, _BLOCK):
             total += _block_measured(r, f)
     if not total.flushed:
         return total
     limit, vanished = VANISHED_ABOVE * total.reference_max, 0
-    for r, f in _blocks(one, other):  # rare: the limit takes a second pass
+    for r, f in _blocks(one, other, _BLOCK):  # rare: the limit takes a second pass
         vanished += int(np.count_nonzero((f == 0) & (np.abs(r) > limit)))
     return replace(total, vanished=vanished)
 
@@ -422,10 +503,10 @@ def _flat(value: "ort.OrtValue") -> Array:
     return np.ravel(from_value(value))
 
 
-def _blocks(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
-    """Both tensors in float64, some elements at a time."""
-    for start in range(0, one.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
+def _blocks(one: Array, other: Array, size: int) -> Iterator[tuple[Array, Array]]:
+    """Both flat tensors in float64, so many elements at a time."""
+    for start in range(0, one.size, size):
+        part = slice(start, start + size)
         r = one[part].astype(np.float64)
         yield r, (r if other is one else other[part].astype(np.float64))
 

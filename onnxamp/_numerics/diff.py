@@ -33,12 +33,11 @@ from onnxamp._numerics.sample_diff import (
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._ops.profiles import emulated_arithmetic, sums_low
 from onnxamp._options.levels import DiffMetric
-from onnxamp._runtime.custom_ops import active_libraries
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import (
     Engine,
-    Executable,
     Progress,
+    Session,
     choose_engine,
     part_of,
 )
@@ -48,8 +47,9 @@ from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Facts, Part, StateLike, opened
+from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Memory
 from onnxamp._workers.place import Place
@@ -146,7 +146,7 @@ def diff_models(
         limits = replace(limits, accept=Accept.of(accept))
     one, other = Model.of(reference), Model.of(result)
 
-    def drawn(reference: Executable) -> Samples:
+    def drawn(reference: Session) -> Samples:
         return as_samples(
             samples,
             one,
@@ -185,7 +185,7 @@ class Comparison:
     """
 
     run: Run
-    reference: Executable
+    reference: Session
     engine: Engine
     whole: bool
     limits: Limits
@@ -203,7 +203,7 @@ class Comparison:
         whole: bool | None = None,
         metric: DiffMetric = "auto",
         target: str = "cuda",
-        draw: Callable[[Executable], Samples] | None = None,
+        draw: Callable[[Session], Samples] | None = None,
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
@@ -220,17 +220,17 @@ class Comparison:
                 engine, arithmetic=emulated_arithmetic(check_target(target))
             )
         whole = not engine.emulates if whole is None else whole
-        executable = reference_on(engine, reference, run.budget, whole=whole)
+        session = reference_on(engine, reference, run.budget, whole=whole)
         if metric not in get_args(DiffMetric):
             raise ArgumentError(
                 f"Unknown metric {metric!r}: choose one of {', '.join(get_args(DiffMetric))}."
             )
         selected = listed_outputs(reference, metric)
         if draw is not None:
-            run = replace(run, inputs=draw(executable))
+            run = replace(run, inputs=draw(session))
         return cls(
             run=replace(run, provider=engine.provider),
-            reference=executable,
+            reference=session,
             engine=engine,
             whole=whole,
             limits=limits,
@@ -364,7 +364,7 @@ class Comparison:
         )
         return replace(report, original=original.label, costs=tuple(costs))
 
-    def _depends_on(self, other: Executable) -> Facts:
+    def _depends_on(self, other: Session) -> Facts:
         """Return what the measurements depend on."""
         one, accept, arithmetic = (
             self.reference,

@@ -22,11 +22,11 @@ from onnxamp._numerics.metrics import (
     metric_name,
 )
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
-from onnxamp._paths.reading import reason_of
+from onnxamp._paths.paths import reason_of
 from onnxamp._runtime.draws import NUMBERS
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
-from onnxamp._state.state import fingerprint
+from onnxamp._state import fingerprint
 
 AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 """A function of the outputs of the original and of the result, by name; or where it is, as "package:function" or

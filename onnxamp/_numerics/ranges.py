@@ -26,7 +26,7 @@ from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.profiles import Profile, emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
-from onnxamp._runtime.engines import Engine, Executable
+from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
 from onnxamp._runtime.loop import (
     Item,
@@ -39,7 +39,7 @@ from onnxamp._runtime.loop import (
 from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feed, check_inputs
-from onnxamp._state.state import fingerprint
+from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
 _CONSTANTS_OPSET: Final = 13
@@ -510,13 +510,13 @@ class RangeProbe(Probe[Magnitudes]):
 
     def open(self, _: Memory) -> Opened[Magnitudes]:
         """As :meth:`Probe.open`."""
-        executable = Executable(self.model.opened(), self.engine)
+        session = self.engine.open(self.model.opened())
 
         def measure(item: Item) -> Magnitudes:
-            feeds = check_inputs(executable.model.proto, item.sample)
-            return Magnitudes(_magnitudes(executable.prepare(feeds), feeds))
+            feeds = check_inputs(session.model.proto, item.sample)
+            return Magnitudes(_magnitudes(session.prepare(feeds), feeds))
 
-        return Opened(executable.prepare_sample, one_by_one(measure))
+        return Opened(session.prepare_sample, one_by_one(measure))
 
 
 def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:

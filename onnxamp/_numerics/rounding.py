@@ -36,7 +36,7 @@ from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_o
 from onnxamp._optional import require
 from onnxamp._options.options import Options
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Engine, Executable
+from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import (
     Item,
@@ -201,19 +201,19 @@ class _RowsProbe(Probe[_SampleRows]):
 
     def open(self, memory: Memory) -> Opened[_SampleRows]:
         """As :meth:`Probe.open`."""
-        executable = remembered(
-            memory, _MEASURED, "", lambda: Executable(self.model.opened(), self.engine)
+        session = remembered(
+            memory, _MEASURED, "", lambda: self.engine.open(self.model.opened())
         )
         taken: set[int] | None = None
 
         def measure(item: Item) -> _SampleRows:
             nonlocal taken
-            feeds = check_inputs(executable.model.proto, item.sample)
-            rows = self._rows_of(executable.prepare(feeds), feeds, item.number, taken)
+            feeds = check_inputs(session.model.proto, item.sample)
+            rows = self._rows_of(session.prepare(feeds), feeds, item.number, taken)
             taken = rows.taken
             return rows
 
-        return Opened(executable.prepare_sample, one_by_one(measure))
+        return Opened(session.prepare_sample, one_by_one(measure))
 
     def _rows_of(
         self, runner: Runner, feeds: Feeds, number: int, taken: set[int] | None

@@ -20,10 +20,9 @@ from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_betwe
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.engines import (
     Engine,
-    Executable,
     Outputs,
     Progress,
-    WholeModel,
+    Session,
     engine_on,
     part_of,
 )
@@ -88,7 +87,7 @@ class TwoModels(SideBySide):
     selected: frozenset[str] = frozenset()
     accept: Accept | None = None
     layers: bool = False
-    _elsewhere: WholeModel | None = None
+    _elsewhere: Session | None = None
     """The reference, where it did not run."""
 
     def compare(self, item: Item) -> SampleDiff:
@@ -195,7 +194,7 @@ class TwoModels(SideBySide):
         one, on_device = self.reference, self.result.engine.is_reference
         if self._elsewhere is None:
             elsewhere = engine_on("cpu") if on_device else self.result.engine
-            self._elsewhere = elsewhere.load(one.model.path or one.model.proto)
+            self._elsewhere = elsewhere.open(one.model, whole=True)
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
 
     def _tokens(
@@ -251,12 +250,12 @@ class DiffProbe(Probe[SampleDiff]):
     def open(self, memory: Memory) -> Opened[SampleDiff]:
         """As :meth:`Probe.open`."""
 
-        def reference() -> Executable:
+        def reference() -> Session:
             return reference_on(
                 self.engine, self.reference.opened(), self.budget, whole=self.whole
             )
 
-        def result() -> Executable:
+        def result() -> Session:
             model = self.result.opened(one.model if self.is_converted else None)
             return result_on(self.engine, model, one, whole=self.whole)
 
@@ -271,27 +270,23 @@ class DiffProbe(Probe[SampleDiff]):
         return Opened(models.prepare, one_by_one(models.compare))
 
 
-def reference_on(
-    engine: Engine, model: Model, budget: int, *, whole: bool
-) -> Executable:
+def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Session:
     """Return the reference of results that run on an engine: on the same, or on the CPU beside a plugin provider."""
-    return Executable(
-        model, engine.reference, whole=whole and engine.is_reference, budget=budget
+    return engine.reference.open(
+        model, whole=whole and engine.is_reference, budget=budget
     )
 
 
 def result_on(
-    engine: Engine, model: Model, reference: Executable, *, whole: bool
-) -> Executable:
+    engine: Engine, model: Model, reference: Session, *, whole: bool
+) -> Session:
     """Return the result, as it is compared with a reference."""
     origin = reference if model.origin is reference.model else None
-    return Executable(
-        model, engine, whole=whole, budget=reference.budget, origin=origin
-    )
+    return engine.open(model, whole=whole, budget=reference.budget, origin=origin)
 
 
 def noise_floor(
-    elsewhere: WholeModel, feeds: Feeds, outputs: Outputs, *, on_device: bool = True
+    elsewhere: Session, feeds: Feeds, outputs: Outputs, *, on_device: bool = True
 ) -> float | None:
     """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
@@ -345,7 +340,7 @@ def nan_inputs(feeds: Feeds) -> Iterator[str]:
             yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
 
 
-def _left_to_cpu(result: Executable) -> Iterator[str]:
+def _left_to_cpu(result: Session) -> Iterator[str]:
     """A sentence about the nodes that the engine left to the CPU."""
     left = result.left_to_cpu()
     listed = [f"{op} ({times})" for op, times in left.most_common(5)]

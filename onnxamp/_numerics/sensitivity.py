@@ -26,7 +26,7 @@ from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.backward import SUMMED, WrittenPiece, expanded
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.engines import Engine, Executable
+from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one
@@ -108,7 +108,7 @@ class SensitivityProbe(Probe[Sensitivities]):
     def open(self, memory: Memory) -> Opened[Sensitivities]:
         """As :meth:`Probe.open`."""
         del memory
-        model = Executable(self.model.opened(), self.engine, budget=self.budget)
+        model = self.engine.open(self.model.opened(), budget=self.budget)
         walk = GradientWalk(model, self.low, self.arithmetic)
 
         def measure(item: Item) -> Sensitivities:
@@ -149,7 +149,7 @@ class GradientWalk:
         arithmetic: the target whose float16 sums count, too.
     """
 
-    model: Executable
+    model: Session
     low: Format
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Walking two models side by side, a few nodes at a time, to compare every value that they share.
 
 Each step runs some nodes of the reference, then those of the result that compute the same values, then once more the
-result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are reduced
-where they are and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
+result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are measured
+and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.compare import MEASURABLE, measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Executable, Progress
+from onnxamp._runtime.engines import Progress, Session
 from onnxamp._runtime.flow import Flow
 from onnxamp._runtime.pieces import (
     Piece,
@@ -404,8 +404,8 @@ def _advanced(walked: Walked, side: Side, nodes: Sequence[int]) -> Walked:
 class SideBySide:
     """Two models to walk through; what one sample takes to prepare serves others that take the same branches."""
 
-    reference: Executable
-    result: Executable
+    reference: Session
+    result: Session
     paired: Callable[[Flow, Flow], Pairing] = pair
     """Which values are compared."""
     _walk: Walk | None = None
@@ -414,14 +414,14 @@ class SideBySide:
         """Prepare both models for a sample that was not checked.
 
         Raises:
-            ArgumentError: it does not fit the reference. Others as :meth:`Executable.prepare`.
+            ArgumentError: it does not fit the reference. Others as :meth:`Session.prepare`.
         """
         feeds = check_inputs(self.reference.model.proto, sample)
         self.reference.prepare(feeds)
         self.result.prepare(feeds)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
-        """As :meth:`Walk.run`; raises what :meth:`Executable.prepare` raises, too."""
+        """As :meth:`Walk.run`; raises what :meth:`Session.prepare` raises, too."""
         return self._walk_for(feeds).run(feeds, progress)
 
     def together(self, feeds: Feeds, others: Iterable[Feeds]) -> list[Feeds]:

@@ -39,7 +39,7 @@ from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.walk import SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
-from onnxamp._runtime.engines import Engine, Executable, Progress
+from onnxamp._runtime.engines import Engine, Progress, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
@@ -366,24 +366,24 @@ class CheckProbe(Probe[CheckedSample | Parts]):
     in_parts: bool = False
     key: str = field(default_factory=token_hex)
 
-    def executable(self, memory: Memory) -> Executable:
+    def session(self, memory: Memory) -> Session:
         """Return the model as it is measured."""
         return remembered(
             memory,
             _CHECKED,
             self.key,
-            lambda: Executable(self.model.opened(), self.engine, budget=self.budget),
+            lambda: self.engine.open(self.model.opened(), budget=self.budget),
         )
 
     def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
         """As :meth:`Probe.open`."""
-        executable = self.executable(memory)
+        session = self.session(memory)
         last: tuple[Runner, Runner, Sequence[Watched]] | None = None
 
         def parts(item: Item) -> Iterator[CheckedSample]:
             nonlocal last
-            feeds = check_inputs(executable.model.proto, item.sample)
-            runner = executable.prepare(feeds)
+            feeds = check_inputs(session.model.proto, item.sample)
+            runner = session.prepare(feeds)
             if (
                 last is None or last[0] is not runner
             ):  # the next sample with the same branches uses it
@@ -400,7 +400,7 @@ class CheckProbe(Probe[CheckedSample | Parts]):
         def measure(item: Item) -> CheckedSample | Parts:
             return lazily(item) if self.in_parts else _together(list(parts(item)))
 
-        return Opened(executable.prepare_sample, one_by_one(measure))
+        return Opened(session.prepare_sample, one_by_one(measure))
 
 
 def _together(parts: Sequence[CheckedSample]) -> CheckedSample:
@@ -433,10 +433,10 @@ class EngineProbe(Probe[CheckedSample]):
         def opened() -> SideBySide:
             model = self.model.opened()
             exact = Model(without_rounding(model.embedded()))
-            reference = Executable(exact, self.engine.reference, budget=self.budget)
+            reference = self.engine.reference.open(exact, budget=self.budget)
             return SideBySide(
                 reference,
-                Executable(model, self.engine, budget=self.budget),
+                self.engine.open(model, budget=self.budget),
                 lambda *flows: pair(*flows)._replace(accumulated=False),
             )
 

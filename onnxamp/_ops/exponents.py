@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -139,6 +138,8 @@ def power_rule(power: float | None) -> ExponentRule | None:
     """The rule of a Pow by a constant; None where the power is none that exponents can follow exactly."""
     if power is None or not 0 < abs(power) <= _LARGEST_POWER:  # infinite ones, too
         return None
+    from fractions import Fraction  # noqa: PLC0415 - few runs need it
+
     ratio = Fraction(power).limit_denominator(2)
     if power != float(ratio):
         return None

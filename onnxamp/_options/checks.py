@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, Final, Literal, SupportsFloat, get_args
 
 import numpy as np
@@ -158,6 +157,8 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 def meant(name: str, known: Sequence[str]) -> str:
     """What to write instead of a name that is unknown, as the end of a message: the nearest name, or all there are."""
+    from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
+
     near = get_close_matches(name, known, 1, 0.5)
     return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
 

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Final
 
-from onnxamp._errors import OutputError
+from onnxamp._errors import ArgumentError, MissingFileError, OutputError
 from onnxamp._optional import optional
 
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
@@ -119,3 +119,26 @@ def lock(handle: int, *, wait: bool) -> None:
     """
     if fcntl is not None:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library or the system says, in one line without its full stop, to follow a colon."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    text = str(getattr(error, "strerror", None) or error).strip()
+    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
+
+
+def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
+    """The error to raise where ``error`` kept a file from being read that an argument names.
+
+    Args:
+        what: names the file, as in "the plan 'plan.json'".
+        error: what was raised.
+        remedy: a sentence that follows, unless the file is just not there.
+    """
+    is_missing = isinstance(error, FileNotFoundError)
+    kind = MissingFileError if is_missing else ArgumentError
+    return kind(
+        f"Cannot read {what}: {reason_of(error)}.{f' {remedy}' if remedy and not is_missing else ''}"
+    )

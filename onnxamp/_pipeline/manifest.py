@@ -32,8 +32,7 @@ from onnxamp._numerics.limits import imported
 from onnxamp._options.checks import meant
 from onnxamp._options.levels import Level, check_level
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path
-from onnxamp._paths.reading import cannot_read
+from onnxamp._paths.paths import as_path, cannot_read
 
 BETTER: Final = ("lower", "higher")
 """Which of two numbers is the better one."""

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from onnxamp._pipeline.choices import Choice, rank
-from onnxamp._pipeline.results import Measured, Trial
+from onnxamp._pipeline.runs import Measured, Trial
 from onnxamp._runtime.run import Report
 from onnxamp._tuning.arguments import Search, is_slower
 

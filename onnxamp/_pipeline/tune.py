@@ -23,22 +23,22 @@ from onnxamp._options.levels import Level
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, make_pipeline
-from onnxamp._pipeline.results import (
+from onnxamp._pipeline.runs import (
     PART,
     Measured,
+    PipelineRuns,
     PipelineState,
     TunedMember,
     TunedPipeline,
     facts_of,
 )
-from onnxamp._pipeline.runs import PipelineRuns
 from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch
 from onnxamp._pipeline.write import check_targets, write_pipeline
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.run import Report, Run, RunOptions, silent
 from onnxamp._runtime.session import Provider
-from onnxamp._state.state import State, StateLike, opened
+from onnxamp._state import State, StateLike, opened
 from onnxamp._target.roofline import device_called
 from onnxamp._target.targets import AUTO
 from onnxamp._tuning.arguments import Search, meant_device

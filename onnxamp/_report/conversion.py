@@ -45,7 +45,7 @@ from onnxamp._report.parts import (
     weight_bar,
 )
 from onnxamp._report.text import as_sentence, count, percent, size, tally
-from onnxamp._state.state import as_data
+from onnxamp._state import as_data
 
 _ROWS: Final = 12
 """Rows of a table that the terminal shows without -v, and op types that a sentence names."""

@@ -8,9 +8,9 @@ from typing import Any, Final
 from onnxamp._errors import ArgumentError
 from onnxamp._numerics.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport
-from onnxamp._paths.reading import cannot_read
+from onnxamp._paths.paths import cannot_read
 from onnxamp._report.comparison import status_of
-from onnxamp._state.state import as_data, from_data
+from onnxamp._state import as_data, from_data
 
 _FORMAT: Final = 1
 """Version of the JSON forms."""

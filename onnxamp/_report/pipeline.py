@@ -5,7 +5,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Final
 
-from onnxamp._pipeline.results import TunedMember, TunedPipeline
+from onnxamp._pipeline.runs import TunedMember, TunedPipeline
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Figure,
@@ -23,7 +23,7 @@ from onnxamp._report.parts import (
 )
 from onnxamp._report.text import count, number, percent, size
 from onnxamp._report.tuning import time_text
-from onnxamp._state.state import as_data
+from onnxamp._state import as_data
 
 _TIMES: Final = (
     "Models were decided in this order: the least error per time saved first, each as fast as the pipeline holds with"

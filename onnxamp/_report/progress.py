@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from html import escape
 from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -135,6 +134,7 @@ def _notebook() -> Iterator[_Bar]:
     )  # there is one where a notebook runs
     handle = ipython.display(ipython.HTML(""), display_id=True)
     last = 0.0
+    from html import escape  # noqa: PLC0415 - only a notebook needs it
 
     def told(text: str, done: int, total: int) -> None:
         nonlocal last

@@ -28,7 +28,7 @@ from onnxamp._report.parts import (
     table,
 )
 from onnxamp._report.text import as_sentence, count, number, percent, size, tally
-from onnxamp._state.state import as_data
+from onnxamp._state import as_data
 from onnxamp._tuning.arguments import saved
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 

@@ -25,7 +25,7 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import bytes_of
 from onnxamp._ops.profiles import sums_low
 from onnxamp._runtime.defaults import LEAST, MOST
-from onnxamp._runtime.engines import Executable
+from onnxamp._runtime.engines import Session
 from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.values import check_inputs
 
@@ -120,7 +120,7 @@ _MOST_BYTES: Final = 2 << 30
 """Bytes that a model's values may take together where sizes are only tried."""
 
 
-def suited(draw: Draw, reference: Executable) -> Draw:
+def suited(draw: Draw, reference: Session) -> Draw:
     """The draw, or that of the first sizes to try with which the model runs if it does not run with the usual ones.
 
     It runs only if there are such sizes, and keeps its outputs. Where it does not even load, where inputs cannot be
@@ -165,7 +165,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
     return replace(draw, tried=tuple(tried))
 
 
-def usual_count(reference: Executable, draw: Draw, *engines: str | None) -> int:
+def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
     """How many made-up samples a verdict takes where nobody says.
 
     One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in

@@ -1,6 +1,6 @@
 """Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision, and a browser.
 
-A model on an engine is an :class:`Executable`. It runs whole, in one optimised session, as in production; or piece by
+A model on an engine is a :class:`Session`. It runs whole, in one optimised session, as in production; or piece by
 piece, so that all of its values can be observed.
 """
 
@@ -15,13 +15,12 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, ModelSource
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.device import device_name
 from onnxamp._runtime.pieces import Runner, run_together
-from onnxamp._runtime.plugins import engine_called
+from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
     BROWSER,
     Provider,
@@ -44,56 +43,6 @@ Outputs: TypeAlias = Mapping[str, Any]
 
 ModelFile: TypeAlias = ModelProto | str | PathLike[str]
 """A model in memory, or the path of its file."""
-
-
-class WholeModel:
-    """A model in one session of ONNX Runtime with all fusions, which the first run loads."""
-
-    def __init__(
-        self, model: ModelFile, provider: Provider, *, leaves_nodes: bool
-    ) -> None:
-        self._model, self._provider, self._leaves_nodes = model, provider, leaves_nodes
-        self._session: Any = None
-
-    def run(self, feeds: Feeds) -> dict[str, Any]:
-        """Return the outputs by name. Feeds that the model does not take are ignored; floats may be of any width.
-
-        Raises:
-            RuntimeFailure: the model does not load or run.
-        """
-        if self._session is None:
-            self._session = make_session(self._model, self._provider)
-        entries = (
-            *self._session.get_inputs(),
-            *self._session.get_overridable_initializers(),
-        )
-        types = {item.name: item.type for item in entries}
-        taken = {
-            name: as_typed(feed, types[name])
-            for name, feed in feeds.items()
-            if name in types
-        }
-        return run(self._session, taken)
-
-    def left_to_cpu(self) -> Counter[str]:
-        """Count by op the nodes that the engine left to the CPU; none before a run."""
-        if self._session is None or not self._leaves_nodes:
-            return Counter()
-        return Counter(
-            op for provider, op, _ in assigned_nodes(self._session) if provider == "CPU"
-        )
-
-
-class _WebModel(WholeModel):
-    """A model in a browser."""
-
-    def run(self, feeds: Feeds) -> dict[str, Any]:
-        if self._session is None:
-            self._session = the_browser().open(self._model)
-        return dict(self._session.run(feeds))
-
-    def left_to_cpu(self) -> Counter[str]:
-        return Counter(() if self._session is None else self._session.left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +109,44 @@ class Engine(ABC):
         """The provider of sessions that run pieces, and the conditions of branches."""
         return self.provider
 
-    def load(self, model: ModelFile) -> WholeModel:
-        """Return a model that runs whole; the first run loads it."""
-        return WholeModel(model, self.provider, leaves_nodes=not self.is_reference)
+    def open(
+        self,
+        model: ModelSource,
+        *,
+        whole: bool = False,
+        budget: int = BUDGET,
+        origin: "Session | None" = None,
+    ) -> "Session":
+        """Return a model on this engine; arguments as :class:`Session`."""
+        return Session(Model.of(model), self, whole=whole, budget=budget, origin=origin)
+
+    def load(self, model: ModelFile) -> Any:
+        """Load a model as a whole, with all fusions of ONNX Runtime.
+
+        Raises:
+            RuntimeFailure: the model does not load.
+        """
+        return make_session(model, self.provider)
+
+    def run(self, loaded: Any, feeds: Feeds) -> dict[str, Any]:
+        """Return the outputs of a loaded model by name; feeds that it does not take are ignored.
+
+        Raises:
+            RuntimeFailure: the model does not run.
+        """
+        entries = (*loaded.get_inputs(), *loaded.get_overridable_initializers())
+        types = {item.name: item.type for item in entries}
+        taken = {
+            name: as_typed(feed, types[name])
+            for name, feed in feeds.items()
+            if name in types
+        }
+        return run(loaded, taken)
+
+    def left_to_cpu(self, loaded: Any) -> Counter[str]:
+        """Count by op the nodes of a loaded model that the engine leaves to the CPU, where it names them."""
+        nodes = () if self.is_reference else assigned_nodes(loaded)
+        return Counter(op for provider, op, _ in nodes if provider == "CPU")
 
 
 class CpuEngine(Engine):
@@ -227,9 +211,17 @@ class BrowserEngine(Engine):
         """As :attr:`Engine.piece_provider`: what a browser runs is analysed on the CPU."""
         return "cpu"
 
-    def load(self, model: ModelFile) -> WholeModel:
+    def load(self, model: ModelFile) -> Any:
         """As :meth:`Engine.load`."""
-        return _WebModel(model, self.provider, leaves_nodes=True)
+        return the_browser().open(model)
+
+    def run(self, loaded: Any, feeds: Feeds) -> dict[str, Any]:
+        """As :meth:`Engine.run`."""
+        return dict(loaded.run(feeds))
+
+    def left_to_cpu(self, loaded: Any) -> Counter[str]:
+        """As :meth:`Engine.left_to_cpu`."""
+        return Counter(loaded.left)
 
 
 _ENGINES: Final[Mapping[Provider, type[Engine]]] = {
@@ -286,7 +278,7 @@ def _bytes_of(output: Any) -> int:
 
 
 @dataclass(slots=True)
-class Executable:
+class Session:
     """A model on an engine. What one sample takes to prepare (analysis, emulation, sessions) serves the next.
 
     Attributes:
@@ -299,19 +291,19 @@ class Executable:
 
     model: Model
     engine: Engine
-    whole: bool = False
-    budget: int = BUDGET
-    origin: "Executable | None" = None
+    whole: bool
+    budget: int
+    origin: "Session | None"
     outputs: OutputCache = field(default_factory=OutputCache)
     _runner: Runner | None = None
-    _session: WholeModel = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._session = self.engine.load(self.model.path or self.model.proto)
+    _loaded: Any = None
+    """The model as a whole, which the first run loads."""
 
     def left_to_cpu(self) -> Counter[str]:
-        """Count as :meth:`WholeModel.left_to_cpu`, of the model run whole."""
-        return self._session.left_to_cpu()
+        """Count by op the nodes that the engine left to the CPU when the model ran whole."""
+        if self._loaded is None:
+            return Counter()
+        return self.engine.left_to_cpu(self._loaded)
 
     def prepare(self, feeds: Feeds) -> Runner:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
@@ -348,11 +340,11 @@ class Executable:
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
-        return (
-            self._session.run(feeds)
-            if self.runs_whole(feeds)
-            else self.run_together([feeds], progress)[0]
-        )
+        if not self.runs_whole(feeds):
+            return self.run_together([feeds], progress)[0]
+        if self._loaded is None:
+            self._loaded = self.engine.load(self.model.path or self.model.proto)
+        return self.engine.run(self._loaded, feeds)
 
     def run_sample(
         self, number: int, feeds: Feeds, progress: Progress | None = None
@@ -378,9 +370,9 @@ class Executable:
         return found
 
 
-def on_cpu(model: Model) -> Executable:
+def on_cpu(model: Model) -> Session:
     """Return a model in pieces on the CPU, as references run there."""
-    return Executable(model, engine_on("cpu"))
+    return engine_on("cpu").open(model)
 
 
 def part_of(progress: Progress, part: int, parts: int, together: int = 1) -> Progress:

@@ -20,7 +20,7 @@ from onnxamp._model.weights import read_array
 from onnxamp._runtime.sample_files import read_json, read_npz, read_one
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.starting import is_large
-from onnxamp._state.state import fingerprint
+from onnxamp._state import fingerprint
 
 IN_FILES: Final = frozenset({read_npz, read_json, read_one})
 """Functions that read a sample from a file, wherever they run."""

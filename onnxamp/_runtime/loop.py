@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._runtime.custom_ops import Surroundings
 from onnxamp._runtime.draws import other_sizes
 from onnxamp._runtime.engines import Progress, engine_on, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
@@ -23,8 +22,9 @@ from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples, read_row, read_spooled
 from onnxamp._runtime.sizes import listed
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Part, as_data, from_data
+from onnxamp._state import Part, as_data, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 
@@ -55,7 +55,7 @@ def _advice(draw: Draw, model: Model) -> str:
     """Sizes with which the model does run, as options; else what else may help."""
     found = draw
     if not draw.tried:
-        session = engine_on("cpu").load(model.path or model.proto)
+        session = engine_on("cpu").open(model, whole=True)
         found = other_sizes(
             draw, lambda other: session.run(check_inputs(model.proto, other.make(0)))
         )

@@ -31,9 +31,9 @@ import onnx
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
-from onnxamp._runtime.custom_ops import active_libraries, custom_ops
-from onnxamp._runtime.device import device_memory_used
+from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
+from onnxamp._runtime.starting import active_libraries, custom_ops
 from onnxamp._runtime.values import Feed, Feeds
 from onnxamp._workers.executor import temporary_folder
 

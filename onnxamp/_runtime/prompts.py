@@ -11,8 +11,7 @@ import numpy as np
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._optional import require
-from onnxamp._paths.paths import as_path
-from onnxamp._paths.reading import cannot_read
+from onnxamp._paths.paths import as_path, cannot_read
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import on_cpu
 from onnxamp._runtime.random_inputs import InputMaker

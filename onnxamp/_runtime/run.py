@@ -10,10 +10,10 @@ from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
     from onnxamp._model.model import Model
-    from onnxamp._runtime.engines import Engine, Executable, Progress
+    from onnxamp._runtime.engines import Engine, Progress, Session
     from onnxamp._runtime.samples import Samples, SamplesLike
     from onnxamp._runtime.session import Provider
-    from onnxamp._state.state import State, StateLike
+    from onnxamp._state import State, StateLike
     from onnxamp._workers.executor import Workers
 
 
@@ -118,7 +118,7 @@ class RunOptions:
         self,
         model: "Model",
         target: str | None = None,
-        reference: "Executable | None" = None,
+        reference: "Session | None" = None,
     ) -> "Samples":
         """Return the samples that are asked for.
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._errors import ArgumentError, MissingFileError
-from onnxamp._paths.reading import cannot_read, reason_of
+from onnxamp._paths.paths import cannot_read, reason_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Span: TypeAlias = tuple[int, int]

@@ -43,10 +43,9 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import FileStamp, note_sources
-from onnxamp._paths.paths import as_path, is_remote
-from onnxamp._paths.reading import cannot_read
+from onnxamp._paths.paths import as_path, cannot_read, is_remote
 from onnxamp._runtime.draws import suited, usual_count
-from onnxamp._runtime.engines import Executable, on_cpu
+from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
 from onnxamp._runtime.sizes import listed
@@ -532,7 +531,7 @@ def as_samples(
     count: int | None = 1,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
-    reference: Executable | None = None,
+    reference: Session | None = None,
     engines: tuple[str | None, ...] = (),
 ) -> Samples:
     """Samples from whatever a public function was given; at least one.

@@ -19,8 +19,13 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._optional import optional, require_runtime
-from onnxamp._runtime.device import device_present
-from onnxamp._runtime.plugins import engine_called, plugin_called, plugins, split_hint
+from onnxamp._runtime.plugins import (
+    device_present,
+    engine_called,
+    plugin_called,
+    plugins,
+    split_hint,
+)
 from onnxamp._runtime.starting import (
     failed,
     reason,

@@ -23,7 +23,7 @@ from onnxamp._dtypes import ELEM_NUMBERS, LOW_ELEMS, tensor_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._optional import require_runtime
-from onnxamp._runtime.device import bytes_on_device
+from onnxamp._runtime.plugins import bytes_on_device
 
 if TYPE_CHECKING:
     import onnxruntime as ort

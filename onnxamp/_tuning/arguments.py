@@ -10,7 +10,7 @@ from onnxamp._target.targets import AUTO, target_of
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
-    from onnxamp._state.state import StateLike
+    from onnxamp._state import StateLike
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")
@@ -32,7 +32,7 @@ def meant_device(name: str, target: str = "") -> str:
     """
     if name != AUTO:
         return device_called(name).name
-    from onnxamp._runtime.device import device_name  # noqa: PLC0415 - loads ONNX Runtime
+    from onnxamp._runtime.plugins import device_name  # noqa: PLC0415 - loads ONNX Runtime
 
     return (target_of(target).device if target else "") or device_titled(device_name())
 

@@ -12,7 +12,7 @@ from onnxamp._public import Shown
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print, samples_print, versions
 from onnxamp._runtime.samples import Samples
-from onnxamp._state.state import Facts, fingerprint
+from onnxamp._state import Facts, fingerprint
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.space import SearchSpace
 

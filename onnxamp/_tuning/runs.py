@@ -19,8 +19,8 @@ from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import (
     Engine,
-    Executable,
     OutputCache,
+    Session,
     choose_engine,
     engine_on,
 )
@@ -185,20 +185,20 @@ class ErrorProbe(Probe[float]):
 
         return Opened(prepare, measure)
 
-    def open_original(self) -> Executable:
+    def open_original(self) -> Session:
         """Return the original as it is run."""
         return self._executable(
             self.original.opened(),
             replace(self.engine.reference, emulates=self.engine.emulates),
         )
 
-    def _executable(self, model: Model, engine: Engine) -> Executable:
-        return Executable(model, engine, whole=not engine.emulates, budget=self.budget)
+    def _executable(self, model: Model, engine: Engine) -> Session:
+        return engine.open(model, whole=not engine.emulates, budget=self.budget)
 
 
 def _errors(
-    original: Executable,
-    result: Executable,
+    original: Session,
+    result: Session,
     feeds: "Mapping[int, Mapping[str, Feed]]",
     metric: Metric,
 ) -> list[float]:
@@ -230,7 +230,7 @@ def run_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -
     Raises:
         RuntimeFailure: it does not run.
     """
-    model = Executable(original, engine)
+    model = engine.open(original)
     feeds = check_inputs(original.proto, sample)
     return metric.error(model.run(feeds), model.run(feeds))
 
@@ -240,12 +240,10 @@ def device_noise(
 ) -> float | None:
     """Return the error of the original on an engine against itself on the CPU; None if either does not run whole."""
     try:
-        feeds, proto = (
-            check_inputs(original.proto, sample),
-            original.path or original.embedded(),
-        )
+        feeds = check_inputs(original.proto, sample)
         return metric.error(
-            engine_on("cpu").load(proto).run(feeds), engine.load(proto).run(feeds)
+            engine_on("cpu").open(original, whole=True).run(feeds),
+            engine.open(original, whole=True).run(feeds),
         )
     except RuntimeFailure:
         return None

@@ -8,7 +8,7 @@ from onnxamp._numerics.sensitivity import Sensitivities
 from onnxamp._options.options import Options
 from onnxamp._runtime.loop import KeptSamples
 from onnxamp._runtime.samples import Samples
-from onnxamp._state.state import Part, as_data, fingerprint
+from onnxamp._state import Part, as_data, fingerprint
 
 PARTS: Final = (
     "tuning",

@@ -35,7 +35,7 @@ from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state.state import Facts
+from onnxamp._state import Facts
 from onnxamp._target.roofline import device_called
 from onnxamp._tuning.arguments import Search, is_slower, meant_device, standing
 from onnxamp._tuning.engine_times import measure_times

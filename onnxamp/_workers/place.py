@@ -1,7 +1,6 @@
 """Where work goes: the one meaning of ``--jobs`` and ``--cluster``."""
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -9,14 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._optional import optional
 from onnxamp._workers.executor import THREADS, Crash, Station, Work, Workers, core_count
 from onnxamp._workers.signals import HANGUP, Ended, Watch, end_now, survive_truncation
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 _GRACE: Final = 10.0
 """Seconds that workers get to remove half-written files."""
@@ -34,8 +35,8 @@ _GUARD: Final = (
 class _Worker:
     """A process, and the item that it works on."""
 
-    process: BaseProcess
-    pipe: Connection
+    process: "BaseProcess"
+    pipe: "Connection"
     position: int = -1
     work: bytes = b""
     """The work that it has turned to."""
@@ -61,7 +62,7 @@ class Processes:
     _work: bytes = b""
     _begun: Work | None = None
     _idle: list[_Worker] = field(default_factory=list)
-    _busy: dict[Connection, _Worker] = field(default_factory=dict)
+    _busy: "dict[Connection, _Worker]" = field(default_factory=dict)
 
     def begin(self, work: Work) -> None:
         """As :meth:`Workers.begin`."""
@@ -98,6 +99,8 @@ class Processes:
         Raises:
             RuntimeFailure: a worker ends, by itself, before it is ready: so would all others.
         """
+        from multiprocessing.connection import Connection, wait  # noqa: PLC0415 - where there are workers
+
         done = []
         for worker in [
             self._busy[pipe]
@@ -140,6 +143,8 @@ class Processes:
 
 
 def _start(threads: int) -> _Worker:
+    import multiprocessing  # noqa: PLC0415 - where there are workers
+
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
@@ -181,7 +186,7 @@ def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
             worker.process.join()
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+def _serve(pipe: "Connection", threads: int) -> None:
     """What a worker does: work on one item after the other until the main process closes the pipe."""
     for number in {signal.SIGINT, HANGUP} - {
         signal.SIGTERM

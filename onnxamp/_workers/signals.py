@@ -33,6 +33,8 @@ _TRIES: Final = 100
 """Times that reading is tried again although all files have all their pages: one that is copied over shrinks and grows
 again at once.
 """
+_WATCHING: Final = "onnxamp signals"
+"""The name of the thread that watches."""
 _KEPT: Final[list[Any]] = []
 """The handler, which lives as long as the process."""
 
@@ -167,6 +169,21 @@ def is_ended(error: BaseException | None) -> bool:
     return error is not None
 
 
+def is_alone() -> bool:
+    """Return whether the main thread of a command calls, and nothing but what watches signals runs beside it."""
+    names = {thread.name for thread in threading.enumerate()}
+    return names == {threading.main_thread().name, _WATCHING} and (
+        threading.current_thread() is threading.main_thread()
+    )
+
+
+def unwatched() -> None:
+    """Let signals end this process at once, one that was forked: what watched them did not come with it."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, HANGUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Watch:
     """Ends this process on signals. Signals that are ignored when it begins stay so, as ``nohup`` wants it.
 
@@ -191,9 +208,7 @@ class Watch:
         for number in self._numbers:
             signal.signal(number, self._handle)
         sys.unraisablehook = self._unraisable
-        threading.Thread(
-            target=self._watch, name="onnxamp signals", daemon=True
-        ).start()
+        threading.Thread(target=self._watch, name=_WATCHING, daemon=True).start()
 
     def close(self) -> None:
         """End at once on further signals: there is nothing left to unwind."""

@@ -29,7 +29,7 @@ from onnxamp._model.storage import data_files, parse_model
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.watch import Watched, classify, watched_values
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.engines import Executable, engine_on
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import Flow, expose, make_flow
 from onnxamp._runtime.session import (
     Provider,
@@ -328,7 +328,7 @@ class InferenceSession:
     def _watcher(self) -> Watcher:
         on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
         engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
-        return Watcher(Executable(Model.of(self._source), engine))
+        return Watcher(engine.open(self._source))
 
     @cached_property
     def _operators(self) -> OperatorStats:

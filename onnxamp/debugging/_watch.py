@@ -25,7 +25,7 @@ from onnxamp._numerics.watch import (
     watched_values,
 )
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.engines import Executable, engine_on
+from onnxamp._runtime.engines import Session, engine_on
 from onnxamp._runtime.flow import Flow, dtype_of
 from onnxamp._runtime.pieces import Runner
 from onnxamp._runtime.samples import SamplesLike, as_samples
@@ -99,7 +99,7 @@ class RunRecords(NamedTuple):
 class Watcher:
     """Watches runs of a model, op by op."""
 
-    executable: Executable
+    session: Session
     """Emulated, as in :func:`onnxamp._numerics.check.check_run`."""
     _runner: Runner | None = None
     _rows: list[Watched] = field(default_factory=list)
@@ -125,8 +125,8 @@ class Watcher:
             RuntimeFailure: the model does not run.
             ModelError, OpsetError, ExternalDataError: the model cannot be prepared.
         """
-        feeds = check_inputs(self.executable.model.proto, sample)
-        runner = self.executable.prepare(feeds)
+        feeds = check_inputs(self.session.model.proto, sample)
+        runner = self.session.prepare(feeds)
         if runner is not self._runner:
             self._runner, self._rows = runner, watched_values(runner.flow)
         measured = WatchedRun(runner.flow, self._rows)
@@ -144,7 +144,7 @@ class Watcher:
                 step, runner.flow, measured.inputs, measured.checks(), stats
             )
 
-        budget = self.executable.budget
+        budget = self.session.budget
         for part in watched_parts(runner, measured.rows, feeds, budget, seen=see):
             measured.add(part)
             if stop and is_odd and (watched := so_far()).first_bad(chosen or Chosen()):
@@ -398,9 +398,7 @@ def check_layer_numerics(
         )
     opened = Model.of(model)
     samples = as_samples(samples, opened, count=count, seed=seed, dims=dims)
-    watcher = Watcher(
-        Executable(opened, engine_on(choose_provider(provider), emulates=True))
-    )
+    watcher = Watcher(engine_on(choose_provider(provider), emulates=True).open(opened))
     inputs: list[ValueRecord] = []
     values: list[ValueRecord] = []
     for step, sample in enumerate(samples):

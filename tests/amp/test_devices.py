@@ -3,7 +3,7 @@
 import pytest
 
 from onnxamp import amp
-from onnxamp._runtime.device import compute_capability
+from onnxamp._runtime.plugins import compute_capability
 from onnxamp._runtime.session import cuda_available
 
 

@@ -27,7 +27,7 @@ from onnxamp._audit.findings import Audit, Finding
 from onnxamp._model.model import Model
 from onnxamp._report.check import check_report
 from onnxamp._report.terminal import as_text
-from onnxamp._state.state import as_data
+from onnxamp._state import as_data
 
 MODELS = sorted((ROOT / "models").glob("*.onnx")) + REAL_MODELS
 

@@ -14,8 +14,8 @@ from onnx import ModelProto, TensorProto
 
 import onnxamp
 from onnxamp import FolderReport
+from onnxamp._batch.job import NAME
 from onnxamp._batch.kinds import kinds
-from onnxamp._batch.state import NAME
 from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
 

@@ -33,7 +33,7 @@ from onnxamp._bench.timing import (
 )
 from onnxamp._report.bench import bench_json, bench_report
 from onnxamp._report.terminal import as_text
-from onnxamp._runtime.device import bytes_on_device, device_memory_used, device_present
+from onnxamp._runtime.plugins import bytes_on_device, device_memory_used, device_present
 from onnxamp._runtime.session import bind, cuda_available, make_session
 from onnxamp._target.kernels import kernel_table
 

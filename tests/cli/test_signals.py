@@ -205,3 +205,80 @@ def test_libraries_are_loaded_to_the_end(place: Path) -> None:
     with started(place, "inspect", "encoder.onnx", before=LOADS) as process:
         output, said = process.communicate()
     assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGTERM, "loaded\n", "Aborted!\n")
+
+
+# --- the copy of a command that loads its results ------------------------------------------------------------------
+
+LOADING = """
+import os, time
+from pathlib import Path
+from onnxamp._runtime import servers
+def fault(*_):
+    Path("loading").touch()
+    {act}
+servers._fault = fault  # which a process that is started anew does not see
+"""
+FORKS = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a process is started anew")
+
+
+def loading(place: Path) -> bool:
+    """Whether the copy comes to load the result."""
+    begun = time.monotonic()
+    while not (place / "loading").exists() and time.monotonic() - begun < _HANGS:
+        time.sleep(0.02)
+    return (place / "loading").exists()
+
+
+@FORKS
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("to_all", [False, True], ids=["sent", "typed"])
+def test_the_copy_ends_with_the_command(place: Path, number: signal.Signals, *, to_all: bool) -> None:
+    """A terminal sends signals to both. The copy is in the midst of loading, which takes longer than anybody waits."""
+    before = LOADING.format(act=f"time.sleep({10 * _HANGS})")
+    with started(place, *COMMANDS["convert"], before=before) as process:
+        assert loading(place)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        output, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, output, said) == (INTERRUPTED + number, "", "Aborted!\n")
+    assert left(place) == []
+
+
+WAITS = """
+import time
+from onnxamp._runtime import session
+def choose_provider(*_):
+    print("there", flush=True)
+    time.sleep(1000)
+session.choose_provider = choose_provider
+"""
+
+
+@FORKS
+def test_the_copy_ends_when_the_command_is_killed(place: Path) -> None:
+    with started(place, *COMMANDS["convert"], before=WAITS) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 1
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+@FORKS
+def test_a_crash_of_the_copy_is_a_fault_of_the_result(place: Path) -> None:
+    before = LOADING.format(act="os.abort()")
+    with started(place, *COMMANDS["convert"], "--no-cure", before=before) as process:
+        output, said = process.communicate(timeout=_HANGS)
+    assert process.returncode == 1, said
+    fault = "ONNX Runtime does not load the result: the process that loads it was ended by SIGABRT."
+    assert fault in " ".join(output.split())
+    assert not (place / "out" / "low.onnx").exists()
+
+
+@FORKS
+def test_what_the_copy_prints_is_no_answer(place: Path) -> None:
+    before = LOADING.format(act="print('noise', flush=True); os.write(2, b'noise'); return ''")
+    with started(place, *COMMANDS["convert"], before=before) as process:
+        output, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, "noise" in output, said) == (0, False, "")
+    assert (place / "out" / "low.onnx").exists()

@@ -27,7 +27,7 @@ import onnxamp
 from onnxamp import ArgumentError, ArgumentTypeError, ModelError, NumericsError, OutputError, RuntimeFailure, debugging
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
-from onnxamp._runtime.engines import Executable, engine_on, on_cpu
+from onnxamp._runtime.engines import engine_on, on_cpu
 from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker
 from onnxamp.debugging._chosen import Chosen
@@ -269,7 +269,7 @@ def test_runs_are_judged_as_check_run_does(low: ModelProto, feeds: dict) -> None
 
 def test_a_run_in_small_pieces_tells_the_same_and_stops_early(low: ModelProto, feeds: dict) -> None:
     whole = Watcher(on_cpu(Model.of(low))).watch(0, feeds)
-    pieces = Watcher(Executable(Model.of(low), engine_on("cpu"), budget=1))
+    pieces = Watcher(engine_on("cpu").open(low, budget=1))
     assert list(map(str, pieces.watch(0, feeds).records.values())) == list(map(str, whole.records.values()))
     stopped = pieces.watch(0, feeds, stop=True)
     assert list(stopped.records) == list(whole.records)[: len(stopped.records)]

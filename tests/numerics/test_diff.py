@@ -232,7 +232,7 @@ def test_limits_for_one_output_and_for_the_others():
 
 @pytest.mark.parametrize("metric", sorted({*AT_MOST, *AT_LEAST} - {"detections"}))
 def test_every_metric_holds_from_its_side(metric):
-    text = "(float[4,12] X) => (float[4,12] Y) { e = Exp (X) Y = Add (e, d) }"
+    text = "(float[4,12] X) => (float[4,12] logits) { e = Exp (X) logits = Add (e, d) }"
     one, other = (add_weights(parse(text), {"d": np.float32([d])}) for d in (0, 0.25))
     report = diff_models(one, other)
     found = getattr(report.outputs[0], metric)
@@ -240,7 +240,7 @@ def test_every_metric_holds_from_its_side(metric):
     limits = ((found, True), (found + 0.01, metric in AT_MOST), (found - 0.01, metric in AT_LEAST))
     for limit, passes in ((limit, passes) for limit, passes in limits if least <= limit <= largest):
         held = apply_limits(report, make_limits({metric: [repr(float(limit))]}))
-        assert judged(held) == {("Y", metric): (pytest.approx(limit), passes)}
+        assert judged(held) == {("logits", metric): (pytest.approx(limit), passes)}
         assert held.passed is passes
 
 

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from onnxamp._numerics.compare import _PART as PART
 from onnxamp._numerics.compare import compare, merge
 from onnxamp._numerics.metrics import Bad
 
@@ -94,6 +95,44 @@ def test_formulas(pair):
     floor = np.maximum(abs(a), 1e-3 * abs(a).max())
     assert found.max_rel == pytest.approx((abs(a - b) / floor).max())
     assert found.vanished == np.sum((b == 0) & (abs(a) > 0.05 * abs(a).max()))
+
+
+def judged(a, b):
+    """The measures that depend on all elements."""
+    error, top = abs(a - b), abs(a).max()
+    best = {k: np.argsort(-x, axis=-1, kind="stable")[:, :5] for k, x in (("a", a), ("b", b))}
+    shared = [len({*one} & {*other}) / 5 for one, other in zip(best["a"], best["b"], strict=True)]
+    return {
+        "mean_abs": error.mean(),
+        "max_abs": error.max(),
+        "max_rel": (error / np.maximum(abs(a), 1e-3 * top)).max(),
+        "required_tolerance": (error / (1 + abs(a))).max(),
+        "rel_l2": np.linalg.norm(error) / np.linalg.norm(a),
+        "rmse": math.sqrt(np.mean(error**2)),
+        "cosine": np.vdot(a, b) / np.linalg.norm(a) / np.linalg.norm(b),
+        "differing": np.mean(error > 0),
+        "vanished": np.sum((b == 0) & (abs(a) > 0.05 * top)),
+        "argmax_agreement": np.mean(best["a"][:, 0] == best["b"][:, 0]),
+        "top5_agreement": np.mean(shared),
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 3, 400])
+@pytest.mark.parametrize("size", [PART - 7, PART + 7, 2 * PART + 11])
+def test_an_output_of_several_parts(rows, size):
+    """Rows that are longer than a part, too; the largest error and the only broken element are in the last part."""
+    rng = np.random.default_rng(size)
+    a = rng.standard_normal((rows, size // rows))
+    b = a + 1e-4 * rng.standard_normal(a.shape)
+    b[:, 3], b[-1, -2] = 0, a[-1, -2] + 50
+    found = compare("x", a, b)
+    for measure, wanted in judged(a, b).items():
+        assert getattr(found, measure) == pytest.approx(wanted, rel=1e-9), measure
+    assert found.worst_index == (rows - 1, size // rows - 2)
+    b[-1, -1] = np.nan
+    broken = compare("x", a, b)
+    assert broken.bad == Bad("NaN", (rows - 1, size // rows - 1), a[-1, -1], 1)
+    assert (broken.result_nan, broken.rel_l2) == (1, math.inf)
 
 
 @fixed

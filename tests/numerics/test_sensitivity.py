@@ -16,14 +16,14 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.sensitivity import GradientWalk, Sensitivities
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._rewrite.upgrade.upgrade import upgraded
-from onnxamp._runtime.engines import Executable, engine_on
+from onnxamp._runtime.engines import engine_on
 
 RANDOM = np.random.default_rng(0)
 
 
 def measured(model: ModelProto, feeds: dict[str, Any], budget: int = 1 << 27, target: str = "cuda") -> Sensitivities:
     proto = upgraded(Graph.of(model), 18).model
-    executable = Executable(Model(proto), engine_on("cpu"), budget=budget)
+    executable = engine_on("cpu").open(Model(proto), budget=budget)
     return GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run(feeds)
 
 

@@ -28,7 +28,7 @@ from onnxamp._report.html.render import render, write
 from onnxamp._report.parts import Level, Report, Status, Verdict
 from onnxamp._report.terminal import as_text
 from onnxamp._report.text import named, number, percent
-from onnxamp._state.state import as_data
+from onnxamp._state import as_data
 from onnxamp._tuning.results import KeptNode
 
 BROKEN = (Judgement("logits", "rel_l2", 0.5, 1e-2, passed=False),)

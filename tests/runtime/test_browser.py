@@ -274,7 +274,7 @@ def test_a_page_that_leads_to_the_address_is_its_users_own(tmp_path: Path) -> No
 @pytest.mark.browser
 class TestRuns:
     def test_a_model_runs_and_what_is_left_to_the_cpu_is_counted(self) -> None:
-        whole = engine_on("browser").load(parse(MIXED))
+        whole = engine_on("browser").open(parse(MIXED), whole=True)
         assert whole.left_to_cpu() == {}
         assert whole.run({"x": np.array([[1, 2], [3, 4]], np.float32), "stranger": np.zeros(1)})["y"] == pytest.approx(
             20

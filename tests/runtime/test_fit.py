@@ -42,7 +42,8 @@ def runs(model):
 
 class TestNames:
     def test_a_total_is_the_sum_of_past_and_new_tokens(self):
-        assert shapes(decoder()) == {"ids": (1, 8), "past": (1, 2, 8, 4), "mask": (1, 16)}
+        assert shapes(decoder()) == {"ids": (1, 8), "past": (1, 2, 0, 4), "mask": (1, 8)}, "of a prompt"
+        assert shapes(decoder(), past_sequence_length=8)["mask"] == (1, 16)
         assert shapes(decoder(), past_sequence_length=3, sequence_length=2)["mask"] == (1, 5)
         assert runs(decoder())
 
@@ -73,11 +74,12 @@ class TestNames:
         ],
     )
     def test_formulas(self, formula, size):
-        assert shapes(decoder(total_sequence_length=formula))["mask"] == (1, size)
+        model = decoder(total_sequence_length=formula)
+        assert shapes(model, past_sequence_length=8)["mask"] == (1, size)
 
     def test_a_size_within_a_formula_can_be_given(self):
         model = decoder(total_sequence_length="past_sequence_length + heads * 2")
-        assert shapes(model, heads=5)["mask"] == (1, 18)
+        assert shapes(model, heads=5, past_sequence_length=8)["mask"] == (1, 18)
         with pytest.raises(ArgumentError, match=r"no dimension 'hats'; they have .*'heads'"):
             shapes(model, hats=5)
 
@@ -89,13 +91,13 @@ class TestNames:
 
 class TestAdvice:
     def test_sizes_that_work_are_found_by_running(self):
-        model = decoder(total_sequence_length="all")
+        model = decoder(total_sequence_length="all", sequence_length="tokens")
         assert runs(model) is False
         report = onnxamp.diff_models(model, decoder(), provider="cpu")
         assert (report.passed, report.inputs) == (True, "made-up inputs (seed 0, all=16)")
 
     def test_sizes_of_samples_that_a_user_makes_up_are_named(self):
-        model = decoder(total_sequence_length="all")
+        model = decoder(total_sequence_length="all", sequence_length="tokens")
         report = onnxamp.diff_models(model, model, onnxamp.random_samples(model), provider="cpu")
         assert report.skipped.startswith("The reference does not run: ONNX Runtime could not run the model")
         assert report.skipped.endswith("their sizes do not suit the model; these do: --dim all=16")
@@ -103,23 +105,23 @@ class TestAdvice:
         assert onnxamp.diff_models(model, model, samples, provider="cpu").passed
 
     def test_given_sizes_stay(self):
-        model = decoder(total_sequence_length="all")
+        model = decoder(total_sequence_length="all", sequence_length="tokens")
         samples = onnxamp.random_samples(model, dims={"past_sequence_length": 7})
         assert "past" not in onnxamp.diff_models(model, model, samples, provider="cpu").skipped.split("these do:")[1]
-        samples = onnxamp.random_samples(model, dims={"all": 2})
+        samples = onnxamp.random_samples(model, dims={"all": 9})
         told = onnxamp.diff_models(model, model, samples, provider="cpu").skipped
         assert "--dim all" not in told
-        assert told.endswith("these do: --dim past_sequence_length=1 --dim sequence_length=1")
+        assert told.endswith("these do: --dim tokens=1")
 
     def test_what_was_tried_is_told(self):
-        model = decoder(total_sequence_length="all")
-        given = {"all": 7, "past_sequence_length": 1, "sequence_length": 1}
+        model = decoder(total_sequence_length="all", sequence_length="tokens")
+        given = {"all": 7, "past_sequence_length": 1, "tokens": 1}
         samples = onnxamp.random_samples(model, dims=given)
         told = onnxamp.diff_models(model, model, samples, provider="cpu").skipped
         assert told.endswith("Real inputs (--inputs data.npz) or sizes (--dim name=N) may help.")
         samples = onnxamp.random_samples(model, dims={"all": 7, "past_sequence_length": 10})
         told = onnxamp.diff_models(model, model, samples, provider="cpu").skipped
-        assert "(tried without success: sequence_length=16; sequence_length=32;" in told
+        assert "(tried without success: tokens=16; tokens=32;" in told
         report = onnxamp.diff_models(model, model, dims={"all": 7, "past_sequence_length": 10}, provider="cpu")
         assert report.skipped == told
 

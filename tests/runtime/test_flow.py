@@ -18,9 +18,8 @@ from repository import feeds as model_feeds
 from onnxamp import convert_model, random_samples
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.bodies import inline_functions
-from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
-from onnxamp._runtime.engines import Executable, engine_on
+from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights
 from onnxamp._runtime.pieces import Runner, ancestors, parts_of, start
 from onnxamp._runtime.session import make_session, run
@@ -405,9 +404,7 @@ def test_a_shortcut_of_the_cpu_is_not_taken() -> None:
         del node.attribute[:]
         node.attribute.extend(kept)
     sample = random_samples(model)[0]
-    emulated, expected = (
-        Executable(Model.of(one), engine_on("cpu", emulates=True)).run(sample)["logits"] for one in (model, exact)
-    )
+    emulated, expected = (engine_on("cpu", emulates=True).open(one).run(sample)["logits"] for one in (model, exact))
     np.testing.assert_array_equal(emulated, expected)
     (taken, *_) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, sample)
     assert np.abs(taken - expected).max() > 100 * np.abs(emulated - expected).max()

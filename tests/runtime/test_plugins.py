@@ -91,7 +91,7 @@ def test_a_session_runs_on_webgpu_and_counts_what_it_leaves_to_the_cpu() -> None
     model = parser.parse_model("""
         <ir_version: 9, opset_import: ["": 17]>
         mixed (float[2, 2] x) => (float y) { s = Mul (x, x) d = Det (s) y = Neg (d) }""")
-    whole = engine_on("webgpu").load(model)
+    whole = engine_on("webgpu").open(model, whole=True)
     assert whole.left_to_cpu() == {}
     assert whole.run({"x": np.array([[1, 2], [3, 4]], np.float32)})["y"] == pytest.approx(20)
     assert whole.left_to_cpu() == {"Det": 1}

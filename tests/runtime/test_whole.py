@@ -90,7 +90,7 @@ def test_whole_takes_floats_of_another_width() -> None:
     model = parse("(float16[2] x, float[2] unused) => (float16[2] y) { y = Relu (x) }")
     found = (
         engine_on("cpu")
-        .load(model)
+        .open(model, whole=True)
         .run({"x": np.float32([-1, 2]), "unused": np.float32([0, 0]), "other": np.float32([1])})
     )
     assert found["y"].dtype == np.float16
@@ -100,12 +100,12 @@ def test_whole_takes_floats_of_another_width() -> None:
 def test_the_noise_floor_is_the_worst_of_all_outputs() -> None:
     model = parse("(float[2] x) => (float[2] a, float[2] b) { a = Relu (x)\n b = Neg (x) }")
     feeds = {"x": np.float32([3, 4])}
-    found = engine_on("cpu").load(model).run(feeds)
-    assert noise_floor(engine_on("cpu").load(model), feeds, found) == 0
+    found = engine_on("cpu").open(model, whole=True).run(feeds)
+    assert noise_floor(engine_on("cpu").open(model, whole=True), feeds, found) == 0
     found["b"] = found["b"] + np.float32([0, 0.005])
-    assert noise_floor(engine_on("cpu").load(model), feeds, found) == pytest.approx(0.001, rel=1e-3)
+    assert noise_floor(engine_on("cpu").open(model, whole=True), feeds, found) == pytest.approx(0.001, rel=1e-3)
     broken = parse("(float[2] x) => (float[2] y) <int64[1] s = {3}> { y = Reshape (x, s) }")
-    assert noise_floor(engine_on("cpu").load(broken), feeds, found) is None
+    assert noise_floor(engine_on("cpu").open(broken, whole=True), feeds, found) is None
 
 
 def test_the_noise_floor_stands_beside_the_error() -> None:

@@ -21,7 +21,7 @@ from onnxamp._job.writing import Sink, unfinished, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
-from onnxamp._state.state import opened
+from onnxamp._state import opened
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="kills as Unix does, and needs its locks")
 
@@ -212,7 +212,7 @@ from onnxamp._job.writing import Sink, unfinished, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
-from onnxamp._state.state import opened
+from onnxamp._state import opened
 with opened("s") as state:
     model = Model.read(Path("big.onnx"))
     sink = Sink(Path("out/low.onnx"), shard_bytes=1 << 20, approve=lambda _: None)

@@ -12,7 +12,7 @@ import pytest
 
 from onnxamp._errors import ArgumentError, OutputError
 from onnxamp._paths.paths import as_path
-from onnxamp._state.state import State, opened
+from onnxamp._state import State, opened
 
 FACTS = {"the model": "m", "the inputs": "i"}
 
@@ -79,7 +79,7 @@ def test_a_process_that_was_killed_has_kept_everything(path: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from onnxamp._state.state import opened\n"
+        "from onnxamp._state import opened\n"
         "with opened(Path(sys.argv[1])) as state:\n"
         "    part = state.part('comparison', {'the model': 'm', 'the inputs': 'i'})\n"
         "    for number in range(3): part[str(number)] = number\n"
@@ -147,7 +147,7 @@ def test_what_may_be_renewed_waits_for_a_process_that_was_left_behind(path: Path
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from onnxamp._state.state import opened\n"
+        "from onnxamp._state import opened\n"
         "with opened(Path(sys.argv[1])) as state:\n"
         "    print('open', flush=True)\n"
         "    sys.stdin.readline()\n"

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from hashlib import sha256
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -35,8 +34,7 @@ from typing import (
 from zlib import crc32
 
 from onnxamp._errors import ArgumentError, OutputError
-from onnxamp._paths.paths import as_path, is_remote, lock
-from onnxamp._paths.reading import reason_of
+from onnxamp._paths.paths import as_path, is_remote, lock, reason_of
 from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
@@ -53,6 +51,8 @@ _Place: TypeAlias = tuple[int, int]
 
 def fingerprint(*parts: str | bytes | memoryview) -> str:
     """A short hash of parts in order."""
+    from hashlib import sha256  # noqa: PLC0415 - few runs need it
+
     digest = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

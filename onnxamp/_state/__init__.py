@@ -1,1 +1,0 @@
-"""What an interrupted job has done, kept in a file."""
