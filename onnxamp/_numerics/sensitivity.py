@@ -214,9 +214,11 @@ class GradientWalk:
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
         key = (*part, *shapes.items(), *dims.items())
-        if key not in self._sessions:
-            self._sessions[key] = self._load(flow, part, values, dims, runner)
-        backward = self._sessions[key]
+        backward = self._sessions.get(key) or self._load(
+            flow, part, values, dims, runner
+        )
+        if not flow.large:  # else sessions would hold memory for each piece
+            self._sessions[key] = backward
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
         for seed, one in zip(seeds, waiting, strict=True):
             if not any(name in one for name in seeded):
@@ -257,7 +259,9 @@ class GradientWalk:
         written = WrittenPiece(graph, self.low, flow, self.arithmetic)
         fed = written.finish(seeded)
         return _Backward(
-            session=make_session(written.model, runner.provider, optimize=False),
+            session=make_session(
+                written.model, runner.provider, optimize=False, lean=flow.large
+            ),
             reads=tuple(values),
             seeds=fed,
             gradients=written.gradients,
