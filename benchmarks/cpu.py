@@ -123,13 +123,13 @@ class Judge:
 
     @classmethod
     def of(cls, original: Path, seeds: range) -> "Judge":
-        model, truth = onnx.load(original), engine_on("cpu").load(original)
+        model, truth = onnx.load(original), engine_on("cpu").open(original, whole=True)
         samples = [random_inputs(model, seed=seed) for seed in seeds]
         return cls(samples, [truth.run(feeds) for feeds in samples])
 
     def error(self, path: Path, provider: str) -> float:
         """The largest relative L2 error of an output on any sample."""
-        model, metric = engine_on(provider).load(path), make_metric("rel-l2", 1.0, frozenset())
+        model, metric = engine_on(provider).open(path, whole=True), make_metric("rel-l2", 1.0, frozenset())
         return max(
             metric.error(right, model.run(feeds)) for feeds, right in zip(self.samples, self.expected, strict=True)
         )

@@ -285,7 +285,9 @@ class Walk:
         array = from_value(value)
         with np.errstate(over="ignore"):
             scaled = array.astype(np.float32) * np.float32(2.0**-exponent)
-            return to_value(scaled.astype(array.dtype))
+            return to_value(
+                np.asarray(scaled).astype(array.dtype)
+            )  # of a scalar, NumPy makes no array
 
     def _replay(
         self, targets: Sequence[str], one: Side
