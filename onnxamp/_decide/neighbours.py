@@ -45,7 +45,10 @@ def followers(
 
 
 def stranded(
-    graph: Graph, ports: PortVariables, hard: AbstractSet[int]
+    graph: Graph,
+    ports: PortVariables,
+    hard: AbstractSet[int],
+    settled: AbstractSet[int],
 ) -> frozenset[int]:
     """Return the exact ops that only what has no kernel surrounds: in low precision they would gain but Casts.
 
@@ -55,47 +58,43 @@ def stranded(
         graph: the prepared model.
         ports: the precision variables.
         hard: variables that the target forces to float32.
+        settled: variables that the user settled.
     """
-    exact = {
-        index
-        for index in graph.exact & ports.of_node.keys()
-        if hard.isdisjoint(map(ports.root, ports.of_node[index].values()))
-    }
-    found, seen = set[int](), set[int]()
-    for start in sorted(exact):
-        if start in seen:
-            continue
-        group, around, waiting = set[int](), set[bool](), [start]
-        while waiting:
-            index = waiting.pop()
-            if index in group:
-                continue
-            group.add(index)
-            for neighbour, variable in _neighbours(graph, ports, index):
-                if neighbour in exact:
-                    waiting.append(neighbour)
-                elif variable == HIGH:
-                    continue
-                else:
-                    around.add(ports.root(variable) in hard)
-        seen |= group
-        if around == {True}:
-            found |= group
+    pinned = hard | settled
+    given = {value.index for value in graph.overridable()} | {*graph.scopes[0].inputs}
+    found = set[int]()
+    for index in graph.exact & ports.of_node.keys():
+        own = map(ports.root, ports.of_node[index].values())
+        around = {
+            ports.root(variable) in hard
+            for variable in _sides(graph, ports, given, index)
+            if variable != HIGH
+        }
+        if around == {True} and pinned.isdisjoint(own):
+            found.add(index)
     return frozenset(found)
 
 
-def _neighbours(
-    graph: Graph, ports: PortVariables, index: int
-) -> Iterator[tuple[int, int]]:
-    """The nodes before and after a node, each with the variable of its side; weights are none."""
+def _sides(
+    graph: Graph, ports: PortVariables, given: Container[int], index: int
+) -> Iterator[int]:
+    """The variables of what makes and reads a node's values; weights have none, unless the user lowers them.
+
+    Inputs and outputs of the model stand for a node that casts them: there is one once the model is converted.
+    """
     node = graph.nodes[index]
     for value in node.inputs:
-        maker = graph.producer(value)
-        variable = NONE if maker is None else ports.produced[value]
-        if maker is not None and variable != NONE and value not in ports.free:
-            yield maker.index, variable
+        if value == ABSENT or value in ports.free or ports.produced[value] == NONE:
+            continue
+        variable = ports.produced[value]
+        is_made = graph.producer(value) is not None or value in given
+        if is_made or variable in ports.requested_low:
+            yield variable
     for value in node.outputs:
-        for reader, port in graph.uses[value] if value != ABSENT else ():
-            variable = ports.consumed[reader][port]
-            if variable != NONE:
-                yield reader, variable
+        if value == ABSENT:
+            continue
+        for reader, port in graph.uses[value]:
+            if ports.consumed[reader][port] != NONE:
+                yield ports.consumed[reader][port]
+        for result in graph.results[value]:
+            yield ports.returned.get(result, HIGH)

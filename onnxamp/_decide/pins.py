@@ -348,7 +348,14 @@ class _Claims:
             self.followers = self.find_followers()
         # In float16 few ops lack a kernel, and most of those get one by an upgrade, for which exact ops speak.
         if options.level == Level.O2 and options.strict and options.low is not FLOAT16:
-            self.stranded = stranded(self.graph, self.ports, self.hard.keys())
+            asked = {
+                self.ports.root(variable)
+                for index in by_user
+                for variable in self.ports.of_node.get(index, {}).values()
+            }
+            settled = asked | self.forced.keys()
+            hard = self.hard.keys()
+            self.stranded = stranded(self.graph, self.ports, hard, settled)
         gains, following = options.level == Level.O2, op_facts().following
         for index, variables in self.ports.of_node.items():
             node, exact = self.graph.nodes[index], index in all_exact
