@@ -1,5 +1,6 @@
 """The command line: one module per command, imported when the command runs."""
 
+import os
 import sys
 from typing import Any, Final
 
@@ -103,4 +104,12 @@ def main() -> None:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # not every terminal can print every name
-    group(prog_name="onnxamp")
+    try:
+        group(prog_name="onnxamp")
+    except OSError as error:  # of help, which is printed before there is a command
+        sys.exit(f"Error: Cannot print: {error.strerror}.")
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # told by now; Python would try once more at the end, and change the exit code
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 import numpy as np
 
-from onnxamp._cli.door import door, note_report
+from onnxamp._cli.door import door, note_report, printing
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
@@ -62,7 +62,8 @@ def show(
         return
     from onnxamp._report.terminal import print_report  # noqa: PLC0415 - quiet commands print nothing
 
-    try:
+    verbose = getattr(given, "verbose", False)
+    with printing():
         if given.format == "json":
             text = as_json()
             note_report()
@@ -70,19 +71,10 @@ def show(
         elif given.format == "markdown":
             from onnxamp._report.markdown import as_markdown  # noqa: PLC0415
 
-            verbose = getattr(given, "verbose", False)
             click.echo(f"{as_markdown(report(), verbose=verbose)}\n")
         else:
-            print_report(
-                report(),
-                verbose=getattr(given, "verbose", False),
-                brief=given.format == "line",
-            )
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it is flushed again at the end
-        raise OutputError(f"Cannot print the report: {error.strerror}.") from None
+            brief = given.format == "line"
+            print_report(report(), verbose=verbose, brief=brief)
 
 
 def write_page(page: "Page", path: Path) -> None:

@@ -9,7 +9,13 @@ from typing import Final
 
 import click
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, OnnxAmpError, printable
+from onnxamp._errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    OnnxAmpError,
+    OutputError,
+    printable,
+)
 from onnxamp._paths.paths import reason_of
 from onnxamp._workers.signals import is_ended
 
@@ -37,6 +43,21 @@ def note_words(context: click.Context, words: Sequence[str]) -> None:
 def note_report() -> None:
     """Note that a report was printed: an object of JSON would not be the only one on standard output."""
     click.get_current_context().meta[_REPORTED] = True
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Print a report.
+
+    Raises:
+        OutputError: it cannot be printed, as on a full disk. BrokenPipeError: nobody reads it.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"Cannot print the report: {error.strerror}.") from None
 
 
 @contextmanager
@@ -74,22 +95,16 @@ def _shown(error: Exception) -> int:
         import traceback  # noqa: PLC0415 - help and completion need none
 
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    form = _format(words)
-    if form == "json" and _REPORTED not in context.meta:
-        from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
-
-        note_report()
-        click.echo(
-            document(
-                "error",
-                {"kind": _kind(error), "message": _sentence(error), "exit_code": code},
-            )
-        )
-    elif form == "markdown":
-        from onnxamp._report.markdown import error_markdown  # noqa: PLC0415
-
-        click.echo(f"{error_markdown(_sentence(error))}\n")
-    elif isinstance(error, click.ClickException):
+    text = _formatted(error, code, words, context)
+    if text is not None:
+        try:
+            with printing():
+                click.echo(text)
+        except OutputError as unprinted:
+            error = unprinted
+        else:
+            return code
+    if isinstance(error, click.ClickException):
         error.show()
     else:
         from onnxamp._report.terminal import fitted  # noqa: PLC0415
@@ -99,6 +114,24 @@ def _shown(error: Exception) -> int:
             click.UsageError(text, context) if is_usage else click.ClickException(text)
         ).show()
     return code
+
+
+def _formatted(
+    error: Exception, code: int, words: Sequence[str], context: click.Context
+) -> str | None:
+    """Return an error in the format for programs that was asked for; None for people, or beside a report in JSON."""
+    form = _format(words)
+    if form == "json" and _REPORTED not in context.meta:
+        from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
+
+        note_report()
+        facts = {"kind": _kind(error), "message": _sentence(error), "exit_code": code}
+        return document("error", facts)
+    if form == "markdown":
+        from onnxamp._report.markdown import error_markdown  # noqa: PLC0415
+
+        return f"{error_markdown(_sentence(error))}\n"
+    return None
 
 
 def _kind(error: Exception) -> str:

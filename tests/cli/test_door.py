@@ -207,11 +207,19 @@ class TestFullDisks:
             assert done.stderr.count("\n") == 1
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-    def test_an_error_in_json_that_cannot_be_printed(self) -> None:
-        command = [sys.executable, "-m", "onnxamp", "check", "nothing.onnx", "--format", "json"]
+    @pytest.mark.parametrize("words", [
+        ("check", "nothing.onnx", "--format", "json"), ("check", "nothing.onnx", "--format", "markdown"),
+        ("lists", "--format", "json"), ("lists",), ("check", "--help"), ("--help",),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_what_cannot_be_printed_is_told_in_a_sentence(self, words: tuple[str, ...], unbuffered: str) -> None:
+        command = [sys.executable, "-m", "onnxamp", *words]
+        # What stays in a buffer is written again at the end.
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
         assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
         assert done.stderr.startswith("Error: Cannot ")
         assert "Traceback" not in done.stderr
 
