@@ -1,16 +1,17 @@
-"""The files beside the models of a folder: configs and tokenizers, without which nobody can load the results.
+"""The files beside the models of a folder, such as configs and tokenizers: software needs them to load the results.
 
-They are written last, and only where every model of their folder has a result: before that, software does not take the
-results for a folder that it can load.
+They are written last, and only if every model of their folder has a result. Until then, software does not recognise the
+results as a folder that it can load.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from onnxamp._batch.job import Job
-from onnxamp._batch.kinds import Package, is_companion
+from onnxamp._batch.kinds import Package, files_below, is_companion
 from onnxamp._dtypes import ELEM_NAMES, LOW_ELEMS
 from onnxamp._job.folder import Shipped
 from onnxamp._model.data_files import data_files_of
@@ -23,7 +24,12 @@ PART: Final = "companions"
 
 
 def ship(
-    package: Package, jobs: Iterable[Job], source: Path, target: Path, part: Part
+    package: Package,
+    jobs: Iterable[Job],
+    source: Path,
+    target: Path,
+    part: Part,
+    others: Iterable[Path] = (),
 ) -> Shipped:
     """Copy the files beside the models of a folder, with the settings that their results need.
 
@@ -35,30 +41,32 @@ def ship(
         source: the folder that is converted, which it is or lies in.
         target: the folder of the results.
         part: what earlier runs wrote.
+        others: folders of other packages, whose files are theirs.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    needed = list(_needed_settings(package, jobs))
+    needed = list(_needed(package, jobs))
+    without = {path.resolve() for path in (target, *others)}
     written, kept = list[str](), list[str]()
-    for path in _companions(package.folder, target):
+    for path in files_below(package.folder, without):
+        if not path.is_file() or not is_companion(path.name):
+            continue
         name = path.relative_to(source).as_posix()
-        changes = [
-            one
-            for one in needed
-            if one.file == path.relative_to(package.folder).as_posix()
-        ]
-        data = _changed(path, changes)
-        place = target / name
+        inside = path.relative_to(package.folder).as_posix()
+        data = _changed(
+            path.read_bytes(), [one for one in needed if one.file == inside]
+        )
+        place, new = target / name, fingerprint(data)
         known = fingerprint(place.read_bytes()) if place.is_file() else None
-        if known is None or known == part.get(name):
-            if known != fingerprint(data):
-                made_folder(place.parent)
-                write_file(place, data)
-                part[name] = fingerprint(data)
-            written.append(name)
-        elif known != fingerprint(data):
+        if known not in (None, new, part.get(name)):
             kept.append(name)
+            continue
+        if known != new:
+            made_folder(place.parent)
+            write_file(place, data)
+            part[name] = new
+        written.append(name)
     return Shipped(
         name=package.folder.relative_to(source).as_posix(),
         kind=package.kind.name,
@@ -72,43 +80,23 @@ class _Change(NamedTuple):
     """A setting of a JSON file."""
 
     file: str
-    keys: tuple[str, ...]
+    keys: Sequence[str]
     value: Any
 
 
-def _companions(folder: Path, target: Path) -> Iterator[Path]:
-    """The files below a folder that are to be copied, without hidden ones and those below ``target``."""
-    waiting, without = [folder], target.resolve()
-    while waiting:
-        for path in sorted(waiting.pop().iterdir()):
-            if path.name.startswith(".") or path.resolve() == without:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                waiting.append(path)
-            elif path.is_file() and is_companion(path.name):
-                yield path
-
-
-def _needed_settings(package: Package, jobs: Iterable[Job]) -> Iterator[_Change]:
+def _needed(package: Package, jobs: Iterable[Job]) -> Iterator[_Change]:
     """The settings that results need."""
-    if not package.kind.settings:
-        return
-    for job in jobs:
-        causes = {
-            "caches": _dtype_of_caches(package, job.target),
-            "data": _data_files(job.target),
+    settings = package.kind.settings
+    for job in jobs if settings else ():
+        found = {
+            "dtype": _dtype_of_caches(package, job.target),
+            "files": len(data_files_of(job.target)),
         }
-        texts = {"types": job.types, "file": job.target.name, "dtype": causes["caches"]}
-        for file, settings in package.kind.settings.items():
-            for cause, setting in settings.items():
-                if causes[cause]:
-                    keys = tuple(key.format(**texts) for key in setting.keys)
-                    value = (
-                        causes["data"]
-                        if cause == "data"
-                        else setting.value.format(**texts)
-                    )
-                    yield _Change(file=file, keys=keys, value=value)
+        for setting in settings:
+            if value := found[setting.value]:
+                names = {"types": job.types, "file": job.target.name}
+                keys = [key.format(**names) for key in setting.keys]
+                yield _Change(file=setting.file, keys=keys, value=value)
 
 
 def _dtype_of_caches(package: Package, result: Path) -> str:
@@ -121,22 +109,19 @@ def _dtype_of_caches(package: Package, result: Path) -> str:
     return next((ELEM_NAMES[elem] for elem in sorted(elems) if elem in LOW_ELEMS), "")
 
 
-def _data_files(result: Path) -> int:
-    return len(data_files_of(result))
-
-
-def _changed(path: Path, changes: Iterable[_Change]) -> bytes:
-    """The bytes of a file with settings changed; the same bytes where all have their values already."""
-    data = path.read_bytes()
-    config = None
+def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
+    """The bytes of a JSON file with settings changed; the same bytes where all have their values already."""
+    if not changes:
+        return data
+    before = json.loads(data)
+    config = deepcopy(before)
     for change in changes:
-        config = json.loads(data) if config is None else config
         inner = config
         for key in change.keys[:-1]:
             held = inner.get(key)
             inner[key] = held if isinstance(held, Mapping) else {}
             inner = inner[key]
         inner[change.keys[-1]] = change.value
-    if config is None or config == json.loads(data):
+    if config == before:
         return data
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

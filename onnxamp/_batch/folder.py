@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from onnxamp._batch.job import (
     remembered,
     run_job,
 )
-from onnxamp._batch.kinds import SAME, Packages
+from onnxamp._batch.kinds import SAME, Packages, files_below
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
@@ -126,7 +126,10 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
             f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
         )
     jobs, left_out, packages = list[Job](), list[str](), Packages(source)
-    for path in _models(source, home):
+    models = (
+        path for path in files_below(source, {home}) if path.suffix.lower() == ".onnx"
+    )
+    for path in models:
         name, package = path.relative_to(source), packages.of(path)
         called = SAME if package is None else package.kind.name_of(path)
         if called.is_left_out:
@@ -158,25 +161,6 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
             f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
         )
     return jobs
-
-
-def _models(source: Path, without: Path) -> Iterator[Path]:
-    waiting = [source]
-    while waiting:
-        here, below = waiting.pop(), list[Path]()
-        with suppress(OSError):  # what may not be listed holds no models
-            below = sorted(path for path in here.iterdir() if path.name[0] != ".")
-        folders = [path for path in below if path.is_dir()]
-        yield from (
-            path
-            for path in below
-            if path.suffix.lower() == ".onnx" and path not in folders
-        )
-        waiting += [
-            path
-            for path in reversed(folders)
-            if not path.is_symlink() and path.resolve() != without
-        ]
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
@@ -332,8 +316,7 @@ def run_folder(
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
     found = [
-        replace(job, code=options.code, prompts=options.prompts)
-        for job in find_jobs(source, target, inputs)
+        replace(job, shared=options.files) for job in find_jobs(source, target, inputs)
     ]
     _check_dtypes(found, options.conversion.dtype)
     made_folder(target)
@@ -413,8 +396,8 @@ def _shipped(
         package = own[0].package
         assert package is not None
         if not any(rows[job.name].has_failed for job in own):
-            part = state.part(PART, {})
-            yield ship(package, own, source, target, part)
+            part, others = state.part(PART, {}), owned.keys() - {package.folder}
+            yield ship(package, own, source, target, part, others)
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:

@@ -7,7 +7,7 @@ Comparing times alone, as make does, would miss other options and older files th
 
 A failure is remembered likewise, if the same files would fail again: it is not tried again until a file that was
 read, an option, or the version of onnxamp or ONNX Runtime changes. So are cures: where a result is made anew under the
-same options, because it is gone or its weights go elsewhere, nobody looks for its cure again.
+same options, because it is gone or its weights go elsewhere, its cure is not searched for again.
 """
 
 import json
@@ -94,7 +94,7 @@ class Entry:
         )
 
     def is_cure(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
-        """Whether what passed is known, and would pass again."""
+        """Whether the options that passed are known, and would pass again."""
         return (
             self.cured is not None
             and self.searched_with == fingerprint
@@ -209,10 +209,11 @@ class FolderOptions:
         return None if self.accept is None else Accept.of(self.accept)
 
     @property
-    def code(self) -> Path | None:
-        """The file of that function, if it is named."""
+    def files(self) -> tuple[Path, ...]:
+        """Files that all models depend on: that of the function, if it is named, and the texts."""
         file = (self.accept or "").rpartition(":")[0]
-        return Path(file) if file.endswith(".py") else None
+        code = (Path(file),) if file.endswith(".py") else ()
+        return code if self.prompts is None else (*code, self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ class Job:
     """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
 
     ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes,
-    ``search`` where level auto keeps its measurements, and ``code`` the file of the function that judges. ``package``
+    ``search`` where level auto keeps its measurements, and ``shared`` are files that all models depend on. ``package``
     is the folder that it is part of, if its kind is known, and ``types`` what software calls the types of the result.
     """
 
@@ -233,8 +234,7 @@ class Job:
     cure: Entry | None = None
     page: Path | None = None
     search: Path | None = None
-    code: Path | None = None
-    prompts: Path | None = None
+    shared: tuple[Path, ...] = ()
     package: Package | None = None
     types: str = ""
 
@@ -279,10 +279,7 @@ def failed(job: Job, error: Exception) -> Entry:
 
 def read_before(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
-    return stamps(
-        {job.source, *_files(job.inputs), *filter(None, (job.code, job.prompts))},
-        job.home,
-    )
+    return stamps({job.source, *_files(job.inputs), *job.shared}, job.home)
 
 
 def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
@@ -334,7 +331,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     asked = options.conversion if cured is None else Options.from_json(cured)
     if job.package is not None and cured is None:
         asked = job.package.kind.adapted(asked, options.given, model)
-    judge = options.judge
+    judge, inputs = options.judge, _inputs(options, job, model)
     validation = Validation(
         tolerance=options.tolerance,
         accept=judge,
@@ -342,7 +339,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
         heals=options.cures,
         seconds=options.cure_seconds,
         failed=job.failed,
-        sampling=_sampling(options, job, model),
+        sampling=_sampling(options, inputs, model),
     )
     return Request(
         model=model,
@@ -350,7 +347,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
             asked, strict_options=False
         ),  # names are checked once all models are known
         run=RunOptions(
-            samples=_inputs(options, job, model),
+            samples=inputs,
             count=options.samples,
             seed=options.seed,
             dims=_dims(options, model.proto),
@@ -405,16 +402,18 @@ def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
     return replace(row, warnings=warnings, unmatched=unmatched)
 
 
-def _sampling(options: FolderOptions, job: Job, model: Model) -> tuple[str, ...]:
+def _sampling(
+    options: FolderOptions, inputs: Path | Prompts | None, model: Model
+) -> tuple[str, ...]:
     """Arguments of the command line that make it run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]
     judge += [
         text for path in options.libraries for text in ("--custom-ops-library", path)
     ]
-    if job.inputs is not None:
-        return "--inputs", str(job.inputs), *judge
-    if options.prompts is not None and takes_prompts(model):
-        judge = ["--prompts", str(options.prompts), *judge]
+    if isinstance(inputs, Prompts):
+        judge = ["--prompts", str(inputs.texts), *judge]
+    elif inputs is not None:
+        return "--inputs", str(inputs), *judge
     numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
     written = [
         text

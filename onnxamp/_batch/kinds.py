@@ -1,9 +1,10 @@
 """Kinds of folders: in which form the software that loads a folder takes the models in it (``_data/folders.toml``)."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, get_args
 
@@ -31,9 +32,10 @@ class Name(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting in a JSON file that a result needs."""
+    """A setting in a JSON file that results need; ``value`` names what it is set to."""
 
-    keys: tuple[str, ...]
+    file: str
+    keys: Sequence[str]
     value: str
 
 
@@ -53,7 +55,7 @@ class Kind:
     dtypes: tuple[str, ...] = get_args(DtypeName)
     data_names: str = "onnx"
     names: tuple[Name, ...] = (SAME,)
-    settings: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    settings: tuple[Setting, ...] = ()
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -64,13 +66,7 @@ class Kind:
         }
         if "names" in row:
             values["names"] = tuple(Name(*name) for name in row["names"])
-        values["settings"] = {
-            file: {
-                cause: Setting(tuple(setting["keys"]), setting["value"])
-                for cause, setting in settings.items()
-            }
-            for file, settings in row.get("settings", {}).items()
-        }
+        values["settings"] = tuple(Setting(**one) for one in row.get("settings", ()))
         return cls(**values)
 
     def marks_of(self, folder: Path) -> bool:
@@ -105,15 +101,39 @@ class Kind:
         return _fits(name, self.low_io) and not _fits(name, self.high_io)
 
 
+_table: Final = cache(partial(read_table, "folders"))
+
+
 @cache
 def kinds() -> tuple[Kind, ...]:
     """All kinds; the first one that fits a folder counts."""
-    return tuple(map(Kind.of, read_table("folders")["kinds"]))
+    return tuple(map(Kind.of, _table()["kinds"]))
 
 
 def is_companion(name: str) -> bool:
     """Whether a file of this name is read by software that loads a folder of models."""
-    return _fits(name, read_table("folders")["companions"])
+    return _fits(name, _table()["companions"])
+
+
+def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
+    """The files below a folder, sorted, without what is hidden, behind symbolic links, or below ``without``.
+
+    Args:
+        folder: the folder; what may not be listed holds no files.
+        without: folders, resolved.
+    """
+    waiting = [folder]
+    while waiting:
+        here, below = waiting.pop(), list[Path]()
+        with suppress(OSError):
+            below = sorted(path for path in here.iterdir() if path.name[0] != ".")
+        folders = [path for path in below if path.is_dir()]
+        yield from (path for path in below if path not in folders)
+        waiting += [
+            path
+            for path in reversed(folders)
+            if not path.is_symlink() and path.resolve() not in without
+        ]
 
 
 class Package(NamedTuple):
