@@ -107,7 +107,8 @@ def main() -> None:
     try:
         group(prog_name="onnxamp")
     except OSError as error:  # of help, which is printed before there is a command
-        sys.exit(f"Error: Cannot print: {error.strerror}.")
+        click.echo(f"Error: Cannot print: {error.strerror}.", err=True)
+        raise SystemExit(1) from None
     finally:
         try:
             sys.stdout.flush()

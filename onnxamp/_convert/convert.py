@@ -20,8 +20,6 @@ from onnxamp._convert.analysis import Analysis, RoundedWeights, Rounder, with_ro
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.upgrades import Proof, at_best_opset
-from onnxamp._decide.listed import find_listed
-from onnxamp._decide.overrides import find_overrides
 from onnxamp._errors import ArgumentError, InternalError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph, graph_of
@@ -188,12 +186,12 @@ def _folded(model: Model, unfolded: Analysis) -> tuple[Prepared, Analysis] | Non
 
 def _candidates(analysis: Analysis) -> tuple[str, ...]:
     """Return the outputs of the patterns that are not low as they are, unless the user named one of their nodes."""
-    graph, options = analysis.graph, analysis.options
+    graph = analysis.graph
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
         return ()
-    kept = set(find_overrides(graph, options).of_node)
-    kept |= find_listed(graph, options).black.keys()
+    problem = analysis.problem
+    kept = {*problem.overrides.of_node, *problem.listed.black}
     return tuple(
         output_of(graph, fold)
         for fold in folds

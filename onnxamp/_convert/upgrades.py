@@ -385,9 +385,7 @@ def fallen(before: Analysis, after: Analysis) -> str:
 
 def _runs(graph: Graph, node: Node, target: str) -> bool:
     """Whether the target has a kernel for a node as it is."""
-    assert node.signature is not None
-    bound = bind_node(node, graph.types)
-    return runs_on(target, Typed(node.signature, bound, node.proto))
+    return runs_on(target, Typed.of(node, graph.types))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
@@ -408,10 +406,8 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         if newer is None:
             continue
         if newer.has_function:
-            bound = bind_node(node, graph.types)
-            old, new = (
-                Typed(one, bound, node.proto) for one in (node.signature, newer)
-            )
+            old = Typed.of(node, graph.types)
+            new = old._replace(signature=newer)
             before = {place for place in places if runs_on(place, old)}
             after = {place for place in places if runs_on(place, new)}
         else:
@@ -453,10 +449,8 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
             kinds = map(graph.types.__getitem__, values)
             if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
                 continue
-            bound = bind_node(node, graph.types)
-            old, new = (
-                Typed(one, bound, node.proto) for one in (node.signature, newer)
-            )
+            old = Typed.of(node, graph.types)
+            new = old._replace(signature=newer)
             if runs_on(target, old) and not runs_on(target, new):
                 why = f"{target} has no kernel for its types there"
                 return Obstacle(opset, node.label, key, why)

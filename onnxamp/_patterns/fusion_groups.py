@@ -5,7 +5,6 @@ from collections.abc import Callable
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.targets import device_of
@@ -60,9 +59,8 @@ def _is_inference(node: Node) -> bool:
 def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
     if node.signature is None:
         return False
-    bound = bind_node(node, graph.types)
-    params = [param for param, found in bound.items() if found == FLOAT]
-    typed = Typed(node.signature, bound, node.proto)
+    typed = Typed.of(node, graph.types)
+    params = [param for param, found in typed.bound.items() if found == FLOAT]
     return not freedom(options.target, typed, params, options.low).high
 
 

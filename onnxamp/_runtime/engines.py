@@ -88,11 +88,6 @@ class Engine(ABC):
         return self if self.is_reference else CpuEngine("cpu", emulates=True)
 
     @property
-    def emulation(self) -> "Engine":
-        """The emulation of low precision on the CPU, with the same sums."""
-        return CpuEngine("cpu", emulates=True, arithmetic=self.arithmetic)
-
-    @property
     def place(self) -> str:
         """The name beside that of the runtime."""
         return self.title

@@ -23,6 +23,7 @@ from onnxamp._graph.view import View
 from onnxamp._graph.wiring import wire
 from onnxamp._model import lowering
 from onnxamp._model.protos import (
+    all_nodes,
     copied,
     copy_fields,
     copy_without,
@@ -302,14 +303,14 @@ def flow_of(
 def _without_shortcuts(model: ModelProto) -> ModelProto:
     """Return the model, or a copy whose nodes compute in the types that they have, and in no fewer bits."""
     shortcuts = op_facts().shortcut
-    if not any(node.key in shortcuts for node in Graph.of(model).nodes):
+    if not any(op_key(node) in shortcuts for node in all_nodes(model.graph.node)):
         return model
     result = copied(model)
-    for node in Graph.of(result).nodes:
-        shortcut = shortcuts.get(node.key)
-        names = [one.name for one in node.proto.attribute]
+    for node in all_nodes(result.graph.node):
+        shortcut = shortcuts.get(op_key(node))
+        names = [one.name for one in node.attribute]
         if shortcut in names:
-            del node.proto.attribute[names.index(shortcut)]
+            del node.attribute[names.index(shortcut)]
     return result
 
 

@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Self
 
-from onnxamp._workers.signals import HANGUP, is_alone, unwatched
-
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, HANGUP)
+from onnxamp._workers.signals import ENDING, HANGUP, is_alone, unwatched
 
 
 @dataclass(slots=True)
@@ -63,7 +61,7 @@ def fork(serve: Callable[[], None]) -> Forked:
     """Copy this process, and let the copy answer questions as one that is started anew."""
     questions, asking = os.pipe()
     answering, answers = os.pipe()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         with warnings.catch_warnings(
             action="ignore"

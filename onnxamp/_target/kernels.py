@@ -161,6 +161,12 @@ class Typed(NamedTuple):
     bound: Binding
     proto: NodeProto
 
+    @classmethod
+    def of(cls, node: Node, types: Sequence[str | None]) -> "Typed":
+        """Return a node, whose schema is known, with the types of its values."""
+        assert node.signature is not None
+        return cls(node.signature, bind_node(node, types), node.proto)
+
     def inputs(self) -> tuple[str | None, ...]:
         """The types of the inputs; None where they are absent or unknown."""
         return tuple(map(self._input, range(len(self.proto.input))))
@@ -297,7 +303,7 @@ def _body_fits(
         inputs = [
             None if value == ABSENT else inferred[value] for value in inner.inputs
         ]
-        typed = Typed(inner.signature, bind_node(inner, inferred), inner.proto)
+        typed = Typed.of(inner, inferred)
         if not is_consistent(inner.signature, typed.bound, inputs):
             return False
         if provider and (

@@ -109,6 +109,8 @@ INTERRUPTED: Final = 128
 
 HANGUP: Final = getattr(signal, "SIGHUP", signal.SIGTERM)
 """What a terminal sends when it closes."""
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, HANGUP)
+"""Signals that end a command."""
 
 _NATIVE: Final = 3.0
 """Seconds in which native code may return to the interpreter."""
@@ -180,7 +182,7 @@ def is_alone() -> bool:
 def unwatched() -> None:
     """Let signals end this process at once, one that was forked: what watched them did not come with it."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, HANGUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -314,7 +316,7 @@ def obey(command: Callable[[], object]) -> None:
     Raises:
         Whatever the command raises, if no signal came.
     """
-    watch = Watch((signal.SIGINT, signal.SIGTERM, HANGUP))
+    watch = Watch(ENDING)
     survive_truncation()
     try:
         command()
