@@ -6,7 +6,6 @@ for ``olive run --package-config``.
 
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +69,13 @@ class OnnxAmp(Pass):  # type: ignore[misc]
                 description="Compare the result with the original before it is written.",
             ),
         }
-        rows = spelled_fields()
         config |= {
-            option.name: PassConfigParam(
+            name: PassConfigParam(
                 type_=Any,
-                default_value=option.default,
-                description=rows[option.name].help,
+                default_value=getattr(Options, name),
+                description=row.help,
             )
-            for option in fields(Options)
-            if option.name in rows and option.name not in config
+            for name, row in spelled_fields().items()
         }
         config["target"].default_value = _target_of(accelerator_spec)
         return config

@@ -19,6 +19,7 @@ from playwright.sync_api import sync_playwright
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from web import software_vulkan
 
+from onnxamp._ops.targets import read_table
 from onnxamp._runtime.browser.session import find_chromium
 
 PAGE = """<!doctype html>
@@ -42,14 +43,7 @@ window.generate = async ([folder, dtype, count, prompt]) => {
 };
 </script>
 """
-FLAGS = (
-    "--no-sandbox",
-    "--enable-unsafe-webgpu",
-    "--ignore-gpu-blocklist",
-    "--use-angle=vulkan",
-    "--enable-features=Vulkan",
-    "--disable-vulkan-surface",
-)
+FLAGS = ("--no-sandbox", *read_table("browser")["flags"], *read_table("browser")["systems"]["linux"]["flags"])
 
 
 class Handler(SimpleHTTPRequestHandler):

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bootstrap import BIN, ROOT, Environment, ensure
@@ -139,6 +140,11 @@ def convert(environment: Environment, folder: Path) -> Path:
     return target
 
 
+def same_tokens(one: Sequence[float], other: Sequence[float]) -> int:
+    """How many tokens two generations share, place by place."""
+    return sum(a == b for a, b in zip(one, other, strict=True))
+
+
 def test_genai(environment: Environment, *, int4: bool) -> None:
     """GenAI generates with the result as with the original."""
     folder = HOME / f"genai-{'int4' if int4 else 'float32'}"
@@ -153,7 +159,7 @@ def test_genai(environment: Environment, *, int4: bool) -> None:
 
     original, result, long = generate(folder, TOKENS), generate(target, TOKENS), generate(target, MANY)
     divergence = float(output(environment.python, "-c", DIVERGENCE, json.dumps([original["logits"], result["logits"]])))
-    same = sum(a == b for a, b in zip(original["tokens"], result["tokens"], strict=True))
+    same = same_tokens(original["tokens"], result["tokens"])
     print(
         f"{folder.name}: KL {divergence:.1e}, {same} of {TOKENS} tokens are the same, {len(long['tokens'])} generated"
     )
@@ -177,7 +183,7 @@ def test_javascript(environment: Environment, *, int4: bool) -> None:
 
     before, after = ("q4", "q4f16") if int4 else ("fp32", "fp16")
     original, result = generate(folder, before, TOKENS), generate(target, after, TOKENS)
-    same = sum(a == b for a, b in zip(original, result, strict=True))
+    same = same_tokens(original, result)
     print(f"{folder.name}: {same} of {TOKENS} tokens are the same")
     assert len(generate(target, after, MANY)) == MANY
     assert int4 or same == TOKENS, "tokens differ"
@@ -187,7 +193,7 @@ def test_javascript(environment: Environment, *, int4: bool) -> None:
         return
     arguments = (HOME, target.name, after, TOKENS, json.dumps(PROMPT))
     found = json.loads(output(BIN / "python", ROOT / "scripts" / "generate_in_chromium.py", *arguments))
-    same = sum(a == b for a, b in zip(original, found, strict=True))
+    same = same_tokens(original, found)
     print(f"{folder.name}: {same} of {TOKENS} tokens are the same on WebGPU in Chromium")
     assert int4 or same == TOKENS, "tokens differ on WebGPU"
 

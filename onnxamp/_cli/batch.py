@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import Given, show
-from onnxamp._cli.given import options_of, place_of
+from onnxamp._cli.given import flag_of, options_of, place_of
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError, printable
@@ -23,12 +23,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._runtime.starting import active_libraries
 
-_SINGLE_MODEL: Final = {
-    "plan_file": "--plan",
-    "save_plan": "--save-plan",
-    "data_names": "--data-names",
-    "in_place": "--in-place",
-}
+_SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")
 """Options that apply to one model."""
 
 
@@ -43,12 +38,12 @@ def convert_all(given: Given) -> None:
         raise ArgumentError(
             "A folder of models keeps its own state, in the folder of the results: drop --state."
         )
-    single = [flag for name, flag in _SINGLE_MODEL.items() if getattr(given, name)]
+    single = [name for name in _SINGLE_MODEL if getattr(given, name)]
     if given.metric != "auto":
-        single.append("--metric")
+        single.append("metric")
     if single:
         raise ArgumentError(
-            f"{single[0]} is for a single model, and {str(source)!r} is a folder."
+            f"{flag_of(single[0])} is for a single model, and {str(source)!r} is a folder."
         )
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_page
 from onnxamp._cli.given import (
@@ -15,6 +14,7 @@ from onnxamp._cli.given import (
     run_options_of,
     sampling_arguments,
     sink_of,
+    typed_options,
     unlike_target,
 )
 from onnxamp._convert.plan import load_plan, strict
@@ -126,13 +126,9 @@ def _ignore(warnings: Iterable[str]) -> None:
 
 def _overridden() -> list[str]:
     """A warning about options that a plan replaces."""
-    context = click.get_current_context()
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in (*spelled_fields(), "level")
-        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    ]
+    typed = typed_options() & {*spelled_fields(), "level"}
+    params = click.get_current_context().command.params
+    given = [item.opts[0] for item in params if item.name in typed]
     return (
         [f"The plan replaces {', '.join(given)}: it repeats its decisions."]
         if given

@@ -28,16 +28,29 @@ if TYPE_CHECKING:
 # --- where and on what models run ---------------------------------------------------------------------------------
 
 
+def typed_options() -> frozenset[str]:
+    """The names of the options that the command line spells."""
+    context = click.get_current_context()
+    return frozenset(
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    )
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option of this command, as in "--save-plan"."""
+    options = click.get_current_context().command.params
+    return next(item.opts[0] for item in options if item.name == name)
+
+
 def target_of_engine(given: Given, target: str) -> str:
     """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
     from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
 
     engine = (given.provider or "cpu").partition(":")[0]
     engine = _OF_BROWSER if engine == BROWSER else engine
-    asked = (
-        click.get_current_context().get_parameter_source("target")
-        is ParameterSource.COMMANDLINE
-    )
+    asked = "target" in typed_options()
     own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
     return target if asked or not own or device_of(target) == engine else engine
 

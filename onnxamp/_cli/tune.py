@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from onnxamp._cli.common import (
     Given,
@@ -16,7 +15,14 @@ from onnxamp._cli.common import (
     write_conversion_page,
     write_page,
 )
-from onnxamp._cli.given import options_of, run_options_of, sink_of, unlike_target
+from onnxamp._cli.given import (
+    flag_of,
+    options_of,
+    run_options_of,
+    sink_of,
+    typed_options,
+    unlike_target,
+)
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._errors import ArgumentError
 from onnxamp._job.pipeline import convert_to_file
@@ -132,11 +138,10 @@ def tune_manifest(given: Given) -> None:
         ArgumentError: an option does not apply to a pipeline, or is wrong. Others as
             :func:`onnxamp._pipeline.tune.tune_pipeline`.
     """
-    typed, manifest = _typed(), given.model
+    typed, manifest = typed_options(), given.model
     for name in _OF_MODELS.keys() & typed:
-        flag = f"--{'dim' if name == 'dims' else name.replace('_', '-')}"
         raise ArgumentError(
-            f"{flag} is for a single model, and {str(manifest)!r} is a pipeline: {_OF_MODELS[name]}."
+            f"{flag_of(name)} is for a single model, and {str(manifest)!r} is a pipeline: {_OF_MODELS[name]}."
         )
     if given.times != TIMES[0]:
         raise ArgumentError(
@@ -176,16 +181,6 @@ def tune_manifest(given: Given) -> None:
         raise click.ClickException(
             f"The models are in {folder}, but exceed the tolerance together."
         )
-
-
-def _typed() -> frozenset[str]:
-    """Names of the options that the command line spells."""
-    context = click.get_current_context()
-    return frozenset(
-        name
-        for name in context.params
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    )
 
 
 def _settings(given: Given, typed: frozenset[str]) -> dict[str, Any]:

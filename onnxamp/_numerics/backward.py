@@ -170,15 +170,18 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
 def expanded(model: ModelProto) -> ModelProto:
     """A piece whose nodes have gradient rules, as far as recurrent nodes can be unrolled, and functions be inlined."""
     model = inline_functions(model, partly=True)
-    for key in UNROLLED:
+    refused = set[tuple[str, ...]]()
+    while True:
         graph = Graph.of(model)
-        for node in graph.nodes_of({key}):
-            try:
-                model = Pass(graph, [], (), ()).unrolled([node])
-            except GradientError:
-                continue
-            graph = Graph.of(model)
-    graph = Graph.of(model)
+        recurrent = graph.nodes_of(UNROLLED)
+        waiting = (one for one in recurrent if tuple(one.proto.output) not in refused)
+        node = next(waiting, None)
+        if node is None:
+            break
+        try:
+            model = Pass(graph, [], (), ()).unrolled([node])
+        except GradientError:
+            refused.add(tuple(node.proto.output))
     ops = {
         (node.proto.domain, node.proto.op_type)
         for node in graph.nodes

@@ -296,21 +296,19 @@ class Comparison:
             REFERENCE: (probe.key, self.reference),
             RESULT: (probe.result_key, other),
         }
-        report = self._compared(probe, activity, part, memory)
+        found = self._compared(probe, activity, part, memory)
+        report = self._judged(*found)
         if self._allow_for_integers(report):
-            report = self._compared(probe, activity, part, memory)
+            report = self._judged(*found)
         if (
             layers is None
             and not report.passed
             and report.outputs
             and self.engine.runs_pieces
         ):
-            deep = self._compared(
-                replace(probe, layers=True),
-                activity,
-                part,
-                memory,
-                monotonic() + seconds,
+            until, thorough = monotonic() + seconds, replace(probe, layers=True)
+            deep = self._judged(
+                *self._compared(thorough, activity, part, memory, until)
             )
             report = replace(report, first_bad=deep.first_bad, layers=deep.layers)
             if deep.samples < report.samples:
@@ -393,8 +391,12 @@ class Comparison:
         part: Part | None,
         memory: Memory,
         until: float = inf,
-    ) -> DiffReport:
-        """Compare as many samples as fit before a time, and at least one."""
+    ) -> tuple[DiffReport, Tally | None]:
+        """Compare as many samples as fit before a time, and at least one.
+
+        Returns:
+            The report, which nothing judged yet, and what the samples showed; None where that is nothing.
+        """
         model, result, samples = (
             self.reference.model,
             probe.result.opened(),
@@ -434,9 +436,10 @@ class Comparison:
                     text = input_failure(
                         "The reference does not run", diff.error, samples, number, model
                     )
-                    return replace(report, skipped=text)
+                    return replace(report, skipped=text), None
                 if diff.failure is not None:
-                    return replace(report, failure=f"{DOES_NOT_RUN}{diff.failure}")
+                    failure = f"{DOES_NOT_RUN}{diff.failure}"
+                    return replace(report, failure=failure), None
                 if diff.noise is not None:
                     report = replace(report, noise=max(diff.noise, report.noise or 0.0))
                 tally.add(number, diff)
@@ -444,11 +447,17 @@ class Comparison:
                 if monotonic() > until:
                     report = replace(report, samples=number + 1)
                     break
+        return report, tally
+
+    def _judged(self, report: DiffReport, tally: Tally | None) -> DiffReport:
+        """Judge by the limits what samples showed."""
+        if tally is None:
+            return report
         report = finished(report, tally, self.limits)
         _LOG.info(
             "compared %s with %s on %s: %s",
-            result.label,
-            model.label,
+            report.result,
+            report.reference,
             report.ran_on,
             "passed" if report.passed else report.failure or "outside the limits",
         )

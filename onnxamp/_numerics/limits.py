@@ -62,7 +62,7 @@ class Accept(NamedTuple):
             raise ArgumentTypeError(
                 f"accept must be a function or 'package:function', not {type(given).__name__}."
             )
-        return cls(getattr(given, "__qualname__", type(given).__name__), given)
+        return cls(name_of(given), given)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes it goes by its name, if that says where it is."""
@@ -99,6 +99,11 @@ class Accept(NamedTuple):
                 " metric (--metric)."
             )
         return bool(answer)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function of the user in messages."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def called(

@@ -34,6 +34,7 @@ from onnxamp._runtime.pieces import (
     Piece,
     Runner,
     Side,
+    declare_dims,
     parts_of,
     piece_inputs,
     piece_model,
@@ -254,7 +255,7 @@ class GradientWalk:
         model = piece_model(flow, Piece(tuple(part), ()), kinds)
         for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
-                _declare(entry.type.tensor_type, values[entry.name].shape())
+                declare_dims(entry, values[entry.name].shape())
         graph = Graph.of(expanded(model))
         written = WrittenPiece(graph, self.low, flow, self.arithmetic)
         fed = written.finish(seeded)
@@ -408,11 +409,3 @@ def _shape(value: "ort.OrtValue") -> tuple[int, ...]:
 
 def _first(waiting: Sequence[Mapping[str, Floats]], name: str) -> Floats:
     return next(one[name] for one in waiting if name in one)
-
-
-def _declare(kind: Any, dims: Sequence[int]) -> None:
-    """Declare a shape."""
-    kind.shape.ClearField("dim")
-    kind.shape.SetInParent()
-    for size in dims:
-        kind.shape.dim.add(dim_value=size)

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_args
 from onnxamp._dtypes import DtypeName, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
-from onnxamp._numerics.limits import imported
+from onnxamp._numerics.limits import imported, name_of
 from onnxamp._options.checks import meant
 from onnxamp._options.levels import Level, check_level
 from onnxamp._options.options import Options
@@ -197,7 +197,7 @@ def _function(
             raise ArgumentTypeError(
                 f"function must be a function or its name, not {type(given).__name__}."
             )
-        return given, str(getattr(given, "__qualname__", type(given).__name__))
+        return given, name_of(given)
     if ":" not in given:
         raise ArgumentError(
             f"The function {given!r} is not of the form 'package:function' or 'file.py:function'."

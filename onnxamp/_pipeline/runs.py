@@ -18,7 +18,7 @@ from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, recorded, wr
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._public import Shown
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.engines import Engine, Outputs, Session
+from onnxamp._runtime.engines import Engine, Outputs
 from onnxamp._runtime.fingerprints import model_print, source_print, versions
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
@@ -26,7 +26,7 @@ from onnxamp._runtime.values import Feed
 from onnxamp._state import Facts, Part, as_data, fingerprint, from_data
 from onnxamp._tuning.job import converted_model
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.runs import converted_error
+from onnxamp._tuning.runs import converted_error, session_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,9 @@ class PipelineRuns:
         self.calls = {member.name: Calls() for member in self.pipeline.members}
         for member in self.pipeline.members:
             engine = self.engines[member.name].reference
-            self._float32[member.name] = self._session(member.model, engine).run
+            self._float32[member.name] = session_on(
+                engine, member.model, self.budget
+            ).run
         self.reference = self._called(self._models({}, self.calls), "in float32")
         value = self.value
         if value is not None and not isfinite(value):
@@ -402,12 +404,9 @@ class PipelineRuns:
             self._converted[name] = (
                 choice.key,
                 made,
-                self._session(made, self.engines[name]).run,
+                session_on(self.engines[name], made, self.budget).run,
             )
         return self._converted[name][2]
-
-    def _session(self, model: Model, engine: Engine) -> Session:
-        return engine.open(model, whole=not engine.emulates, budget=self.budget)
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
         """What the function returns: a dict of arrays, or a number.

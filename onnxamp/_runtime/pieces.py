@@ -79,9 +79,9 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
         entry = model.graph.input.add(name=name)
         entry.type.CopyFrom(typed(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
-            _declare_dims(entry, flow.shell.weights[name].dims)
+            declare_dims(entry, flow.shell.weights[name].dims)
         elif name in ranks and entry.type.HasField("tensor_type"):
-            _declare_dims(
+            declare_dims(
                 entry, [None] * ranks[name]
             )  # some kernels crash the process on other ranks
         if name in piece.rounded:
@@ -107,8 +107,9 @@ def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProt
     return model
 
 
-def _declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
+def declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
     """Declare a shape: kernels may ask for the rank, and ONNX Runtime refuses inputs of a wrong one."""
+    entry.type.tensor_type.shape.ClearField("dim")
     entry.type.tensor_type.shape.SetInParent()
     for dim in dims:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
@@ -127,7 +128,7 @@ def _rank(
             and entry.type.HasField("tensor_type")
             and not declared.HasField("shape")
         ):
-            _declare_dims(entry, [None] * len(values[name].shape()))
+            declare_dims(entry, [None] * len(values[name].shape()))
 
 
 @dataclass(slots=True)

@@ -153,10 +153,6 @@ class CandidateSolver:
             weights=weights,
         )
 
-    def casts(self, low: Choice) -> list[int]:
-        """The values that are cast where these nodes are low."""
-        return self._cost(low)[0]
-
     def feasible(self, low: Choice) -> Choice:
         """The nodes that are lowered if these are asked for: some depend on others."""
         return self._cost(low)[2]

@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.detections import compare_matched
-from onnxamp._numerics.limits import Accept, called, imported
+from onnxamp._numerics.limits import Accept, called, imported, name_of
 from onnxamp._numerics.metrics import TensorDiff
 from onnxamp._runtime.engines import Outputs
 
@@ -116,7 +116,7 @@ def make_metric(
             raise ArgumentTypeError(
                 f"metric must be a name or a function, not {type(name).__name__}."
             )
-        measure, name = _measured(_called(name), name), _called(name)
+        measure, name = _measured(name_of(name), name), name_of(name)
     elif ":" in name:
         measure = _measured(name, imported("metric", name))
     elif name not in {"auto", *METRICS}:
@@ -157,10 +157,6 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
         )
 
     return measure
-
-
-def _called(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _measured(name: str, function: Callable[..., Any]) -> Measure:

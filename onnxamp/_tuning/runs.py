@@ -161,7 +161,7 @@ class ErrorProbe(Probe[float]):
     def open(self, memory: Memory) -> Opened[float]:
         """As :meth:`Probe.open`."""
         original = remembered(memory, _REFERENCE, self.key, self.open_original)
-        result = self._executable(self.result.opened(), self.engine)
+        result = session_on(self.engine, self.result.opened(), self.budget)
 
         def prepare(sample: Sample) -> None:
             feeds = check_inputs(original.model.proto, sample)
@@ -187,13 +187,13 @@ class ErrorProbe(Probe[float]):
 
     def open_original(self) -> Session:
         """Return the original as it is run."""
-        return self._executable(
-            self.original.opened(),
-            replace(self.engine.reference, emulates=self.engine.emulates),
-        )
+        engine = replace(self.engine.reference, emulates=self.engine.emulates)
+        return session_on(engine, self.original.opened(), self.budget)
 
-    def _executable(self, model: Model, engine: Engine) -> Session:
-        return engine.open(model, whole=not engine.emulates, budget=self.budget)
+
+def session_on(engine: Engine, model: Model, budget: int) -> Session:
+    """Return a model on an engine, whole unless low precision is emulated."""
+    return engine.open(model, whole=not engine.emulates, budget=budget)
 
 
 def _errors(

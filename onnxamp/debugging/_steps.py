@@ -322,7 +322,7 @@ class InferenceSession:
 
     @cached_property
     def _chooser(self) -> Chooser:
-        return Chooser(Model.of(self._source))
+        return Chooser(self._watcher.session.model)
 
     @cached_property
     def _watcher(self) -> Watcher:

@@ -260,8 +260,8 @@ def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
         file = dump_path(config.folder, run.step)
         write_dump(file, records)
     checker.steps.append(StepCheck(run.step, records, file))
-    bad = run.first_bad(chosen) if config.aborts else None
-    if bad is not None:
+    if config.aborts and records:
+        (bad,) = records
         story = run.story(bad, config.stack_height_limit)
         text = f"Run {run.step}: there is NaN or Inf in {bad}. {story}".rstrip()
         raise NumericsError(text, bad.tensor, bad.node, bad.op)

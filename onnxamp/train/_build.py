@@ -10,7 +10,6 @@ from onnxamp._dtypes import DtypeLike, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._options.levels import Level
-from onnxamp._options.lists import literal_preset
 from onnxamp._options.options import Options
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
@@ -18,7 +17,12 @@ from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
 from onnxamp.train._forward import find_masters, training_model
 from onnxamp.train._grad_scaler import AmpScaler
-from onnxamp.train._levels import Decorated, excluder, make_precision
+from onnxamp.train._levels import (
+    Decorated,
+    decorating_options,
+    excluder,
+    make_precision,
+)
 from onnxamp.train._losses import Loss, LossFunction, find_loss
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import Optimizer
@@ -243,9 +247,7 @@ def _requested(
         )
     if cast is None:
         low = decorated.dtype if decorated else dtype
-        return Options.of(
-            "O2", {"dtype": low, "lists": literal_preset("paddle"), "fold": False}
-        )
+        return decorating_options(low)
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."

@@ -370,9 +370,7 @@ def decorate(
             )
         several = isinstance(models, (list, tuple))
         matched, made = set[str](), list[Decorated]()
-        options = Options.of(
-            "O2", {"dtype": name, "lists": literal_preset("paddle"), "fold": False}
-        )
+        options = decorating_options(name)
         for model in models if several else [models]:
             source = Model.of(model).embedded()
             rule = _decorating(excluder(excluded, source), matched)
@@ -405,6 +403,12 @@ Excluder: TypeAlias = Callable[[NodeProto], Collection[str]]
 """Says which of the excluded layers a node belongs to."""
 
 
+def decorating_options(dtype: DtypeLike | str) -> Options:
+    """The options with which models are decorated, and decorated models are trained."""
+    preset = literal_preset("paddle")
+    return Options.of("O2", {"dtype": dtype, "lists": preset, "fold": False})
+
+
 def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
     """A function that says which of these names in lists and regular expressions, for whole names, mean a node.
 
@@ -414,6 +418,8 @@ def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
     """
     texts = _texts(layers)
     patterns = dict(zip(texts, compiled("excluded_layers", texts), strict=True))
+    if not texts:
+        return lambda _: ()
     graph = Graph.of(model)
     meant = {
         text: {graph.nodes[index].label for index in graph.ask(named_forms, text)}

@@ -4,7 +4,7 @@ Those that are named as in ``mindspore.nn`` and ``paddle.nn`` have the arguments
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -248,11 +248,11 @@ def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
         1.6666666269302368
     """
 
-    def function(output: Tensor, labels: Tensor) -> Tensor:
+    def squares(output: Tensor, labels: Tensor) -> Tensor:
         difference = output - labels
-        return _reduced(difference * difference, reduction)
+        return difference * difference
 
-    return _reducing(function, reduction)
+    return _reducing(squares, reduction)
 
 
 def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
@@ -263,11 +263,7 @@ def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
         >>> L1Loss("none")([1.0, 2.0, 3.0], [1.0, 2.0, 2.0])
         array([0., 0., 1.], dtype=float32)
     """
-
-    def function(output: Tensor, labels: Tensor) -> Tensor:
-        return _reduced((output - labels).op("Abs"), reduction)
-
-    return _reducing(function, reduction)
+    return _reducing(lambda output, labels: (output - labels).op("Abs"), reduction)
 
 
 def BCELoss(  # noqa: N802
@@ -285,12 +281,11 @@ def BCELoss(  # noqa: N802
         0.6554
     """
 
-    def function(output: Tensor, labels: Tensor) -> Tensor:
+    def losses(output: Tensor, labels: Tensor) -> Tensor:
         right, wrong = _safe_log(output), _safe_log(1.0 - output)
-        losses = -(labels * right + (1.0 - labels) * wrong)
-        return _reduced(_weighted(losses, weight), reduction)
+        return -(labels * right + (1.0 - labels) * wrong)
 
-    return _reducing(function, reduction)
+    return _reducing(losses, reduction, weight)
 
 
 def BCEWithLogitsLoss(  # noqa: N802
@@ -314,16 +309,14 @@ def BCEWithLogitsLoss(  # noqa: N802
         0.4562
     """
 
-    def function(output: Tensor, labels: Tensor) -> Tensor:
+    def losses(output: Tensor, labels: Tensor) -> Tensor:
         if pos_weight is None:
-            losses = output.op("Softplus") - output * labels
-        else:
-            factors = labels * (output.like(np.asarray(pos_weight)) - 1.0) + 1.0
-            negatives = output * (1.0 - labels)
-            losses = negatives + factors * (-output).op("Softplus")
-        return _reduced(_weighted(losses, weight), reduction)
+            return output.op("Softplus") - output * labels
+        factors = labels * (output.like(np.asarray(pos_weight)) - 1.0) + 1.0
+        negatives = output * (1.0 - labels)
+        return negatives + factors * (-output).op("Softplus")
 
-    return _reducing(function, reduction)
+    return _reducing(losses, reduction, weight)
 
 
 def _entropy(
@@ -381,15 +374,10 @@ def _entropy(
             losses = losses * factors
         return _averaged(losses, factors, reduction)
 
+    _check_reduction(reduction)
     if is_soft:
-        return _reducing(soft, reduction)
-    return replace(
-        _reducing(hard, reduction),
-        label_type=_INT64,
-        but=axis,
-        picks=True,
-        ignored=ignored,
-    )
+        return Loss(soft)
+    return Loss(hard, label_type=_INT64, but=axis, picks=True, ignored=ignored)
 
 
 def _log_softmax(axis: int) -> Callable[[Tensor], Tensor]:
@@ -419,14 +407,24 @@ def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     return losses.op("ReduceMean" if reduction == "mean" else "ReduceSum", keepdims=0)
 
 
-def _reducing(function: LossFunction, reduction: str) -> Loss:
-    """The loss that this function writes.
+def _reducing(
+    losses: LossFunction, reduction: Reduction, weight: ArrayLike | None = None
+) -> Loss:
+    """The loss that these losses of elements reduce to, once they are weighted.
 
     Raises:
         ArgumentError, ArgumentTypeError: the reduction is unknown.
     """
-    checked_word("reduction", reduction, ("mean", "sum", "none"))
+    _check_reduction(reduction)
+
+    def function(output: Tensor, labels: Tensor) -> Tensor:
+        return _reduced(_weighted(losses(output, labels), weight), reduction)
+
     return Loss(function)
+
+
+def _check_reduction(reduction: str) -> None:
+    checked_word("reduction", reduction, ("mean", "sum", "none"))
 
 
 LOSSES: Final[Mapping[str, Loss]] = {

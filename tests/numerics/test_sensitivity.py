@@ -125,3 +125,20 @@ def test_integers_are_judged_by_the_floats_before_them() -> None:
     model = parse("(float[4,8] x) => (int64[4,1] y) { t = Tanh (x) y = ArgMax <axis = 1> (t) }", 18)
     found = measured(model, {"x": RANDOM.standard_normal((4, 8)).astype(np.float32)}).values
     assert found["t"].costs[0] > 0
+
+
+def test_recurrent_nodes_after_one_another_are_all_unrolled() -> None:
+    """Their gradient is that of the steps: the first weight counts through all of them."""
+    text = """(float[5,2,4] x) => (float[5,2,4] y) {
+        p = RNN <hidden_size = 4> (x, w, r)
+        q = Squeeze (p, axis)
+        s = RNN <hidden_size = 4> (q, w2, r2)
+        t = Squeeze (s, axis)
+        u = RNN <hidden_size = 4> (t, w3, r3)
+        y = Squeeze (u, axis)
+    }"""
+    names = ("w", "r", "w2", "r2", "w3", "r3")
+    weights = {name: (0.4 * RANDOM.standard_normal((1, 4, 4))).astype(np.float32) for name in names}
+    model = add_weights(parse(text, 18), {**weights, "axis": np.array([1])})
+    found = measured(model, {"x": RANDOM.standard_normal((5, 2, 4)).astype(np.float32)}).values
+    assert all(0 < found[name].costs[0] < 1e-5 for name in names)
