@@ -16,7 +16,8 @@ from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import on_cpu
 from onnxamp._runtime.random_inputs import InputMaker
 from onnxamp._runtime.sample_files import quoted
-from onnxamp._runtime.samples import Samples, SampleSource, Spool, draw_of
+from onnxamp._runtime.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feeds, check_inputs
 
 TOKENIZER: Final = "tokenizer.json"
