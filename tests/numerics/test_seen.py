@@ -40,7 +40,7 @@ def test_each_layer_has_an_error_of_its_own() -> None:
 
 def test_it_is_said_if_no_op_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "wants_ranks", lambda name: False)
-    monkeypatch.setattr(pieces, "_declare_dims", lambda entry, dims: None)
+    monkeypatch.setattr(pieces, "declare_dims", lambda entry, dims: None)
     low = onnxamp.convert_model(chain(), "O3", target="openvino")
     report = onnxamp.check_run(low, FEEDS, provider="openvino")
     assert report.skipped is not None
