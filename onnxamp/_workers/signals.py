@@ -133,13 +133,22 @@ _ACTS: Final[dict[object, Callable[[], object]]] = {}
 
 @contextmanager
 def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
-    """Let something be done if the process is ended from aside within the block, whose end does it otherwise."""
+    """Do something at the end of the block, however that ends, also if the process is ended from aside within it.
+
+    Args:
+        act: what is done. A signal that interrupts it has it done once more, before the process ends.
+    """
     key = object()
     _ACTS[key] = act
     try:
         yield
     finally:
-        _ACTS.pop(key, None)
+        try:
+            act()
+        except Exception:
+            del _ACTS[key]
+            raise
+        del _ACTS[key]
 
 
 def at_end(act: Callable[[], object]) -> None:

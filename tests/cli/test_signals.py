@@ -169,6 +169,35 @@ def test_native_libraries_are_not_torn_down(place: Path, number: signal.Signals)
     assert left(place) == []
 
 
+BETWEEN = """
+import os
+made = os.{call}
+def make(path, *arguments, **keywords):
+    done = made(path, *arguments, **keywords)
+    if {part!r} in str(path):
+        os.{call} = made
+        signal.raise_signal({number})
+    return done
+os.{call} = make
+"""
+"""Sends a signal once the system has made or removed a folder, before Python goes on."""
+MOMENTS = {
+    "a stage is made": ("convert", "mkdir", ".low.onnx."),
+    "a stage is removed": ("convert", "rmdir", "new"),
+    "a temporary folder is made": ("tune", "mkdir", "onnxamp-"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_signals_between_two_instructions(place: Path, moment: str) -> None:
+    command, call, part = MOMENTS[moment]
+    before = BETWEEN.format(call=call, part=part, number=int(signal.SIGTERM))
+    with started(place, *COMMANDS[command], before=before) as process:
+        _, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, said) == (INTERRUPTED + signal.SIGTERM, "Aborted!\n")
+    assert left(place) == []
+
+
 NAMES = """
 from onnxamp._runtime import pieces
 class Field:
