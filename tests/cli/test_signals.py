@@ -218,6 +218,32 @@ def test_what_follows_from_a_signal_is_no_error(place: Path) -> None:
     assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGHUP, "", "Aborted!\n")
 
 
+UNRAISABLE = """
+import threading, time
+from onnxamp._runtime import pieces
+class Gone:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+start = threading.Timer.start
+def start_after_signal(timer):
+    threading.Timer.start = start
+    signal.raise_signal(signal.SIGTERM)
+    start(timer)
+def make_session(*_, **__):
+    threading.Timer.start = start_after_signal
+    Gone()
+    time.sleep(1000)
+pieces.make_session = make_session
+"""
+"""What Python cannot raise in a destructor is raised again, but not while Python reports that it could not."""
+
+
+def test_signals_in_a_destructor(place: Path) -> None:
+    with started(place, *COMMANDS["convert"], before=UNRAISABLE) as process:
+        output, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGTERM, "", "Aborted!\n")
+
+
 LOADS = """
 from importlib.machinery import ExtensionFileLoader
 load = ExtensionFileLoader.exec_module
