@@ -24,11 +24,15 @@ UNKNOWN = {"tensorrt": {"MatMulNBits"}}
 """What a target has no kernel for."""
 INTEGER = {"operators": "QLinear", "dynamic": "MatMulInteger"}
 """Tools whose products are of integers alone."""
+REFUSED = {*INTEGER, "nbits", "qdq with biases", "torchao weights"}
+"""Tools whose results TensorRT does not take in any precision: integers that nothing dequantizes, or int32 ones."""
 
 
 def outputs(model: ModelProto) -> np.ndarray:
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    if any(tensor.data_type == TensorProto.FLOAT8E4M3FN for tensor in model.graph.initializer):
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # its fusions misread float8
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return np.concatenate([session.run(None, feeds)[0] for feeds in FEEDS])
 
@@ -44,7 +48,8 @@ def error(result: ModelProto, reference: ModelProto) -> float:
 def test_the_rest_of_a_quantized_network_is_low(tool: str, opset: int, target: str) -> None:
     original = quantized(tool, opset)
     result = onnxamp.convert_model(original, target=target)
-    onnx.checker.check_model(result, full_check=True) if tool in ("qdq", "nbits in qdq") else None
+    if not any(node.domain for node in original.graph.node) and tool not in INTEGER:
+        onnx.checker.check_model(result, full_check=True)
     nodes = typed_nodes(result)
     products = [one for one in nodes if one.node.op_type in PRODUCTS - UNKNOWN.get(target, set())]
     low = [one for one in products if is_low(one.outputs[0])]
@@ -54,7 +59,7 @@ def test_the_rest_of_a_quantized_network_is_low(tool: str, opset: int, target: s
     assert error(emulate(result), float_network()) < 1.1 * error(original, float_network()) + 2e-3
 
 
-@pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "operators", "dynamic"])
+@pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "operators", "dynamic", "nncf"])
 def test_the_cpu_keeps_its_integer_kernels(tool: str) -> None:
     original = quantized(tool)
     result = onnxamp.convert_model(original, target="cpu")
@@ -70,7 +75,7 @@ def test_a_second_conversion_changes_nothing() -> None:
 
 
 @pytest.mark.tensorrt
-@pytest.mark.parametrize("tool", ["qdq", "nbits in qdq"])
+@pytest.mark.parametrize("tool", sorted(TOOLS.keys() - REFUSED))
 def test_tensorrt_builds_what_it_built_before(tool: str) -> None:
     for model in (quantized(tool), onnxamp.convert_model(quantized(tool), target="tensorrt")):
         assert build_engine(Model.of(model), FEEDS[0]).refusals == ()
