@@ -128,6 +128,11 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _compensation(tuned, tuned.compensation)
     if tuned.room is not None:
         yield _room(tuned, tuned.room)
+    if tuned.coarse:
+        yield (
+            "The model rounds values to integers, so that any other rounding may move outputs: the default tolerance"
+            f" allows for {number(tuned.coarse)} more. --tolerance X allows for X alone."
+        )
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:

@@ -126,6 +126,22 @@ def test_a_conversion_is_not_cured_of_what_integers_cost(tmp_path: Path) -> None
     assert written.plan.level == "O2"
 
 
+def test_healing_ends_where_a_quantized_network_overflows(tmp_path: Path) -> None:
+    """Nothing tells before it runs that a product of dequantized weights overflows."""
+    source, target = tmp_path / "model.onnx", tmp_path / "low.onnx"
+    model = quantized("nbits in qdq", is_large=True)
+    onnx.save(model, source)
+    refused = onnxamp.diff_models(model, onnxamp.convert_model(model), FEEDS, provider="cpu")
+    assert refused.outputs[0].bad is not None
+    written = onnxamp.convert_file(source, target, samples=FEEDS, provider="cpu")
+    assert written.validation is not None
+    assert written.validation.passed
+    assert written.validation.cure is not None
+    assert written.validation.cure.confirmed
+    assert any(written.plan.of_nodes().values())
+    assert np.isfinite(outputs(emulate(onnx.load(target)))).all()
+
+
 def test_the_original_tells_what_quantization_and_precision_cost(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{name}.onnx") for name in ("int8", "low", "original", "wrong")]
     models = quantized("qdq"), onnxamp.convert_model(quantized("qdq"), target="tensorrt"), float_network()
