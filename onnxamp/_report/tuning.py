@@ -10,7 +10,7 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
-from onnxamp._report.conversion import conversion_data, conversion_report, detailed
+from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Figure,
@@ -27,7 +27,15 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import as_sentence, count, number, percent, size, tally
+from onnxamp._report.text import (
+    as_sentence,
+    count,
+    detailed,
+    number,
+    percent,
+    size,
+    tally,
+)
 from onnxamp._state import as_data
 from onnxamp._tuning.arguments import saved
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
@@ -120,6 +128,11 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _compensation(tuned, tuned.compensation)
     if tuned.room is not None:
         yield _room(tuned, tuned.room)
+    if tuned.coarse:
+        yield (
+            "The model rounds values to integers, so that any other rounding may move outputs: the default tolerance"
+            f" allows for {number(tuned.coarse)} more. --tolerance X allows for X alone."
+        )
     if tuned.stopped:
         yield "The search ended because its time was over: --search-time SECONDS gives it more."
     if tuned.noise:

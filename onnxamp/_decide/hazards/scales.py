@@ -150,5 +150,6 @@ KIND: Final = Kind(
     "scale",
     title="low precision cannot hold its scale, or the numbers that it scales to",
     rule=_rule,
+    is_cured_by_exponents=True,
     audit=Audit(6, "its scale does not suit LOW: {detail}", rule=_with_zeros),
 )
