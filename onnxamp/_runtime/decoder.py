@@ -13,12 +13,13 @@ from onnxamp._model.model import Model
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.random_inputs import input_maker
 from onnxamp._runtime.roles import Role
-from onnxamp._runtime.sizes import dim_name
+from onnxamp._runtime.sizes import dim_name, is_open
 from onnxamp._runtime.values import Feeds
 
 _TOKENS: Final = ("input_ids", "decoder_input_ids")
 """What exporters call the input for tokens."""
-_LOGITS: Final = "logits"
+LOGITS: Final = "logits"
+"""What exporters call the output for the next tokens."""
 _CACHES: Final = (
     ("past_key_values.", "present."),
     ("past_key_values_", "present_key_values_"),
@@ -30,14 +31,23 @@ _CACHES: Final = (
 def tokens_input(model: ModelProto) -> str | None:
     """Return the input of a decoder that takes tokens; None for a model that is no decoder."""
     given = {entry.name for entry in model.graph.input}
-    if all(entry.name != _LOGITS for entry in model.graph.output):
+    if all(entry.name != LOGITS for entry in model.graph.output):
         return None
     return next((name for name in _TOKENS if name in given), None)
 
 
 def logits_of(outputs: Outputs) -> npt.NDArray[Any]:
     """Return the logits that a decoder gives, [..., tokens, vocabulary]."""
-    return np.asarray(outputs[_LOGITS])
+    return np.asarray(outputs[LOGITS])
+
+
+def reads_prompts(model: Model) -> bool:
+    """Return whether a model is a decoder with caches that takes any number of tokens."""
+    tokens = tokens_input(model.proto)
+    for entry in model.proto.graph.input if tokens else ():
+        if entry.name == tokens and not is_open(entry.type.tensor_type.shape.dim[-1]):
+            return False
+    return tokens is not None and bool(Decoder.of(model).caches)
 
 
 class Decoder(NamedTuple):
@@ -69,7 +79,7 @@ class Decoder(NamedTuple):
         if tokens is None:
             given = ", ".join(sorted(entry.name for entry in graph.input)[:5])
             raise ArgumentError(
-                f"Prompts are for decoders, which take {' or '.join(_TOKENS)} and give {_LOGITS}: this model takes"
+                f"Prompts are for decoders, which take {' or '.join(_TOKENS)} and give {LOGITS}: this model takes"
                 f" {given} and gives {', '.join(sorted(outputs)[:5])}."
             )
         maker = input_maker(model.ask(graph_of))
@@ -122,13 +132,21 @@ class Decoder(NamedTuple):
             outputs: what it gave, of which the caches are taken.
             token: the token that is read next.
         """
+        feeds = self.advanced(before, token)
+        for name, present in self.caches.items():
+            cache = np.asarray(outputs[present])
+            if cache.size:
+                feeds[name] = cache.astype(np.asarray(before[name]).dtype)
+        return feeds
+
+    def advanced(self, before: Feeds, token: int) -> dict[str, Any]:
+        """Return the inputs that follow on a run, with the caches from before it.
+
+        Those that the run leaves empty stay: the branch for steps of a merged decoder does not repeat the encoder's.
+        """
         feeds = dict(before)
         tokens = np.asarray(before[self.tokens])
         feeds[self.tokens] = np.full_like(tokens[..., :1], token)
-        for name, present in self.caches.items():
-            cache, old = np.asarray(outputs[present]), np.asarray(before[name])
-            # The branch for steps of a merged decoder leaves the caches of the encoder empty: they stay.
-            feeds[name] = cache.astype(old.dtype) if cache.size else old
         for name in self.positions & before.keys():
             feeds[name] = np.asarray(before[name])[..., -1:] + 1
         for name in self.masks & before.keys():

@@ -1,6 +1,6 @@
 """Texts as inputs of a decoder: each is a prompt, and a step with the token that the model gives after it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -87,49 +87,61 @@ class Prompts(SampleSource):
             MissingPackageError: the package tokenizers is not installed.
         """
         opened = Model.of(model)
-        tokenizer = _tokenizer(opened, self.tokenizer)
-        writer = _Writer(reference or on_cpu(opened), seed)
-        lines = self.lines()
-        tokens = (np.array(tokenizer.encode(line).ids, np.int64) for line in lines)
-        spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(lines))
-        texts = "1 prompt" if len(lines) == 1 else f"{len(lines)} prompts"
+        tokens = self.tokens_of(opened)
+        writer = PromptWriter(reference or on_cpu(opened), seed)
+        spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(tokens))
+        texts = "1 prompt" if len(tokens) == 1 else f"{len(tokens)} prompts"
         description = f"samples of {texts} and the steps after"
         return Samples(description, spool, generates=self.generates)
 
+    def tokens_of(self, model: Model) -> list[list[int]]:
+        """Return the tokens of each text; raises as :meth:`samples_of`."""
+        tokenizer = _tokenizer(model, self.tokenizer)
+        return [tokenizer.encode(line).ids for line in self.lines()]
 
-class _Writer:
+
+class PromptWriter:
     """Writes samples of a decoder: prompts, and steps with what the model left after them."""
 
-    def __init__(self, reference: Session, seed: int) -> None:
+    def __init__(
+        self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
+    ) -> None:
         self._reference, self._seed = reference, seed
-        self._decoder = Decoder.of(reference.model)
-        draw = draw_of(reference.model, seed)
-        # What a session keeps of made-up inputs is not of the prompts, which have the same numbers.
-        aside = replace(reference, outputs=OutputCache())
-        self._maker: InputMaker = suited(draw, aside).maker()
+        self.decoder = Decoder.of(reference.model)
+        draw = draw_of(reference.model, seed, dims)
+        maker = draw.determined().maker()
+        if not maker.is_told:
+            # What a session keeps of made-up inputs is not of the prompts, which have the same numbers.
+            aside = replace(reference, outputs=OutputCache())
+            maker = suited(draw, aside).maker()
+        self._maker: InputMaker = maker
 
     def samples(self, texts: Iterable[Any]) -> Iterator[Feeds]:
-        """Yield a prompt and a step for each text, which is an array of token ids."""
+        """Yield a prompt and a step for each text, which is a list of token ids."""
         for number, tokens in enumerate(texts):
-            prompt = self._prompt(tokens)
+            prompt = self.prompt(tokens)
             yield prompt
             feeds = check_inputs(self._reference.model.proto, prompt)
             outputs = self._reference.run_sample(2 * number, feeds)
             likely = int(logits_of(outputs)[0, -1].argmax())
-            yield self._decoder.step(prompt, outputs, likely)
+            yield self.decoder.step(prompt, outputs, likely)
 
-    def _prompt(self, tokens: Any) -> dict[str, Any]:
+    def prompt(self, tokens: Any) -> dict[str, Any]:
         """Return the inputs for a prompt: what is no token, mask, position or cache is random."""
-        named = self._maker.named
-        lengths = {
-            **dict.fromkeys(named.pasts, 0),
-            **dict.fromkeys(named.news, len(tokens)),
-        }
-        sample = self._maker.make(self._seed, 0, lengths)
-        name = self._decoder.tokens
+        sample = self.made_up(len(tokens))
+        name = self.decoder.tokens
         like = np.asarray(sample[name])
         sample[name] = np.broadcast_to(tokens, like.shape).astype(like.dtype)
         return sample
+
+    def made_up(self, length: int) -> dict[str, Any]:
+        """Return the inputs for a prompt of random tokens; lengths that are given in ``dims`` stay."""
+        named = self._maker.named
+        lengths = {
+            **dict.fromkeys(named.pasts, 0),
+            **dict.fromkeys(named.news, length),
+        }
+        return self._maker.make(self._seed, 0, lengths)
 
 
 def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:

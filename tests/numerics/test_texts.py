@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from commands import run
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from onnxamp import Prompts, diff_models
 
@@ -17,16 +17,6 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip insta
 
 TEXTS = ["w3 w14 w15", "w9 w26 w5 w35 w8", "w1 w2 w90 w4"]
 COUNT = 12
-
-
-def disturbed(model: ModelProto) -> ModelProto:
-    """Return the decoder with other weights in its last product, so that it chooses other tokens now and then."""
-    result = ModelProto()
-    result.CopyFrom(model)
-    (weight,) = (tensor for tensor in result.graph.initializer if tensor.name == "lm_head.weight")
-    noise = np.random.default_rng(3).standard_normal(weight.dims).astype(np.float32)
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + 0.008 * noise, weight.name))
-    return result
 
 
 @pytest.fixture
@@ -51,25 +41,6 @@ def words(text: str) -> list[int]:
     return [int(word[1:]) for word in text.split()]
 
 
-def continued(model: ModelProto, tokens: list[int], count: int) -> tuple[list[int], list[np.ndarray]]:
-    """What is generated greedily, from caches, and the logits that say so."""
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    caches = {
-        entry.name: np.zeros((1, decoders.HEADS, 0, decoders.HEAD), np.float32) for entry in model.graph.input[3:]
-    }
-    chosen, rows, new = list[int](), list[np.ndarray](), tokens
-    while len(chosen) < count:
-        seen = len(tokens) + len(chosen)
-        feeds = {"input_ids": np.array([new]), "attention_mask": np.ones((1, seen), np.int64), **caches}
-        feeds["position_ids"] = np.arange(seen - len(new), seen)[None]
-        found, *presents = session.run(None, feeds)
-        caches = dict(zip(caches, presents, strict=True))
-        rows.append(found[0, -1].astype(np.float64))
-        new = [int(rows[-1].argmax())]
-        chosen += new
-    return chosen, rows
-
-
 def likelihoods(model: ModelProto, tokens: list[int]) -> np.ndarray:
     """The probability of each token after those before it."""
     rows = logits(model, tokens)[:-1]
@@ -80,7 +51,7 @@ def likelihoods(model: ModelProto, tokens: list[int]) -> np.ndarray:
 
 def test_perplexity_is_that_of_the_texts(home: Path) -> None:
     model = onnx.load(home / "model.onnx")
-    other = disturbed(model)
+    other = decoders.disturbed(model)
     report = diff_models(home / "model.onnx", other, Prompts(TEXTS))
     assert report.perplexity is not None
     assert report.perplexity.tokens == sum(len(words(text)) - 1 for text in TEXTS)
@@ -108,10 +79,11 @@ def test_tokens_that_masks_hide_do_not_count(home: Path) -> None:
 
 def test_generation_ends_where_a_token_differs(home: Path) -> None:
     model = onnx.load(home / "model.onnx")
-    other = disturbed(model)
+    other = decoders.disturbed(model)
     (found,) = diff_models(home / "model.onnx", other, Prompts(TEXTS, generates=COUNT)).tokens
-    ones = [continued(model, words(text), COUNT) for text in TEXTS]
-    others = [continued(other, words(text), COUNT)[0] for text in TEXTS]
+    runs = decoders.on_cpu(model), decoders.on_cpu(other)
+    ones = [decoders.generate(runs[0], model, words(text), COUNT) for text in TEXTS]
+    others = [decoders.generate(runs[1], other, words(text), COUNT)[0] for text in TEXTS]
     same = [
         next((n for n, (a, b) in enumerate(zip(one, two, strict=True)) if a != b), COUNT)
         for (one, _), two in zip(ones, others, strict=True)
@@ -167,7 +139,7 @@ def test_commands_show_the_figures(command: str) -> None:
 
 @pytest.mark.usefixtures("home")
 def test_the_first_token_that_differs_is_told() -> None:
-    onnx.save(disturbed(onnx.load("plain/model.onnx")), "other.onnx")
+    onnx.save(decoders.disturbed(onnx.load("plain/model.onnx")), "other.onnx")
     printed = run("diff", "plain/model.onnx", "other.onnx", "--prompts", "prompts.txt", "--tolerance", "1", "-v")
     assert printed.exit_code == 0, printed.output
     assert "The first token that differs is number" in " ".join(printed.output.split())
