@@ -191,6 +191,17 @@ PARTS = {
     "dynamic": {("uint8", "integers"): 4},
     "nbits": {("int4", "integers"): 1},
     "nbits in qdq": {("int4", "scales"): 1, ("int4", "products"): 1},
+    "nncf": {
+        ("int8", "scales"): 6,
+        ("int8", "products"): 1,
+        ("uint8", "scales"): 6,
+        ("uint8 and int8", "products"): 3,
+    },
+    "modelopt int8": {("int8", "scales"): 16, ("int8", "products"): 4},
+    "modelopt fp8": {("float8e4m3fn", "scales"): 16, ("float8e4m3fn", "products"): 4},
+    "modelopt awq": {("int4", "scales"): 2, ("int4", "products"): 2},
+    "torchao": {("int8", "scales"): 12, ("int8", "products"): 4},
+    "torchao weights": {},  # a Cast and a Mul tell nobody that they dequantize
 }
 """Nodes by type and role."""
 
