@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from onnxamp._cli import _COMMANDS, group
+from onnxamp._cli.group import group
+from onnxamp._cli.summary import COMMANDS
 from onnxamp._options.command_line import option_rows
 from onnxamp._target.targets import targets
 
@@ -35,11 +36,11 @@ def offered(line: str) -> list[str]:
 
 class TestWords:
     def test_commands(self) -> None:
-        assert offered("onnxamp ") == list(_COMMANDS)
+        assert offered("onnxamp ") == list(COMMANDS)
         assert offered("onnxamp con") == ["convert"]
         assert offered("onnxamp --") == ["--version", "--help"]
 
-    @pytest.mark.parametrize("command", _COMMANDS)
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_all_options(self, command: str) -> None:
         """Those that --help leaves out as well."""
         flags = {

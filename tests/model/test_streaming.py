@@ -398,7 +398,7 @@ BOUNDED = """
 import os, sys, threading, time
 from pathlib import Path
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()
