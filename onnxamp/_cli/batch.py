@@ -36,7 +36,7 @@ def convert_all(given: Given) -> None:
     source = given.model
     if given.state is not None:
         raise ArgumentError(
-            "A folder of models keeps its own state, in the folder of the results: drop --state."
+            "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
         )
     single = [name for name in _SINGLE_MODEL if getattr(given, name)]
     if given.metric != "auto":

@@ -396,7 +396,9 @@ def test_the_table() -> None:
     table = {row[0]: row for row in rows}
     assert table["sub/fine.onnx"][1:7] == ["converted", "1", "of", "1", "+2", table["sub/fine.onnx"][6]]
     assert table["norm.onnx"][1] == table["text.onnx"][1] == "failed"
-    assert "norm.onnx: It failed its validation, and is in out/failed/norm.onnx: " in " ".join(result.stdout.split())
+    assert "norm.onnx: It failed validation and was written to out/failed/norm.onnx: " in " ".join(
+        result.stdout.split()
+    )
     assert sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*.onnx")) == [
         "failed/norm.onnx", "sub/fine.onnx",
     ]  # fmt: skip
@@ -549,7 +551,7 @@ WRONG = {
     "tolerance": (["-o", "out", "--no-validate", "--tolerance", "0.1"], "tolerance is only for level 'auto'"),
     "tolerance that never holds": (["-o", "out", "--tolerance", "-1"], "out of range"),
     "inputs": (["-o", "out", "--inputs", "in/a.onnx"], "are not a folder"),
-    "inputs of others": (["-o", "out", "--inputs", "in"], "those of a.onnx would be in a.npz"),
+    "inputs of others": (["-o", "out", "--inputs", "in"], "inputs for a.onnx belong in a.npz"),
     "jobs": (["-o", "out", "--jobs", "0"], "0 is not in the range"),
 }
 

@@ -123,7 +123,7 @@ class TestFiles:
     ])  # fmt: skip
     def test_a_dash_is_no_file(self, arguments: tuple[str, ...]) -> None:
         small()
-        assert message(*arguments).endswith("name one ('./-' for this name).")
+        assert message(*arguments).endswith("name a file ('./-' for this name).")
         assert not Path("-").exists()
 
     def test_folders_and_pipes_are_no_models(self) -> None:
@@ -153,7 +153,7 @@ class TestFiles:
             ]
             code = subprocess.run(command, stdout=out, stderr=err, check=False).returncode
         assert code == 2
-        assert f"'{names[stream - 1]}' is where reports and warnings go" in " ".join(Path("err").read_text().split())
+        assert f"'{names[stream - 1]}' receives reports and warnings" in " ".join(Path("err").read_text().split())
         assert Path("out").read_bytes() == b""
 
     @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="the system has no /dev/stdout")
@@ -161,7 +161,7 @@ class TestFiles:
         command = [sys.executable, "-m", "onnxamp", "convert", str(small()), "-o", "/dev/stdout"]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stdout) == (2, "")
-        assert "'/dev/stdout' is where reports and warnings go" in ran.stderr
+        assert "'/dev/stdout' receives reports and warnings" in ran.stderr
 
     def test_a_folder_that_cannot_be_written_has_one_code(self, monkeypatch: pytest.MonkeyPatch) -> None:
         path = small()

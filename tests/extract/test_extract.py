@@ -619,7 +619,7 @@ class TestCommand:
 
     def test_nothing_that_is_read_is_written_over(self):
         result = extract("bad.onnx", "--around", "mean", "-o", "bad.onnx")
-        assert "'bad.onnx' is read or written already" in result.output
+        assert "'bad.onnx' is already read or written" in result.output
         np.savez("in.npz", X=np.ones((1, 4), np.float32))
         result = extract("bad.onnx", "--around", "mean", "-o", "in.onnx", "--inputs", "in.npz")
         assert result.exit_code == 2

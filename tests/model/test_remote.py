@@ -483,7 +483,7 @@ def test_a_result_does_not_replace_what_is_read(base: str) -> None:
     assert result.exit_code == 2
     assert "is the model itself" in result.output
     result = run("convert", f"{base}/in.onnx", "--save-plan", f"{base}/in.onnx")
-    assert "is read or written already" in result.output
+    assert "is already read or written" in result.output
 
 
 def report(*arguments: object) -> Any:

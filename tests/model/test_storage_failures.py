@@ -161,7 +161,7 @@ def test_no_output_takes_the_place_of_data_that_are_read(model: Path) -> None:
         ):
             result = run(*command, "--inputs", inputs)
             assert (result.exit_code, contents(model.parent)) == (2, before), result.output
-            assert "is read or written already" in result.output
+            assert "is already read or written" in result.output
 
 
 @pytest.mark.skipif(not Path("/dev/null").exists(), reason="there are no devices with names")

@@ -364,7 +364,7 @@ def test_manifests_that_are_wrong(text: str, said: str) -> None:
         (("--rescale",), "--rescale is for a single model"),
         (("--times", "measured"), "--times is for a single model"),
         (("-o", "run.py"), "go to a folder"),
-        (("-o", "."), "read or written already"),
+        (("-o", "."), "already read or written"),
     ],
 )
 def test_options_that_are_for_a_single_model(arguments: tuple[object, ...], said: str) -> None:
@@ -513,7 +513,7 @@ def test_calls_are_sampled_and_counted() -> None:
 
 
 def test_warnings_name_their_model() -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="m: Your white list takes Pow off"):
+    with pytest.warns(onnxamp.OptionWarning, match="m: Your white list removes Pow from"):
         tuned({"m": product()}, 1e-2, white_list=["Pow"])
 
 

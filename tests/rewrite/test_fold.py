@@ -377,7 +377,9 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
     onnx.save(network(), path)
     made = convert_file(path, tmp_path / "low.onnx", fold=False, **wishes, validate=False)
     hint = next(note for note in made.notes if "--no-fold" in note)
-    assert hint.startswith("1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold each becomes one")
+    assert hint.startswith(
+        "1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold, each becomes a single"
+    )
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
     assert ("--lists default" in hint) == ("lists" in wishes)
