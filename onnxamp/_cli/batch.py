@@ -43,7 +43,7 @@ def convert_all(given: Given) -> None:
         single.append("metric")
     if single:
         raise ArgumentError(
-            f"{flag_of(single[0])} is for a single model, and {str(source)!r} is a folder."
+            f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
         )
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent

@@ -148,7 +148,7 @@ def target_of(
         )
     if given.in_place and not is_same:
         raise ArgumentError(
-            f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
+            f"--in-place replaces {str(path)!r}, but -o names {str(target)!r}: drop one of the two."
         )
     files = [file for file in model.files if not (file == path and is_same)]
     failed = failed_name(target) if may_fail else None

@@ -129,11 +129,7 @@ def _overridden() -> list[str]:
     typed = typed_options() & {*spelled_fields(), "level"}
     params = click.get_current_context().command.params
     given = [item.opts[0] for item in params if item.name in typed]
-    return (
-        [f"The plan replaces {', '.join(given)}: it repeats its decisions."]
-        if given
-        else []
-    )
+    return [f"The plan overrides {', '.join(given)}."] if given else []
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:

@@ -221,7 +221,7 @@ def test_a_float32_model_gets_one_note() -> None:
     audit = audit_model(CASES["rms_norm_pow"].build())
     (note,) = found(audit, kind="hazard")
     assert (note.severity, note.node) == ("note", "")
-    assert "nodes float32" in note.text
+    assert "nodes in float32" in note.text
 
 
 # --- types and versions -------------------------------------------------------------------------------------------

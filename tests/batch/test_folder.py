@@ -454,7 +454,7 @@ def test_what_measurements_decided_is_measured_again() -> None:
     text = "<float c = {1000}> { Z = MatMul (X, X) a = Add (X, c) Y = Sub (a, c) }"
     saved(f"(float[4,4] X) => (float[4,4] Z, float[4,4] Y) {text}", "in/sums.onnx")
     (first,) = convert(strict=True).rows
-    assert "Level auto measures what each op costs, and passes." in first.healed
+    assert "Level auto, which measures the error of each op, passes." in first.healed
     assert first.cure.startswith("onnxamp tune in")
     result = Path("out/sums.onnx").read_bytes()
     Path("out/sums.onnx").unlink()

@@ -255,7 +255,7 @@ def test_options_that_a_plan_replaces() -> None:
     path = named()
     assert run("convert", path, "-q", "--save-plan", "plan.json").stderr == ""
     result = run("convert", path, "-q", "--plan", "plan.json", "--level", "O3", "--black", "Softmax", "--samples", "2")
-    assert result.stderr == "Warning: The plan replaces --level, --black: it repeats its decisions.\n"
+    assert result.stderr == "Warning: The plan overrides --level, --black.\n"
     plan = onnxamp.load_plan("plan.json")
     with pytest.warns(onnxamp.OptionWarning, match="The plan replaces black_list: these arguments have no effect"):
         onnxamp.convert_file(path, "low.onnx", plan=plan, black_list=["Softmax"])
@@ -402,7 +402,7 @@ def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "Converted to float16, at level auto to pass validation" in text
-    assert "Level auto measures what each op costs, and passes" in text
+    assert "Level auto, which measures the error of each op, passes" in text
     written = onnx.load("model_fp16.onnx")
     assert [tensor.data_type for tensor in written.graph.initializer] == [onnx.TensorProto.FLOAT], "sums are float32"
     found = report_of(run("convert", path, "--strict", "--format", "json"))["validation"]

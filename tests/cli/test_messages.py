@@ -58,7 +58,7 @@ class TestInPlace:
     @pytest.mark.parametrize("command", ["convert", "tune"])
     def test_another_name_contradicts_it(self, command: str) -> None:
         told = message(command, small(), "--in-place", "-o", "other.onnx")
-        assert told == "--in-place replaces 'model.onnx', and -o names 'other.onnx': drop one of the two."
+        assert told == "--in-place replaces 'model.onnx', but -o names 'other.onnx': drop one of the two."
         assert not Path("other.onnx").exists()
 
     def test_folders_are_not_replaced(self) -> None:
@@ -109,9 +109,9 @@ class TestFiles:
         onnx.save(onnx.load(CLASSIFIER), "model.onnx", save_as_external_data=True, location="w", size_threshold=0)
         with Path("w").open("r+b") as file:
             file.truncate(1000)
-        assert "which holds 1000 bytes: copy or export both again." in message("convert", "model.onnx", code=1)
+        assert "which holds 1000 bytes: copy or export both files again." in message("convert", "model.onnx", code=1)
         Path("w").unlink()
-        assert "is missing: copy it there, by that name." in message("convert", "model.onnx", code=1)
+        assert "is missing: copy it there under that name." in message("convert", "model.onnx", code=1)
 
     def test_missing_arrays_are_not_called_incomplete(self) -> None:
         told = message("train", CLASSIFIER, "--data", "nowhere.npz", "-o", "out.onnx")
@@ -311,5 +311,5 @@ class TestReports:
             q = QuantizeLinear (X, s, z) d = DequantizeLinear (q, s, z) r = Relu (d)
             p = QuantizeLinear (r, s, z) Y = DequantizeLinear (p, s, z) }""")
         told = " ".join(run("check", path, "--static", "--target", "cpu").output.split())
-        assert "they are quantized, or compute between such nodes" in told
+        assert "they are quantized, or are between quantized nodes" in told
         assert "would break" not in told

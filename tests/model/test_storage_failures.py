@@ -86,7 +86,7 @@ def test_entries_that_lie(model: Path, entries: dict[str, Any], said: str) -> No
 def test_a_short_data_file(model: Path) -> None:
     data = model.with_name("weights.bin")
     data.write_bytes(data.read_bytes()[:100])
-    with pytest.raises(onnxamp.ExternalDataError, match="which holds 100 bytes: copy or export both again"):
+    with pytest.raises(onnxamp.ExternalDataError, match="which holds 100 bytes: copy or export both files again"):
         convert_file(model, model.with_name("low.onnx"), validate=False)
 
 

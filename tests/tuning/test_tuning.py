@@ -692,7 +692,7 @@ def test_another_tolerance_recalls_and_other_weights_are_refused(tmp_path: Path)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
     tensor.raw_data = np.ones(tuple(tensor.dims), np.float32).tobytes()
     kept = state.read_bytes()
-    with pytest.raises(ArgumentError, match=r"belongs to another tuning: the model changed since\. Delete it"):
+    with pytest.raises(ArgumentError, match=r"belongs to another tuning: the model changed since then\. Delete it"):
         tune_model(model, 5e-4, count=1, state=state)
     assert state.read_bytes() == kept
 
