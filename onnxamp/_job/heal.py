@@ -198,7 +198,7 @@ class _Fallbacks:
                 failed=self.refused.report if self.is_tried else None,
                 rounder=self.job.rounder,
             )
-        _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
+        _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
         self.nodes, self.trials = cure.nodes, cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)

@@ -431,7 +431,7 @@ def test_no_cure_is_looked_for_twice(gone: bool) -> None:
     wrong = {"level": "O3", "hazards": False, "black_list": ["Exp"]}
     (first,) = convert(**wrong).rows
     assert first.cure.startswith("onnxamp convert in")
-    assert first.healed.startswith("Tried: a conversion with onnxamp's lists and hazards holds")
+    assert first.healed.startswith("Tried: a conversion with onnxamp's lists and hazards passes")
     result = Path("out/norm.onnx").read_bytes()
     with opened(Path("out", NAME)) as state:
         assert state is not None

@@ -456,8 +456,8 @@ def test_the_float32_model_is_the_last_resort() -> None:
     np.savez("x.npz", X=np.float32([[1e30, 1e30]]))
     result = run("convert", path, "--inputs", "x.npz", "--io-types", "low", "--cure-time", "0")
     assert result.exit_code == 0, result.output
-    assert "The model stays float32: no conversion passed validation." in result.output
-    assert "No cure was found in 0 s" in " ".join(result.output.split())
+    assert "The model stays in float32: no conversion passed validation." in result.output
+    assert "No fix was found in 0 s" in " ".join(result.output.split())
     assert Path("model_fp16.onnx").read_bytes() == Path(path).read_bytes()
 
 

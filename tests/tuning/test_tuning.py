@@ -461,7 +461,7 @@ WRONG = {
     "no function": ({"metric": "math:pi"}, "'math:pi' is not a function"),
     "a function without a name": (
         {"metric": lambda *_: 0.0, "state": "state.json"},
-        "A state file needs a metric that has a name",
+        "A state file needs a metric with a name",
     ),
     "tolerance": ({"tolerance": 0}, "must be a positive number, not 0"),
     "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
