@@ -17,16 +17,19 @@ from onnxamp._audit.findings import (
     Finding,
     LoadsFrom,
     NodeFacts,
+    ScaleAtRisk,
     finding,
     ordered,
 )
 from onnxamp._audit.hazards import low_hazards, weight_findings, weight_types
+from onnxamp._audit.scales import scales_at_risk
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import quantized_nodes
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
@@ -304,7 +307,9 @@ def _static(
         *refused_casts(graph, target),
         *redundant,
     ]
+    risky: tuple[ScaleAtRisk, ...] = ()
     if all(one.severity != "error" for one in contents):  # the weights can be read
+        risky = tuple(scales_at_risk(graph, sizes))
         findings += low_hazards(graph, sizes, target)
         if text := decomposed(graph):
             findings.append(finding("", "note", "fold", text, _FOLD))
@@ -312,6 +317,7 @@ def _static(
         target=target,
         opsets=graph.book.opsets,
         nodes=tuple(_node_facts(graph, providers)),
+        scales=risky,
         findings=ordered(findings),
         casts=casts,
         weight_bytes=weight_types(proto),
@@ -321,6 +327,7 @@ def _static(
 
 def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
     scopes = [scope_path(graph, scope.index) for scope in graph.scopes]
+    quantized = graph.ask(quantized_nodes)
     for node, provider in zip(graph.nodes, providers, strict=True):
         yield NodeFacts(
             position=node.index,
@@ -329,6 +336,7 @@ def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
             scope=scopes[node.scope],
             precision=_precision(graph, node),
             provider=provider,
+            quantized=str(quantized.get(node.index, "")),
         )
 
 

@@ -61,9 +61,9 @@ _REST: Final = 0.02
 """Seconds before a model runs after one of another engine, whose threads still wait busily for work."""
 _WARM_UP: Final = 2.0
 """Seconds that warming up may take, per model and batch size."""
-_CPU_NOTE: Final = (
-    "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing"
-    " about a GPU."
+CPU_NOTE: Final = (
+    "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing about a"
+    " GPU."
 )
 _BROWSER_NOTE: Final = (
     "Times in a browser include reading outputs back. There are no times per op."
@@ -451,7 +451,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         model.facts.lowest != "float32" and model.engine.emulates for model in models
     )
     notes = {
-        _CPU_NOTE: emulated,
+        CPU_NOTE: emulated,
         _SOFTWARE_NOTE: any(", software" in name for name in ran),
         _BROWSER_NOTE: in_pages,
         _UNTOLD_NOTE: any(

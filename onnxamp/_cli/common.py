@@ -24,7 +24,7 @@ from onnxamp._runtime.starting import custom_ops
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion
     from onnxamp._model.model import Model
-    from onnxamp._numerics.results import LayerDiff
+    from onnxamp._numerics.results import DiffReport
     from onnxamp._report.html.page import Page
     from onnxamp._report.parts import Report
     from onnxamp._runtime.samples import Samples
@@ -89,19 +89,19 @@ def write_conversion_page(
     result: "Model",
     tuned: "Tuned | None",
     path: Path,
-    layers: "Iterable[LayerDiff]" = (),
+    compared: "DiffReport | None" = None,
     samples: "Samples | None" = None,
 ) -> None:
     """Write the HTML page of a conversion, which includes an audit of the result.
 
-    ``layers`` are the values of the result where there is no validation to show; ``samples`` are what ran.
+    ``compared`` is the result against the original where there is no validation to show; ``samples`` are what ran.
     """
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only the page shows it
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
 
     shapes = {name: feed.shape for name, feed in first_arrays(samples).items()}
     audit = audit_model(result, made.plan.target, shapes=shapes)
-    write_page(conversion_page(made, made.validation, audit, tuned, layers), path)
+    write_page(conversion_page(made, made.validation, audit, tuned, compared), path)
 
 
 def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:

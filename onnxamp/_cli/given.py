@@ -128,7 +128,7 @@ def given_samples(given: Given) -> "Samples | None":
     return load_samples(given.inputs)
 
 
-def _given_prompts(given: Given) -> "Prompts | None":
+def given_prompts(given: Given) -> "Prompts | None":
     """The prompts that ``--prompts`` names; None without it.
 
     Raises:
@@ -202,7 +202,7 @@ def run_options_of(given: Given, report: Report = silent) -> RunOptions:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
     return RunOptions(
-        samples=_given_prompts(given) or given_samples(given),
+        samples=given_prompts(given) or given_samples(given),
         count=given.samples,
         seed=given.seed,
         dims=given.dims,

@@ -163,5 +163,7 @@ def with_rounding(
     )
     pins, edits = analysis.pins._replace(warnings=warnings), analysis.edits
     return replace(
-        analysis, pins=pins, edits=replace(edits, rounded=found.chosen)
+        analysis,
+        pins=pins,
+        edits=replace(edits, rounded={**edits.rounded, **found.chosen}),
     ), found

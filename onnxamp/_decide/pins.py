@@ -437,9 +437,13 @@ class _Claims:
         return is_named or node.key in self.options.white
 
     def black_entry(self, node: Node) -> str | None:
-        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
+        """Return the entry of a black list that means the node; None if none does, or the user's white list does.
+
+        A preset means no node that integers bound; the user's list does.
+        """
         listed, index = self.problem.listed, node.index
-        if index in listed.white:
+        is_bounded = index in self.problem.bounded and index not in listed.black
+        if index in listed.white or is_bounded:
             return None
         if node.key in self.options.black:
             return node.key

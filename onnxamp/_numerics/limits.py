@@ -173,6 +173,11 @@ LimitLike: TypeAlias = float | str | Mapping[str, float] | Iterable[str]
 """A number for all outputs, numbers by output, or texts: "0.01" (all outputs), "NAME=0.01"."""
 
 
+def coarseness(cost: float) -> float:
+    """Return what low-precision forms of a network may be off by that is off by this since it rounds to integers."""
+    return min(_ROUNDINGS * cost, _COARSEST)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How far each output may be from its reference; :func:`make_limits` makes them.
@@ -209,7 +214,7 @@ class Limits:
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
         """Limits for a reference that rounds to integers, from what it differs by where it does not."""
         cost = max((diff.rel_l2 for diff in outputs if diff.is_float), default=0.0)
-        return replace(self, coarse=min(_ROUNDINGS * cost, _COARSEST))
+        return replace(self, coarse=coarseness(cost))
 
     def judge(
         self,

@@ -5,6 +5,7 @@ from typing import Final
 
 from onnxamp._job.folder import FolderReport, Shipped
 from onnxamp._job.folder import Row as Outcome
+from onnxamp._report.comparison import text_figures
 from onnxamp._report.parts import (
     Item,
     Level,
@@ -70,6 +71,14 @@ def batch_report(report: FolderReport) -> Report:
                 (Item(row.healed, Level.WARNING, row.name, row.kept) for row in healed),
             ),
             section(
+                "Logits against the original",
+                (
+                    Item(text, label=row.name)
+                    for row in report.rows
+                    for text in _next_tokens(row)
+                ),
+            ),
+            section(
                 "Not validated",
                 (
                     Item(row.message, label=row.name)
@@ -95,6 +104,13 @@ def batch_report(report: FolderReport) -> Report:
             ),
         ),
     )
+
+
+def _next_tokens(row: Outcome) -> Iterator[str]:
+    """What comparing a language model showed, in one sentence."""
+    figures = list(text_figures(row))
+    if figures:
+        yield ", ".join(f"{one.label} {one.value}" for one in figures)
 
 
 def _told(shipped: Shipped) -> Iterator[str]:

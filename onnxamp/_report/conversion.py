@@ -1,7 +1,7 @@
 """What a conversion did, and what running its result showed."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -44,7 +44,8 @@ from onnxamp._report.parts import (
     traffic_figures,
     weight_bar,
 )
-from onnxamp._report.text import as_sentence, count, percent, size, tally
+from onnxamp._report.quantized import quantized_sections
+from onnxamp._report.text import as_sentence, count, detailed, percent, size, tally
 from onnxamp._state import as_data
 
 _ROWS: Final = 12
@@ -73,6 +74,7 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
             *comparison_sections(validation),
             section("What float32 costs", costs),
             section(_hazard_title(plan), _hazards(plan), on_page=False),
+            *quantized_sections(plan),
             section("Large weights that stay float32", _kept(made)),
             section("Weights that lost elements", _losses(made)),
             section("Nodes and weights", _sizes(made, audit), is_detail=True),
@@ -294,13 +296,6 @@ def _hazards(plan: Plan) -> Iterator[Part]:
         yield hint(
             "--force-low REGEX converts some of these nodes anyway, with all that share their precision; --no-hazards all."
         )
-
-
-def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
-    """Return nodes, each with the detail that there is."""
-    return tuple(
-        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
-    )
 
 
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:

@@ -16,6 +16,7 @@ from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
 from onnxamp._report.conversion import decision_table, warning_items
 from onnxamp._report.parts import Figure, Item, Report, Table, notes, section, table
+from onnxamp._report.quantized import quantized_sections, quantized_table
 from onnxamp._report.text import count, opset_text, size
 
 _ROWS: Final = 12
@@ -61,6 +62,10 @@ def inspection_report(
         sections=(
             section("Operators", _operators(operators)),
             section("Levels", _levels(plans) if plans else none),
+            section(
+                "Quantized nodes",
+                quantized_table({level: plan for level, (plan, _) in plans.items()}),
+            ),
             section("Notes", notes(_hints(hints))),
             *(
                 section(
@@ -96,6 +101,7 @@ def plan_report(plan: Plan) -> Report:
                 "Why nodes stay float32",
                 table(("reason", "nodes"), counts, right=(1,), drop=()),
             ),
+            *quantized_sections(plan),
             section(
                 "Decisions",
                 decision_table(replace(plan, rows=rows))._replace(shown=_ROWS),

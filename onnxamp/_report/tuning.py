@@ -10,7 +10,9 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
-from onnxamp._report.conversion import conversion_data, conversion_report, detailed
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.comparison import text_figures
+from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Figure,
@@ -27,7 +29,15 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import as_sentence, count, number, percent, size, tally
+from onnxamp._report.text import (
+    as_sentence,
+    count,
+    detailed,
+    number,
+    percent,
+    size,
+    tally,
+)
 from onnxamp._state import as_data
 from onnxamp._tuning.arguments import saved
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
@@ -66,15 +76,28 @@ def tuning_report(
     *,
     state: Path | None = None,
     audit: Audit | None = None,
+    compared: DiffReport | None = None,
 ) -> Report:
-    """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
+    """All that a tuning has to say.
+
+    Args:
+        made: the conversion.
+        tuned: what was found.
+        state: the file that its measurements are in.
+        audit: of the result.
+        compared: the result against the original on texts, where nothing judged it.
+    """
     base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
     told = Step(
         "--pick K with the same --state writes candidate K without measuring again."
     )
     report = base._replace(
-        figures=(*mine.figures, *base.figures),
+        figures=(
+            *mine.figures,
+            *(() if compared is None else text_figures(compared)),
+            *base.figures,
+        ),
         sections=(*mine.sections, *base.sections),
         steps=(*base.steps, *([told] if several else [])),
     )
@@ -120,6 +143,11 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _compensation(tuned, tuned.compensation)
     if tuned.room is not None:
         yield _room(tuned, tuned.room)
+    if tuned.coarse:
+        yield (
+            "The model rounds values to integers, so that any other rounding may move outputs: the default tolerance"
+            f" allows for {number(tuned.coarse)} more. --tolerance X allows for X alone."
+        )
     if tuned.stopped:
         yield "The search reached its time limit: --search-time SECONDS raises it."
     if tuned.noise:
@@ -383,13 +411,16 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
             yield Item(text, label=count(times, "node"))
 
 
-def tuning_json(made: Conversion, tuned: Tuned) -> str:
-    """A conversion likewise, and the tuning under "tuning"."""
+def tuning_json(
+    made: Conversion, tuned: Tuned, compared: DiffReport | None = None
+) -> str:
+    """A conversion likewise, the tuning under "tuning", and a comparison that nothing judged under "comparison"."""
     facts = as_data(tuned)
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
     return document(
         "tune",
-        conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts},
+        conversion_data(made)
+        | {"verdict": tuning_status(tuned), "tuning": facts, "comparison": compared},
     )

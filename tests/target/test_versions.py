@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import sys
-from typing import get_args
 
 import onnx
 import onnxruntime
@@ -16,16 +15,13 @@ from repository import ROOT
 import onnxamp
 from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
 from onnxamp._ops.targets import target_json
-from onnxamp._options.keywords import TargetName
 from onnxamp._target.kernels import check_target, kernel_table
 from onnxamp._target.targets import (
-    AUTO,
     cpu_of,
     installed_target,
     known_versions,
     older_installed,
     release,
-    targets,
     with_versions,
 )
 
@@ -281,8 +277,3 @@ def test_the_command_line_takes_versions(tmp_path):
     done = run("inspect", path, "--target", "cuda@1.2")
     assert done.exit_code == 2
     assert "choose a version from 1.20 to 1.31" in done.output
-
-
-def test_every_target_can_be_written_down_with_its_type() -> None:
-    versions = {f"{device}@{version}" for device in with_versions() for version in known_versions(device)}
-    assert {*get_args(TargetName)} == {*targets(), AUTO, *versions}
