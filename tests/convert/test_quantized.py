@@ -160,8 +160,8 @@ def test_the_original_tells_what_quantization_and_precision_cost(tmp_path: Path)
     assert report.passed is cost.passed is (cost.result <= 1.1 * cost.quantized + 2e-3)
     saved = tmp_path / "saved.json"
     told = run("diff", *names[:2], "--original", names[2], "--save", str(saved))
-    assert "What quantization costs" in told.output
-    assert "What quantization costs" in run("diff", str(saved)).output
+    assert "Cost of quantization" in told.output
+    assert "Cost of quantization" in run("diff", str(saved)).output
     onnx.save(onnxamp.convert_model(changed("w", 1.01)), names[3])
     onnx.save(coarse(), names[0])
     onnx.save(coarse(), names[2])

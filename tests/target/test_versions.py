@@ -236,7 +236,7 @@ def test_check_says_from_which_version_on_a_model_loads(tmp_path):
     model.ir_version = 10
     found = audit_model(model, "cuda@1.31").loads_from
     assert found.version == "1.23"
-    assert found.because == "1.22: its opset is 23, and 22 the newest that is known"
+    assert found.because == "1.22: its opset is 23, and 22 is the newest that it knows"
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
     assert "not on 1.22: its opset is 23" in run("check", path, "--static").output
@@ -249,7 +249,7 @@ def test_check_refuses_what_a_version_does_not_load(tmp_path):
     model = parse("(float[2,8] x) => (float[2,8] y) { y = Relu (x) }", 21)
     model.ir_version = 11
     errors = [item.text for item in audit_model(model, "cuda@1.20.2").findings if item.severity == "error"]
-    assert errors == ["ONNX Runtime 1.20 does not load it: its IR version is 11, and 10 the newest that is read"]
+    assert errors == ["ONNX Runtime 1.20 does not load it: its IR version is 11, and 10 is the newest that it reads"]
     assert not [item for item in audit_model(model, "cuda").findings if item.severity == "error"]
 
 
