@@ -225,20 +225,20 @@ def audit_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     build: Mapping[str, Any] | None = None,
 ) -> Audit:
-    """Find what is wrong with a model, or slow, without running it. The model may have been converted by any tool.
+    """Find what is wrong or slow in a model, converted by any tool, without running it.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
-            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
-            no types; or "any" (ignores kernels).
-        base_dir: folder of a ModelProto's external data; a path says it itself.
-        shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
-        build: build an engine for the shapes of these inputs (name -> array), of those at least whose shapes the model
-            leaves open; "tensorrt" only. None to build none.
+            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that
+            ignore types; or "any" (ignores kernels).
+        base_dir: folder of the external data of a ModelProto; not needed for a path.
+        shapes: input name -> shape, for estimates. By default, unknown dimensions count as 64.
+        build: build an engine for the shapes of these inputs (name -> array; at least those with
+            dynamic shapes); "tensorrt" only. None builds none.
 
     Returns:
-        The findings, the worst first, and a record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
+        The findings, worst first, and one record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
         there are no ``nodes``, and an error says why.
 
     Raises:

@@ -423,7 +423,7 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
         The paths of the model, its inputs and its expected outputs.
 
     Raises:
-        ArgumentTypeError: ``region`` is not a Region, or ``path`` is no path.
+        ArgumentTypeError: ``region`` is not a Region, or ``path`` is not a path.
         OutputError: a file cannot be written.
 
     Example:

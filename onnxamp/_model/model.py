@@ -118,7 +118,7 @@ class Model(Asked):
         """The model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
 
         Raises:
-            ArgumentTypeError: it is none. ModelError: the file cannot be read, or the model is broken.
+            ArgumentTypeError: ``plan`` is not a plan. ModelError: the file cannot be read, or the model is broken.
         """
         if isinstance(source, Model):
             return source

@@ -71,7 +71,7 @@ def checked_flag(name: str, value: bool) -> bool:
     """A bool.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: ``plan`` is not a plan.
     """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")

@@ -101,7 +101,7 @@ class TunedPipeline(Shown):
         error: by how much the pipeline is worse than in float32, with all models as decided.
         held: whether that is within the tolerance.
         noise: by how much a second run in float32 was worse than the first.
-        ran_on: what ran the converted models.
+        ran_on: the engine that ran the converted models.
         written_error: the error of a run with the written files as ONNX Runtime loads them; None if there was none.
         note: why there was none.
         runs: runs of the pipeline that were made. recalled: those that were taken from the state file.

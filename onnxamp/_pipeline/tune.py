@@ -129,22 +129,23 @@ def tune_pipeline(
             A100 where none is known.
         provider: where converted models run: "cuda", as they are, or "cpu", emulated. None for CUDA if there is a
             device.
-        runs: how often the pipeline may run besides twice in float32.
-        seconds: after so many, no further run is begun, and what was found until then counts.
+        runs: how often the pipeline may run, apart from twice in float32.
+        seconds: time limit, after which no further run begins and the findings so far count.
         state: a file that keeps measurements, so that an interrupted tuning resumes. The function needs a name then.
         progress: called with the current activity, the runs done, and their number.
-        budget: bytes of values and weights that a run on the CPU holds at a time, besides the models themselves.
-        allow_slower: also take what is slower than float32 by the estimate, as for smaller weights.
-        options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which are found.
+        budget: bytes of values and weights that a run on the CPU may hold at a time, in addition to the models.
+        allow_slower: also accept choices that are estimated to be slower than float32, for the sake of smaller weights.
+        options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which the search
+            decides.
 
     Returns:
-        What was decided and measured: for each model its plan, for :func:`apply_plan`. If nothing meets the tolerance,
-        all models stay float32.
+        The decisions and measurements, with a plan for each model (see :func:`apply_plan`). If nothing meets the
+        tolerance, all models stay in float32.
 
     Raises:
-        RuntimeFailure: the function fails in float32, or does not return the same in a second run.
+        RuntimeFailure: the function fails in float32, or returns something else in a second run.
         ArgumentError: the manifest or an argument is wrong. ModelError: a model cannot be read.
-        OutputError: a result cannot be written. Then none is put in place.
+        OutputError: a result cannot be written. Then no result is put in place.
 
     Example:
         >>> import onnxamp

@@ -36,7 +36,7 @@ from onnxamp._rewrite.passes import Draft, Passed
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
     """Copy a model without its redundant Casts, and change nothing else.
 
-    Data movement between a Cast to a wider float type and a Cast back moves the narrow type then.
+    If data movement is between a Cast to a wider float type and a Cast back, it then moves the narrower type.
 
     Args:
         model: any ModelProto; it is not changed.

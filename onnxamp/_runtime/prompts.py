@@ -30,16 +30,16 @@ _GENERATED: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Prompts(SampleSource):
-    """Texts for a decoder with caches, wherever samples are taken.
+    """Texts for a decoder with caches; accepted wherever samples are.
 
     Each text makes two samples: a prompt with its tokens and empty caches, and a step with the most likely next token
     and the caches that the prompt left. Inputs besides tokens, masks, positions and caches are random.
 
     Args:
-        texts: the texts, or the path of a text file with one in each line; empty lines do not count.
+        texts: the texts, or the path of a text file with one in each line; empty lines are skipped.
         tokenizer: the path of a tokenizer.json; None for the one beside the model, or in the folder above.
-        generates: tokens that two models which are compared generate greedily after each prompt, as long as they choose
-            the same.
+        generates: number of tokens that a comparison generates greedily after each prompt, as long as both models
+            choose the same.
 
     Example:
         >>> import onnxamp
@@ -79,8 +79,8 @@ class Prompts(SampleSource):
 
         Args:
             model: the decoder, with its weights.
-            seed: seed of what no text tells.
-            reference: runs the model, and keeps what it gives; None for the CPU.
+            seed: seed of the inputs that do not follow from the text.
+            reference: runs the model and stores its outputs; None for the CPU.
 
         Raises:
             ArgumentError: the model takes no tokens or gives no logits, or its tokenizer is missing.

@@ -88,10 +88,10 @@ Sample: TypeAlias = Feeds
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples. Each is read anew whenever it is asked for, so that one at a time is in memory.
+    """Samples of a model's inputs. Each is read again on every access, so that only one at a time is in memory.
 
     Iterating and indexing give dicts of arrays by input name (lists of arrays for sequences, None for empty optionals).
-    Where they come out of an iterator, their number is known at its end, to which ``len`` goes.
+    The number of samples of an iterator is known only at its end, so ``len`` exhausts it.
 
     Example:
         >>> import onnxamp
@@ -120,7 +120,7 @@ class Samples:
 
     @property
     def counted(self) -> int | None:
-        """Their number; None as long as more may come out of an iterator."""
+        """Their number; None while an iterator may return more."""
         readers = self.readers
         return (
             len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
@@ -128,7 +128,7 @@ class Samples:
 
     @property
     def expected(self) -> int:
-        """Their number, or what the iterator says of it; 0 if nothing is known."""
+        """Their number, or the iterator's own estimate; 0 if unknown."""
         if self.counted is None and isinstance(self.readers, Spool):
             return self.readers.expected and max(self.readers.expected, self.taken)
         return len(self)
@@ -142,7 +142,7 @@ class Samples:
 
     @property
     def summary(self) -> str:
-        """The description, with the number of those that came out of an iterator so far."""
+        """The description, with the number of samples that an iterator has returned so far."""
         if not isinstance(self.readers, Spool):
             return self.description
         return (
@@ -150,7 +150,7 @@ class Samples:
         )
 
     def has(self, number: int) -> bool:
-        """Whether there is one of that number; those before it are taken out of an iterator."""
+        """Return whether there is a sample of that number; this advances an iterator up to it."""
         return (
             self.readers.has(number)
             if isinstance(self.readers, Spool)
@@ -158,11 +158,11 @@ class Samples:
         )
 
     def numbers(self) -> Iterator[int]:
-        """Their numbers, as far as there are any when the next one is asked for."""
+        """Yield the numbers of samples for as long as there are any."""
         return takewhile(self.has, counting())
 
     def forget(self, number: int) -> None:
-        """Note that those before a number, but for the first one, are not read again."""
+        """Release the samples before a number, except for the first."""
         if isinstance(self.readers, Spool):
             self.readers.forget(number)
 
@@ -275,9 +275,9 @@ def _wrong_type(what: str) -> ArgumentTypeError:
 
 
 def load_samples(path: str | PathLike[str]) -> Samples:
-    """The samples of a file or a folder.
+    """Return the samples in a file or folder.
 
-    Reads names, and where in a JSON file samples begin, but no arrays yet.
+    This reads names, and the positions of samples in a JSON file, but no arrays.
 
     Args:
         path: an ``.npz`` file (one sample: its arrays by input name), a JSON file (a list of objects, or one object, of
@@ -285,12 +285,12 @@ def load_samples(path: str | PathLike[str]) -> Samples:
             natural order of their names.
 
     Returns:
-        The samples, which read their arrays whenever they are asked for.
+        The samples, which read their arrays on access.
 
     Raises:
-        ArgumentTypeError: ``path`` is no path.
-        ArgumentError: there is nothing to read, or nothing of these kinds. A broken file raises it when its sample is
-            read.
+        ArgumentTypeError: ``path`` is not a path.
+        ArgumentError: there is no such file, or it is of another kind. A broken file raises this when its
+            sample is read.
 
     Example:
         >>> import numpy, onnxamp, tempfile
@@ -323,24 +323,25 @@ def random_samples(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
 ) -> Samples:
-    """Random samples that a model accepts: token ids stay inside their tables, masks are ones and then zeros, ...
+    """Return random samples that a model accepts: token ids stay inside their tables, masks are ones and then zeros,
+    ...
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph. Its weights are not needed.
         count: number of samples, at least 1.
-        seed: non-negative. Each sample depends on it and on its own position alone.
-        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Others have the size that
-            the weights ask for, as the channels of a convolution. Where that is open, leading dimensions are 1, and all
-            others 8. Where the model does not run with these, commands and functions that make up samples by themselves
-            try other sizes.
+        seed: non-negative. Each sample depends only on the seed and on its position.
+        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Other dimensions have
+            the size that weights require, such as the channels of a convolution. If there is none, leading dimensions
+            are 1, and all others 8. If the model does not run with these sizes, commands and functions that use random
+            samples by default try others.
 
     Returns:
         Samples whose arrays have the shapes and dtypes that the model declares.
 
     Raises:
         ArgumentTypeError: ``model`` is of another type.
-        ArgumentError: ``count`` or ``seed`` is too small. Reading a sample raises it if the model has no dimension of a
-            name in ``dims``, or an input of a kind that cannot be made up (a map, a sparse tensor).
+        ArgumentError: ``count`` or ``seed`` is too small. Reading a sample raises this if ``dims`` names no dimension
+            of the model, or if the model has an input that cannot be random (a map, a sparse tensor).
         ModelError: the model cannot be read.
 
     Example:

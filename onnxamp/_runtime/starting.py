@@ -54,13 +54,14 @@ _LIBRARIES: Final[ContextVar[tuple[str, ...]]] = ContextVar(
 def custom_ops(
     declared: CustomOpsLike | None = None, *, library: LibrariesLike = ()
 ) -> Iterator[None]:
-    """Let everything in a block of code know and run custom ops.
+    """Declare custom ops, or load their kernels, within a ``with`` block.
 
     Args:
-        declared: what their types are: a TOML file, a :class:`CustomOp`, a dict of its attributes, or a list of these.
+        declared: the types of ops: a TOML file, a :class:`CustomOp`, a dict of its attributes, or a list of these.
             Ops that are not declared stay float32.
         library: shared libraries with their kernels, built for ONNX Runtime (``RegisterCustomOps``). All sessions in
-            the block register them, those of worker processes, too. Their code runs in these processes as soon as they
+            the block register them, including those of worker processes. Their code runs in these processes as soon as
+            they
             are named: name only libraries that you trust.
 
     Raises:

@@ -81,7 +81,7 @@ def convert_to_mixed_precision(
         op_types_to_include: op types to lower all the same.
         data_max: nodes that read or write a float beyond this magnitude stay float32; None or infinity for no limit.
         init_max: nodes that read a constant with an element beyond this magnitude stay float32; None for no limit.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         calibration_data: the inputs for ``data_max``: an npz file, a folder of them, or Polygraphy's JSON. None for
             random ones.
         custom_rule: an object whose ``check(node)`` is True for nodes that stay float32.
@@ -166,7 +166,7 @@ def convert_to_f16(
     Args:
         model: a ModelProto or a path; it is never changed.
         low_precision_type: "fp16" or "bf16".
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         op_block_list: op types to keep in float32, in any domain.
         tensor_block_dict: must be empty: which inputs can be low follows from schemas.
         trt_plugins: must be empty: plugins of TensorRT are not loaded.

@@ -60,7 +60,7 @@ def convert_float_to_float16(
         model: a ModelProto or a path; it is never changed.
         min_positive_val, max_finite_val: magnitudes that weights are limited to where they become float16, apart from
             0, infinities and NaN.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         disable_shape_infer: has no effect, since types follow from schemas, and shapes are not needed.
         op_block_list: op types to keep in float32, in any domain; None for :data:`DEFAULT_OP_BLOCK_LIST`.
         node_block_list: names of nodes to keep in float32.
