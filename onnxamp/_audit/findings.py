@@ -147,10 +147,10 @@ class Audit(Shown):
         findings: errors first, then warnings, then notes.
         casts: estimated Cast traffic.
         weight_bytes: element type -> bytes of weights.
-        scales: those that low precision does not hold; of a model without low precision, that float16 does not hold.
-        loads_from: which versions of ONNX Runtime load the model; None where the newest does not, or the target has
-            no versions.
-        engine: the engine that was built; None if none was asked for.
+        scales: scales that low precision (float16 for a model without low precision) cannot hold.
+        loads_from: which versions of ONNX Runtime load the model; None if the newest does not, or if the
+            target has no versions.
+        engine: the engine that was built; None if none was requested.
 
     Example:
         >>> import onnxamp

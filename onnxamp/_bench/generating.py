@@ -57,8 +57,8 @@ def bench_decoders(
         prompts: texts; None for one prompt of made-up tokens.
         count: how many tokens to generate after each prompt, at least 2.
         provider: "cpu", "cuda", or a plugin provider; None for CUDA if there is a device.
-        dims: sizes of named dimensions of made-up inputs.
-        seed: seed of made-up inputs.
+        dims: sizes of named dimensions of random inputs.
+        seed: seed of random inputs.
         seconds: how long to time each model on each engine.
         threads: threads of one operator on the CPU; 0 leaves the choice to the engine.
         told: progress callback, called with (steps done, steps in all).

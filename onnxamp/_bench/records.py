@@ -123,7 +123,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BenchReport(Shown):
-    """Models beside each other, all on the same inputs.
+    """Times of models on the same inputs, side by side.
 
     Attributes:
         ran_on: "CUDA (name of the device)", "CPU", or the name of another engine and its device.

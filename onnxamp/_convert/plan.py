@@ -92,17 +92,17 @@ _FIXED: Final = "its schema takes float32 alone"
 
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
-    """Which float has which precision, and why. ``str(plan)`` is a table.
+    """The precision of every float, and why. ``str(plan)`` is a table.
 
     Attributes:
         options: the options that were used; replaying the plan ignores their lists.
         opset: the opset that the model had, or was upgraded to, when this was decided.
         rows: one per precision variable.
-        hazards: where low precision is known to break or lose values.
+        hazards: the places where low precision is known to break or lose values.
         casts: number of new Casts.
-        cost: cost of the new Casts, of weights that stay float32, and of gains that were passed over, in 64ths of the
-            launch of a Cast.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
+        cost: cost of the new Casts, of weights that stay in float32, and of missed gains, in 64ths
+            of the launch of a Cast.
+        warnings: sentences about options that match nothing or cannot be followed.
         quantized: the nodes by type and role, where the model is quantized.
 
     Example:
@@ -133,7 +133,7 @@ class Plan(Shown):
 
     @property
     def target(self) -> str:
-        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps of a version."""
+        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version."""
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:
@@ -146,7 +146,7 @@ class Plan(Shown):
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
-        """Nodes that stay float32 though they could be in low precision, wholly or in part; in execution order."""
+        """Nodes that stay in float32, wholly or in part, although they could be in low precision; in execution order."""
         rows = (row for row in self.rows if not row.low and row.op not in CONSTANTS)
         return tuple(dict.fromkeys(row.node for row in rows))
 

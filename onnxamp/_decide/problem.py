@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
     Attributes:
         ports: the precision variables.
-        hazards: where low precision is known to break or lose values.
+        hazards: the places where low precision is known to break or lose values.
         overrides: what the user says of single nodes.
         listed: the nodes that lists mean.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.

@@ -258,7 +258,7 @@ _EXPECTED: Final = ".expected"
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some nodes of a model as a model of its own, with the values that they computed.
+    """Some nodes of a model as a separate model, with the values that they computed.
 
     Arrays have the dtypes that the values have in the model as written: float16 stays float16.
 
@@ -417,7 +417,7 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
 
     Args:
         region: what :func:`extract_region` returned.
-        path: where the model goes, with or without ``.onnx``; the other files lie beside it.
+        path: where to write the model, with or without ``.onnx``; the other files go next to it.
 
     Returns:
         The paths of the model, its inputs and its expected outputs.

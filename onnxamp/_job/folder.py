@@ -87,7 +87,7 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FolderReport(Shown):
-    """What became of the models of a folder.
+    """The outcome of converting a folder.
 
     Attributes:
         source: the folder with the models.
@@ -95,7 +95,7 @@ class FolderReport(Shown):
         jobs: number of worker processes.
         seconds: how long it took.
         rows: one per model, sorted by name.
-        shipped: folders whose kind is known.
+        shipped: folders of a known kind.
 
     Example:
         >>> import onnxamp, tempfile
@@ -114,7 +114,7 @@ class FolderReport(Shown):
 
     @property
     def unmatched(self) -> tuple[Unmatched, ...]:
-        """Names in options that match nothing in any model that was looked at."""
+        """Names in options that match nothing in any examined model."""
         return everywhere(
             row.unmatched for row in self.rows if row.unmatched is not None
         )

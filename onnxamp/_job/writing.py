@@ -56,14 +56,15 @@ class Conversion(Shown):
         target: the model that was written.
         plan: what was decided, and why.
         summary: nodes and Casts of the result by precision.
-        notes: what was done besides, which options would save Casts, and which op types of the lists do not occur, in
-            sentences.
+        notes: sentences about other changes, options that would save Casts, and listed op types
+            that do not occur.
         weights: name of a weight -> numbers of elements that overflowed, underflowed or were flushed.
         bytes_before: size of all weights of the source in bytes.
         bytes_after: size of all weights of the target in bytes.
-        causes: what keeps nodes in float32, how many Casts that costs, and which option would lower them.
-        speed_up: what the conversion should gain by an estimate; None where none can be made.
-        validation: how the result compares with the original; None if it was not validated.
+        causes: the reasons that keep nodes in float32, the Casts that they cost, and the options that would lower the
+            nodes.
+        speed_up: the estimated speed-up; None if it cannot be estimated.
+        validation: the comparison of the result with the original; None if it was not validated.
 
     Example:
         >>> import onnxamp, tempfile

@@ -75,7 +75,7 @@ def check_run(
 ) -> RunCheck:
     """Run a model and find the first op that goes wrong although its inputs are fine.
 
-    Low precision is emulated, on CUDA too, so that each value can be compared with its exact result. A plugin provider
+    Low precision is emulated, even on CUDA, so that each value can be compared with its exact result. A plugin provider
     computes each op itself, from the exact values of the float32 model.
 
     Args:
@@ -84,19 +84,19 @@ def check_run(
             None for ``count`` random samples (with ``seed``, and sizes of named dimensions from ``dims``).
         provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
             device.
-        ops: the op types to look at; None for all.
-        stop: end with the first fault; what comes behind it is not measured.
-        keep: names of nodes to compute in float32, as if the model had been converted so.
-        budget: bytes of values and weights to hold at a time besides the model itself.
-        progress: called with the work that is done and all there is to do.
+        ops: the op types to check; None for all.
+        stop: stop at the first fault, without measuring anything after it.
+        keep: names of nodes to compute in float32, as if the model had been converted that way.
+        budget: bytes of values and weights to hold at a time, in addition to the model.
+        progress: called with (work done, work in all).
         jobs: worker processes that share several samples; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
-        state: a file that keeps what each sample showed, so that an interrupted check goes on with the others. Not with
-            ``stop``.
+        state: a file that records the results of each sample, so that an interrupted check can resume.
+            Excludes ``stop``.
 
     Returns:
         What every float value was like, in execution order. ``first_bad`` is the first fault, None if there is none;
-        ``skipped`` tells why the model does not run.
+        ``skipped`` says why the model does not run.
 
     Raises:
         ArgumentTypeError: the model or the samples are of another type.

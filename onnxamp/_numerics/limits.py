@@ -180,20 +180,20 @@ def coarseness(cost: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far each output may be from its reference; :func:`make_limits` makes them.
+    """Limits for the error of each output; :func:`make_limits` makes them.
 
-    ``of[metric][output]`` is the limit of one output, ``of[metric][""]`` that of all others.
+    ``of[metric][output]`` is the limit of one output, ``of[metric][""]`` the limit of all others.
 
-    An output without a limit is held to the default tolerance of the lower precision of both models (1e-5 for float32,
-    1e-2 for float16, 5e-2 for bfloat16): as its relative L2 error or, if it holds no floats and that is smaller, as the
-    share of elements that differ, since labels flip and pixels are off by one. Lists of detections are held to it by
-    their own error. Float32 models may be off by twice what float32 is off on the device that ran, up to 1e-2.
+    An output without a limit has to meet the default tolerance of the lower precision of both models (1e-5 for float32,
+    1e-2 for float16, 5e-2 for bfloat16): with its relative L2 error or, if it holds no floats and that is smaller, with
+    the share of elements that differ, because labels flip and pixels are off by one. Lists of detections have to meet
+    it with their own error. The error of float32 models may be twice that of float32 itself on the device, up to 1e-2.
 
-    Low-precision forms of a network that rounds its values to integers may be off by up to 0.1 more, as far as that
-    rounding moves the network itself: a small change moves numbers across the border of two integers.
+    If a network rounds its values to integers, its low-precision forms may be off by up to 0.1 more, depending on
+    the error of that rounding itself: a small change moves numbers across the border between two integers.
 
-    Where float16 is summed up in float16, errors on made-up inputs are draws: an output of which samples show fewer
-    than 64 numbers in all is held to a share of the default tolerance, which is a quarter for one number.
+    If the target accumulates float16 in float16, errors on random inputs are draws. An output with fewer than 64
+    numbers over all samples has to meet a share of the default tolerance, down to a quarter for one number.
 
     Example:
         >>> import onnxamp
@@ -212,7 +212,7 @@ class Limits:
     """What low-precision forms of the reference may be off by since it rounds to integers; None if not measured."""
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
-        """Limits for a reference that rounds to integers, from what it differs by where it does not."""
+        """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
         cost = max((diff.rel_l2 for diff in outputs if diff.is_float), default=0.0)
         return replace(self, coarse=coarseness(cost))
 
@@ -224,12 +224,12 @@ class Limits:
         *,
         drawn: bool = False,
     ) -> tuple[Judgement, ...]:
-        """Hold the limits against the outputs.
+        """Judge outputs by the limits.
 
         Args:
-            outputs: what was found.
+            outputs: the errors of the outputs.
             lowest: the lower precision of the two models.
-            noise: what float32 is off on the device, if that is known.
+            noise: the error of float32 itself on the device, if known.
             drawn: whether errors are draws.
 
         Raises:
@@ -247,7 +247,7 @@ class Limits:
         )
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
-        """The share of the default tolerance that an output is held to, with arguments of :meth:`judge`."""
+        """Return the share of the default tolerance that applies to an output; see :meth:`judge`."""
         if (
             not drawn
             or lowest != "float16"
@@ -272,7 +272,7 @@ class Limits:
         return max(TOLERANCES["float32"], min(2 * noise, TOLERANCES["float16"]))
 
     def check(self, outputs: Iterable[str]) -> None:
-        """Refuse limits for outputs that do not exist.
+        """Check that the limits name only outputs that exist.
 
         Raises:
             ArgumentError: there is such a limit.
@@ -318,7 +318,7 @@ class Limits:
 
 
 def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
-    """Limits of metrics, for :func:`onnxamp.diff_models`.
+    """Return limits of metrics for :func:`onnxamp.diff_models`.
 
     Args:
         limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing",

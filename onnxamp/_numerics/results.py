@@ -148,10 +148,10 @@ class Cost:
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
-    ``ran_on`` names what computed ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
-    tells where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
-    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` tell of outputs that are lists
-    of detections.
+    ``ran_on`` names the engine ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
+    says where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
+    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` describe outputs that are
+    lists of detections.
 
     Example:
         >>> import onnxamp
@@ -273,7 +273,7 @@ class RangeFit:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunCheck(Shown):
-    """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it.
+    """The result of running a model, value by value in execution order; :func:`onnxamp.check_run` returns it.
 
     Example:
         >>> import onnxamp

@@ -93,22 +93,23 @@ class TunedPipeline(Shown):
         source: the manifest; None if there is none.
         output: the folder that the models were written to; None if nothing was written.
         function: name of the function that runs them.
-        metric: how its outputs are compared; "" if it returns a number.
+        metric: how to compare its outputs; "" if it returns a number.
         better: which of two numbers is the better one, "lower" or "higher".
         tolerance: by how much the pipeline may be worse than in float32.
         reference: the number that the function returned in float32; None for outputs.
-        value: the number that it returned at last.
-        error: by how much the pipeline is worse than in float32, with all models as decided.
+        value: the number that it returned in the last run.
+        error: by how much the pipeline is worse than in float32 with all decisions applied.
         held: whether that is within the tolerance.
         noise: by how much a second run in float32 was worse than the first.
         ran_on: the engine that ran the converted models.
-        written_error: the error of a run with the written files as ONNX Runtime loads them; None if there was none.
-        note: why there was none.
-        runs: runs of the pipeline that were made. recalled: those that were taken from the state file.
-        stopped: whether the search ended because its time or its runs were over.
+        written_error: the error of a run with the written files in ONNX Runtime's sessions; None if there was no such
+            run.
+        note: why there was no such run.
+        runs: number of runs of the pipeline. recalled: how many came from the state file.
+        stopped: whether the search reached its limit of time or runs.
         device: the device that times are for.
         trials: all choices that were tried.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
+        warnings: sentences about options that match nothing or cannot be followed.
 
     Example:
         >>> import onnxamp
@@ -151,7 +152,7 @@ class TunedPipeline(Shown):
 
     @property
     def time(self) -> float:
-        """The same with all models as decided."""
+        """The same with all decisions applied."""
         return sum(model.time for model in self.models)
 
 
