@@ -146,7 +146,7 @@ class Plan(Shown):
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
-        """Nodes that stay in float32, wholly or in part, although they could be in low precision; in execution order."""
+        """Nodes that stay in float32, wholly or in part, although they could be low, in execution order."""
         rows = (row for row in self.rows if not row.low and row.op not in CONSTANTS)
         return tuple(dict.fromkeys(row.node for row in rows))
 

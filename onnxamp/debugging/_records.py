@@ -35,8 +35,8 @@ class ValueRecord:
         fault: what goes wrong in this node although its inputs are fine: "NaN", "Inf", "saturated", "flushed",
             "vanished" or "all zero".
         inherited: whether the value only passes on an earlier fault.
-        fp16: how the value would leave the range of float16: "NaN", "overflow", "underflow", or None. Values that are
-            low precision already can only overflow where they are infinite. Excused is what is beyond 1e30 or infinite
+        fp16: how the value exceeds the range of float16: "NaN", "overflow", "underflow", or None. Values that
+            are already low precision can overflow only by being infinite. Elements beyond 1e30 or infinite are excused
             in constants, and in masks on their way to a Softmax.
 
     Example:
@@ -168,7 +168,7 @@ def _cells(record: ValueRecord) -> list[Cell]:
 
 
 def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
-    """Read what a checker in mode ``CHECK_ALL`` wrote.
+    """Read the dump that a checker in mode ``CHECK_ALL`` wrote.
 
     Args:
         path: the CSV file of one run, or the ``output_dir`` with all of them.

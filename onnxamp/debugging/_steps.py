@@ -217,7 +217,7 @@ class InferenceSession:
     Raises:
         ArgumentTypeError: the model is of another type.
         ModelError: the model cannot be read.
-        RuntimeFailure: the model cannot be loaded. With options of your own, whatever ONNX Runtime raises.
+        RuntimeFailure: the model cannot be loaded. With your own options, ONNX Runtime's own exceptions.
 
     Example:
         >>> import onnxamp
@@ -275,7 +275,7 @@ class InferenceSession:
             One array per output (a list of arrays for a sequence), in the order of ``output_names``.
 
         Raises:
-            NumericsError: an active checker aborts, as a value holds NaN or an unintended Inf.
+            NumericsError: an active checker aborts because a value holds NaN or an unintended Inf.
             ArgumentError: the inputs do not fit the model.
             RuntimeFailure: the model does not run.
             OutputError: records cannot be written.
@@ -297,11 +297,11 @@ class InferenceSession:
         return [outputs[name] for name in names]
 
     def get_inputs(self) -> "list[ort.NodeArg]":
-        """Name, type and shape of each input, as ONNX Runtime gives them."""
+        """Return name, type and shape of each input, as ONNX Runtime does."""
         return list(self._session.get_inputs())
 
     def get_outputs(self) -> "list[ort.NodeArg]":
-        """Name, type and shape of each output, as ONNX Runtime gives them."""
+        """Return name, type and shape of each output, as ONNX Runtime does."""
         return list(self._session.get_outputs())
 
     def get_providers(self) -> list[str]:

@@ -362,11 +362,11 @@ def check_layer_numerics(
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
-        layer: names of nodes or of their outputs; a text that is no name is a regular expression that matches whole
-            names: ``"decoder/0/.*"``.
+        layer: names of nodes or of their outputs; a text that is not a name is a regular expression
+            for full names: ``"decoder/0/.*"``.
         samples: inputs of the *model*: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
             :class:`onnxamp.Samples`; None for random ones.
-        debug_mode: what happens if something is found.
+        debug_mode: the reaction to a problem.
         provider: "cuda" or "cpu"; None for CUDA if there is a device. Low precision is emulated on both.
         seed, count, dims: seed, number and named sizes of random samples.
 

@@ -29,12 +29,12 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """One epoch of batches, shuffled by seed and epoch: whoever resumes training meets the same ones.
+    """One epoch of batches, shuffled by seed and epoch, so that resumed training sees the same ones.
 
     Args:
         arrays: one array per input of the model, and the labels. Their first axes are the samples.
         size: samples per batch; the last batch may be smaller.
-        seed, epoch: of the order.
+        seed, epoch: determine the order.
 
     Raises:
         ArgumentError: there are no samples, or the arrays hold different numbers of them.
@@ -65,7 +65,7 @@ class Batches:
             raise ArgumentError(f"A batch needs at least one sample, not {self.size}.")
 
     def after(self, epochs: int) -> "Batches":
-        """The batches of a later epoch."""
+        """Return the batches of a later epoch."""
         return replace(self, epoch=self.epoch + epochs)
 
     @property

@@ -111,18 +111,18 @@ def _windows(
 
 @dataclass(frozen=True, slots=True)
 class FlushedGradient:
-    """The gradient of one weight in low precision, beside that in float32. Shares of elements are from 0 to 1.
+    """The gradient of one weight in low precision, compared with float32. Shares of elements are from 0 to 1.
 
     Attributes:
         elements: number of elements.
         zeros: share that is exactly zero in low precision.
         exact_zeros: share that is exactly zero in float32.
-        flushed: share that is exactly zero in low precision alone.
-        error: L2 norm of the difference by that of the float32 gradient; NaN where that is zero. Rounding alone makes
-            it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
-        loss_scale: the power of two with which the gradients around this weight alone would fit float16: changed as
-            rarely from layer to layer as possible. Where one differs from the others, no single loss scale does for
-            all. In bfloat16 it is the present one.
+        flushed: share that is exactly zero only in low precision.
+        error: L2 norm of the difference divided by that of the float32 gradient; NaN if that is zero. Rounding alone
+            makes it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
+        loss_scale: the power of two that makes the gradients around this weight fit float16, with as
+            few changes from layer to layer as possible. If weights differ in it, no single loss scale is enough. In
+            bfloat16, it is the current scale.
 
     Example:
         >>> import numpy as np

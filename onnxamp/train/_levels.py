@@ -244,7 +244,7 @@ _SAVED: Final = (*FORMATS, "float32", "float64")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decorated(ModelHolder):
-    """A model decorated at level O2 by :func:`decorate`. All functions of onnxamp take it in place of its ``model``.
+    """A model decorated at level O2 by :func:`decorate`. All functions of onnxamp accept it instead of its ``model``.
 
     Attributes:
         model: the model with low-precision weights, an ordinary ModelProto.
@@ -253,7 +253,7 @@ class Decorated(ModelHolder):
         dtype: the low-precision type, "float16" or "bfloat16".
         excluded: the layers that stay float32.
         save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for their types in ``model``.
-        master_grad: whether all parts of a gradient are summed up in float32.
+        master_grad: whether all parts of a gradient are summed in float32.
 
     Example:
         >>> from onnxamp.train import decorate
@@ -310,13 +310,13 @@ def decorate(
 ) -> Any:
     """Give models low-precision weights for training. The counterpart of ``paddle.amp.decorate``.
 
-    At O1 models are returned as they are. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
+    At O1, models are returned unchanged. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
     float32 normalisations, inputs and outputs; :func:`build_train_network` takes it at its default level. Training then
     keeps float32 masters of all weights.
 
     Args:
         models: a ModelProto, a path or an onnx-graphsurgeon Graph, or a list of them; they are not changed.
-        optimizers: one or a list. They are returned as they are: their masters are float32 in any case.
+        optimizers: one or a list. They are returned unchanged, because their masters are always float32.
         level: "O1" or "O2", in either case.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         master_weight: None or True at O2. Without float32 masters, updates smaller than the last bit of a weight would
@@ -324,11 +324,11 @@ def decorate(
         save_dtype: the type in which :meth:`TrainNetwork.export` stores the trained weights at O2: "float16",
             "bfloat16", "float32" or "float64"; None for the type that each has in the decorated model. Checkpoints
             always hold the float32 masters.
-        master_grad: at O2, sum up in float32 the parts of the gradient of a weight that several nodes read; otherwise
-            they may be summed up in low precision. All else that happens to gradients after the backward pass (scaling
-            back, accumulation over batches, clipping, the update) is float32 in any case.
+        master_grad: at O2, if several nodes read a weight, sum the parts of its gradient in float32; otherwise
+            they may be summed in low precision. Everything that happens to gradients after the backward pass
+            (unscaling, accumulation over batches, clipping, the update) is always in float32.
         excluded_layers: layers that stay float32 at O2: op types, by ONNX's names or those of MindSpore and Paddle, or
-            regular expressions that match whole node names.
+            regular expressions for full node names.
 
     Returns:
         The models, one for one and a list for a list; with optimizers, a pair of models and optimizers.

@@ -91,10 +91,10 @@ STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
 
 
 class LossScaleManager:
-    """Base class of what :func:`build_train_network` takes as ``loss_scale_manager``.
+    """Base class of the managers that :func:`build_train_network` accepts as ``loss_scale_manager``.
 
-    The counterpart of ``mindspore.amp.LossScaleManager``. A subclass of your own needs :meth:`get_loss_scale`, which is
-    asked before each step, and :meth:`update_loss_scale`, which is called after each update that was made or skipped.
+    The counterpart of ``mindspore.amp.LossScaleManager``. A subclass of your own needs :meth:`get_loss_scale`, which
+    is called before each step, and :meth:`update_loss_scale`, which is called after each update, even a skipped one.
 
     Example:
         >>> from onnxamp.train import LossScaleManager, SGD, build_train_network
@@ -113,13 +113,13 @@ class LossScaleManager:
     """
 
     def get_loss_scale(self) -> float:
-        """The scale of the next step."""
+        """Return the scale of the next step."""
         raise NotImplementedError(
             f"{type(self).__name__} must define get_loss_scale()."
         )
 
     def update_loss_scale(self, overflow: bool) -> None:
-        """Take note of whether a gradient held NaN or Inf."""
+        """Adjust to whether a gradient held NaN or Inf."""
         raise NotImplementedError(
             f"{type(self).__name__} must define update_loss_scale(overflow)."
         )
@@ -129,7 +129,7 @@ class LossScaleManager:
         return True
 
     def get_update_cell(self) -> ScaleUpdate | None:
-        """How the graph of a step changes the scale; None if it does not."""
+        """Return how the graph of a step changes the scale; None if it does not."""
         return None
 
     def _scales(self, dtype: str) -> bool:  # noqa: ARG002
@@ -241,13 +241,13 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     Args:
         init_loss_scale: the first scale, at least 1.
-        scale_factor: by which the scale is divided or multiplied, greater than 1.
+        scale_factor: the factor by which the scale is divided or multiplied, greater than 1.
         scale_window: updates in a row without overflow before the scale rises.
 
     A step raises :class:`onnxamp.NumericsError` after more than 1,000 overflows in a row.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a value is out of range, or no number.
+        ArgumentError, ArgumentTypeError: a value is out of range, or is not a number.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
@@ -276,7 +276,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         )
 
     def get_update_cell(self) -> ScaleUpdate:
-        """How the graph of a step changes the scale."""
+        """Return how the graph of a step changes the scale."""
         return ScaleUpdate(self._factor, 1 / self._factor, self._window, 1)
 
     def _note(self, overflow: bool) -> None:

@@ -265,8 +265,8 @@ class StepResult(HasLoss):
     """What one step reports. ``loss, overflow, scale = result`` takes it apart.
 
     Attributes:
-        loss: unscaled: a number, or an array where the loss is no scalar.
-        overflow: whether a gradient holds NaN or Inf; the update is then skipped, if the loss scale says so.
+        loss: the unscaled loss: a number, or an array if the loss is not a scalar.
+        overflow: whether a gradient holds NaN or Inf; the loss scale decides whether the update is then skipped.
         scale: the loss scale of this step; 1 without loss scaling.
         grad_norm: L2 norm of all gradients together, unscaled and before clipping.
 
@@ -286,7 +286,7 @@ class StepResult(HasLoss):
 
 
 class StepArrays(MutableMapping[str, NDArray[np.float32]]):
-    """Float32 arrays by name that stay on the device until they are read; those read can be changed in place.
+    """Float32 arrays by name that stay on the device until they are read, and can then be changed in place.
 
     Setting one checks its shape, and rounds it to float32.
 
@@ -335,7 +335,7 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
         return len(self._values)
 
     def values_for(self, names: Mapping[str, str]) -> Values:
-        """As ONNX Runtime's values, by the inputs that ``names`` gives for them."""
+        """Return the arrays as ONNX Runtime's values, by the input names in ``names``."""
         return {
             names[name]: to_value(value) if isinstance(value, np.ndarray) else value
             for name, value in self._values.items()
@@ -347,10 +347,10 @@ class StepGradients(HasLoss):
     """The first half of a step: what :meth:`TrainNetwork.gradients` returns and :meth:`TrainNetwork.apply` takes.
 
     Attributes:
-        loss: unscaled: a number, or an array where the loss is no scalar.
-        scale: what the gradients are multiplied by: the loss scale, or 1 once they are unscaled.
-        gradients: a :class:`StepArrays` by weight. What is set or changed in it is what the update uses.
-        statistics: a :class:`StepArrays`: what the running statistics of batch normalisations become.
+        loss: the unscaled loss: a number, or an array if the loss is not a scalar.
+        scale: the factor in the gradients: the loss scale, or 1 once they are unscaled.
+        gradients: a :class:`StepArrays` by weight. The update uses any changes that you make to it.
+        statistics: a :class:`StepArrays`: the new running statistics of batch normalisations.
 
     Example:
         >>> import numpy as np
@@ -371,10 +371,10 @@ class StepGradients(HasLoss):
     is_current: bool = True
 
     def backward(self) -> None:
-        """Check that these are gradients that an update can take; they were computed together with the loss.
+        """Check that an update can still use these gradients, which were computed together with the loss.
 
         Raises:
-            CallOrderError: an update was made since, or other gradients were computed.
+            CallOrderError: an update has been made since, or other gradients have been computed.
         """
         if not self.is_current:
             raise CallOrderError(
