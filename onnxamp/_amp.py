@@ -76,14 +76,14 @@ def auto_mixed_precision(
 
 
 def _converted(network: Any, options: Options) -> Any:
-    """The converted model, with a warning of hazards."""
+    """Return the converted model, with a warning of hazards."""
     converted, result = converted_as(network, options)
     warn(named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
     return result
 
 
 def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
-    """The level of an AMP function, whose letter may be in either case.
+    """Return the level of an AMP function, whose letter may be in either case.
 
     Raises:
         ArgumentError: the function does not know it.
@@ -97,7 +97,9 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
 
 
 def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
-    """A sentence per kind of hazard about the nodes that stay float32, although the level would lower their ops."""
+    """Yield a sentence per kind of hazard about the nodes that stay float32, although the level would lower their
+    ops.
+    """
     if options.level == Level.O0:
         return
     kept: dict[str, list[HazardRow]] = {}
@@ -252,7 +254,7 @@ def auto_cast(
 
 
 def _only(white: frozenset[str]) -> Rule:
-    """A rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their readers."""
+    """Return a rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their readers."""
 
     def rule(node: NodeProto) -> str | None:
         key = op_key(node)
@@ -263,12 +265,12 @@ def _only(white: frozenset[str]) -> Rule:
 
 
 def active_cast() -> Options | None:
-    """The options that the innermost :func:`auto_cast` sets; None outside of one."""
+    """Return the options that the innermost :func:`auto_cast` sets; None outside of one."""
     return _ACTIVE.get()
 
 
 def is_float16_supported(device: str | None = None) -> bool:
-    """Whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
+    """Return whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
 
     CUDA's driver is asked for the compute capability of the device, which must be 5.3 or higher, and ONNX Runtime
     whether it can run there. Its CPU provider computes float16 graphs in float32, so the answer for the CPU is False.
@@ -290,7 +292,7 @@ def is_float16_supported(device: str | None = None) -> bool:
 
 
 def is_bfloat16_supported(device: str | None = None) -> bool:
-    """Whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
+    """Return whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
 
     CUDA's driver is asked for the compute capability of the device, which must be 8.0 or higher, and ONNX Runtime
     whether it can run there. Its CPU provider has hardly any bfloat16 kernels, so the answer for the CPU is False.

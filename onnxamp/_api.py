@@ -511,5 +511,5 @@ def tune_model(
 
 
 def _like(model: Any, proto: ModelProto) -> Any:
-    """The result in the form in which the model came in."""
+    """Return the result in the form in which the model came in."""
     return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto

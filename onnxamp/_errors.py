@@ -166,7 +166,7 @@ def first_of(names: Collection[str]) -> str:
 
 
 def nearest(names: Iterable[str], text: str) -> str | None:
-    """The name that a text is likely meant to be; None if there is none. Linear in names."""
+    """Return the name that a text is likely meant to be; None if there is none. Linear in names."""
     from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelt
     from heapq import nlargest  # noqa: PLC0415
 
@@ -182,6 +182,6 @@ def suggestion(names: Iterable[str], text: str) -> str:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """All runs of three letters."""
+    """Return all runs of three letters."""
     small = text.lower()
     return frozenset(small[at : at + 3] for at in range(len(small) - 2))

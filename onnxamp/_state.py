@@ -50,7 +50,7 @@ _Place: TypeAlias = tuple[int, int]
 
 
 def fingerprint(*parts: str | bytes | memoryview) -> str:
-    """A short hash of parts in order."""
+    """Return a short hash of parts in order."""
     from hashlib import sha256  # noqa: PLC0415 - few runs need it
 
     digest = sha256()
@@ -99,7 +99,7 @@ class State:
     _saved: float = field(default_factory=monotonic)
 
     def part(self, name: str, facts: Facts, *, renew: bool = False) -> Part:
-        """The part of that name; an empty one if there is none.
+        """Return the part of that name; an empty one if there is none.
 
         Args:
             name: says whose it is, for people, too.
@@ -203,12 +203,12 @@ class State:
 
 
 def _summed(line: bytes) -> bytes:
-    """A line with its checksum, in place of the brace that ends its object."""
+    """Return a line with its checksum, in place of the brace that ends its object."""
     return line[:-1] + _SUM % crc32(line)
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether a line is as it was written."""
+    """Return whether a line is as it was written."""
     return data == _summed(data[: -len(_SUM % 0)] + b"}")
 
 
@@ -322,7 +322,7 @@ def as_data(item: Any, *, named: bool = True) -> Any:
 
 
 def from_data(kind: Any, data: Any) -> Any:
-    """The inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, texts and numbers.
+    """Return the inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, texts and numbers.
 
     Raises:
         TypeError, KeyError, ValueError: the data are no such record.
@@ -355,7 +355,7 @@ def from_data(kind: Any, data: Any) -> Any:
 
 
 def _collection(kind: Any, data: Any) -> Any:
-    """A tuple, a set or a mapping."""
+    """Return a tuple, a set or a mapping."""
     inside = get_args(kind)
     if get_origin(kind) is frozenset:
         return frozenset(from_data(inside[0], item) for item in data)
@@ -369,6 +369,6 @@ def _collection(kind: Any, data: Any) -> Any:
 
 @cache
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """The fields of a dataclass, with their types."""
+    """Return the fields of a dataclass, with their types."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}

@@ -92,7 +92,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
-    """The oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
+    """Return the oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
 
     None where the newest one does not load it either, or the target has no versions.
 
@@ -188,7 +188,7 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
 
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
-    """A refusal, with what to do about it."""
+    """Return a refusal, with what to do about it."""
     rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
     rule = next((row for row in rows if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
@@ -341,7 +341,9 @@ def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
 
 
 def _precision(graph: Graph, node: Node) -> str:
-    """The precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no others."""
+    """Return the precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no
+    others.
+    """
     free, fixed = set[str](), set[str]()
     signature = node.signature
     sides = (

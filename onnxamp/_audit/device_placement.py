@@ -37,7 +37,7 @@ from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
 def home(target: str) -> str:
-    """The target's provider, as reports name it."""
+    """Return the target's provider, as reports name it."""
     return device_of(target).upper()
 
 
@@ -155,7 +155,7 @@ def _prefers_host(
     target: str,
     on_host: AbstractSet[int],
 ) -> bool:
-    """Whether all inputs of the node are on the host, and not because its kernel expects them there."""
+    """Return whether all inputs of the node are on the host, and not because its kernel expects them there."""
     wanted = memory_table(target, "inputs").get(node.key, frozenset())
     for port, value in enumerate(node.inputs):
         if value == ABSENT or graph.types[value] in _STAYING:
@@ -180,7 +180,7 @@ def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
 
 
 def _reader(view: View, maker: int, user: int) -> int:
-    """The node in the maker's own graph that reads its value: the user, or the node around the user."""
+    """Return the node in the maker's own graph that reads its value: the user, or the node around the user."""
     while view.nodes[user].scope != view.nodes[maker].scope:
         user = view.scopes[view.nodes[user].scope].owner
     return user
@@ -275,22 +275,22 @@ class Typing(NamedTuple):
         return " with ".join(ordered) or "no types known"
 
     def kernels(self, target: str) -> Sequence[Kernel]:
-        """The kernels of a target for the op, of any version and types."""
+        """Return the kernels of a target for the op, of any version and types."""
         return kernel_table(target).get(self.node.key, ())
 
     def typed(self, bound: Mapping[str, str]) -> Typed:
-        """The node with these types, as targets are asked about it."""
+        """Return the node with these types, as targets are asked about it."""
         return Typed(self.signature, bound, self.node.proto)
 
     def runs_on(self, target: str, bound: Mapping[str, str]) -> bool:
-        """Whether a target runs the op with these types."""
+        """Return whether a target runs the op with these types."""
         return runs_on(target, self.typed(bound))
 
 
 def distinct_typings(
     graph: Graph, target: str
 ) -> tuple[list[object], dict[object, Typing]]:
-    """The typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
+    """Return the typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
     keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
         if (
@@ -336,7 +336,7 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
-    """Nodes without a schema: nothing can be said about them."""
+    """Return nodes without a schema: nothing can be said about them."""
     text = (
         "no schema is known for this op: its types, kernels and hazards are not checked"
     )
@@ -393,7 +393,7 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
 
 
 def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """The CPU, where its kernel takes the types as they are."""
+    """Return the CPU, where its kernel takes the types as they are."""
     text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
@@ -401,7 +401,7 @@ def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
 
 
 def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """The CPU, where it runs in float32."""
+    """Return the CPU, where it runs in float32."""
     text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
@@ -483,7 +483,7 @@ def _summary(
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
-    """Values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
+    """Yield values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
         if (

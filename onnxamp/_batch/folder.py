@@ -45,7 +45,7 @@ from onnxamp._workers.signals import cleaned_up
 
 
 def index_of(html: Path | None) -> Path | None:
-    """The index of the pages that are asked for: index.html in a folder, or the file that is named.
+    """Return the index of the pages that are asked for: index.html in a folder, or the file that is named.
 
     Raises:
         ArgumentError: it is no place for a page.
@@ -105,7 +105,7 @@ def check_options(options: FolderOptions) -> None:
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
-    """The models below a folder, sorted by name, without hidden ones and those below ``target``.
+    """Return the models below a folder, sorted by name, without hidden ones and those below ``target``.
 
     Raises:
         ArgumentError: there is none, or results could replace originals.
@@ -164,7 +164,7 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
-    """The inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
+    """Return the inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
     if inputs is None:
         return None
     kinds = (inputs / name.with_suffix(suffix) for suffix in (".npz", ".json", ""))
@@ -403,7 +403,7 @@ def _shipped(
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
-    """The work of a folder: what is done with each job."""
+    """Return the work of a folder: what is done with each job."""
     return partial(run_job, options)
 
 
@@ -415,7 +415,7 @@ def _known(
     *,
     retry: bool,
 ) -> tuple[dict[str, Row], list[Job]]:
-    """The rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
+    """Return the rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
     rows, waiting = dict[str, Row](), list[Job]()
     for job in jobs:
         entry, needed = (
@@ -473,7 +473,7 @@ def _work(
     *,
     once: bool,
 ) -> Generator[tuple[Entry, int]]:
-    """The result of each job when it is done, and the number of workers. What those leave that die is removed.
+    """Yield the result of each job when it is done, and the number of workers. What those leave that die is removed.
 
     Plugins keep compiled kernels from one model to the next, and may mix them up: each worker does one job ``once``.
     """

@@ -104,7 +104,7 @@ class BenchOptions:
     provider: Provider | None = None
 
     def cuda_options(self) -> dict[str, str]:
-        """All options of the CUDA provider, explicitly."""
+        """Return all options of the CUDA provider, explicitly."""
         flags = {
             "use_tf32": self.tf32,
             "prefer_nhwc": self.nhwc,
@@ -219,7 +219,7 @@ class _Inputs(NamedTuple):
     text: str
 
     def at(self, batch: int | None) -> dict[str, Feed]:
-        """The inputs at a batch size."""
+        """Return the inputs at a batch size."""
         if self.feeds is not None:
             return check_inputs(self.proto, self.feeds)
         sizes = dict(self.dims) if batch is None else {**self.dims, self.lead: batch}
@@ -430,7 +430,7 @@ def _time(
 def _ready(
     model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
 ) -> Timed:
-    """The model with its inputs, which ran once; in a browser it is timed there."""
+    """Return the model with its inputs, which ran once; in a browser it is timed there."""
     if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
         timer: Timed = model.session.time

@@ -127,7 +127,7 @@ class _Run:
         return float(sum(found["firsts"]) + sum(found["steps"]))
 
     def blocks(self, what: str) -> Blocks:
-        """The seconds of all rounds that count."""
+        """Return the seconds of all rounds that count."""
         return [found[what] for found in self.rounds[1:]]
 
 
@@ -172,7 +172,7 @@ def _loaded(
 
 
 def _is_for_genai(path: Path, decoder: Decoder, read: Sequence[Feeds]) -> bool:
-    """Whether ONNX Runtime GenAI is installed, and runs the model in this folder with tokens alone."""
+    """Return whether ONNX Runtime GenAI is installed, and runs the model in this folder with tokens alone."""
     known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
     is_alone = all(known.issuperset(feeds) for feeds in read)
     return is_alone and path.with_name(_GENAI_CONFIG).is_file() and is_there(GENAI)

@@ -105,7 +105,7 @@ def write_conversion_page(
 
 
 def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
+    """Return the arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
     try:
         feeds = samples[0] if samples is not None else {}
     except OnnxAmpError:  # running the model reports it
@@ -158,7 +158,7 @@ def target_of(
 
 
 def _given_files(given: Given) -> list[Path]:
-    """The files besides models that the options of a command name to be read."""
+    """Return the files besides models that the options of a command name to be read."""
     names = [
         getattr(given, name, None)
         for name in ("inputs", "plan_file", "data", "custom_ops")
@@ -229,7 +229,7 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
 
 
 def _is_printed_to(path: Path) -> bool:
-    """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
+    """Return whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
     no_such = (OSError, ValueError, AttributeError)  # a file, or a stream
     for stream in (sys.stdout, sys.stderr):
         with suppress(*no_such):

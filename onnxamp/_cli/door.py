@@ -168,7 +168,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The last place of onnxamp on the way to where it was raised."""
+    """Return the last place of onnxamp on the way to where it was raised."""
     import traceback  # noqa: PLC0415 - help and completion need none
 
     package = Path(__file__).parents[1]
@@ -182,7 +182,7 @@ def _place(error: Exception) -> str:
 
 
 def _format(words: Sequence[str]) -> str:
-    """The last ``--format``."""
+    """Return the last ``--format``."""
     formats = [
         after if word == "--format" else word.partition("=")[2]
         for word, after in pairwise([*words, ""])

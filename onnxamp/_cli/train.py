@@ -117,7 +117,7 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
 
 
 def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
-    """The network that the options describe.
+    """Return the network that the options describe.
 
     Raises:
         ArgumentError: the data lack an input of the model, or hold an unknown one, or a pattern matches no weight.

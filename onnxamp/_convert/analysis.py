@@ -44,7 +44,7 @@ class Analysis:
         return self.problem.ports
 
     def without(self, reasons: Mapping[int, frozenset[Reason]]) -> "Analysis":
-        """The analysis if these reasons did not keep these nodes in float32."""
+        """Return the analysis if these reasons did not keep these nodes in float32."""
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 
 
@@ -144,7 +144,7 @@ Rounder: TypeAlias = Callable[[Analysis], RoundedWeights]
 def with_rounding(
     analysis: Analysis, rounder: Rounder | None
 ) -> tuple[Analysis, RoundedWeights | None]:
-    """The analysis with the numbers that its options ask for, and what is known of them.
+    """Return the analysis with the numbers that its options ask for, and what is known of them.
 
     Raises:
         ArgumentError: the options ask for compensation, but there is no rounder. Others as the rounder.

@@ -197,7 +197,8 @@ def cost_sentences(analysis: Analysis) -> Iterator[str]:
 
 
 def opset_hint(analysis: Analysis) -> str | None:
-    """How many Casts a newer opset saves, where options keep the model from it; None if none do, or it is upgraded.
+    """Return how many Casts a newer opset saves, where options keep the model from it; None if none do, or it is
+    upgraded.
 
     The hint names the first opset at which all those ops that ever get a low-precision kernel have one.
     """
@@ -254,7 +255,8 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 
 def batch_norm_hint(analysis: Analysis) -> str | None:
-    """How many normalisations stay float32 behind a low producer, where runtimes fuse none, and folding would; or None.
+    """Return how many normalisations stay float32 behind a low producer, where runtimes fuse none, and folding would;
+    or None.
 
     ONNX Runtime puts a BatchNormalization into the weights of what feeds it only where no Cast stands between them.
     """

@@ -301,7 +301,7 @@ def _converted(
     ready: Prepared,
     analysis: Analysis,
 ) -> Converted:
-    """The conversion that an analysis decides."""
+    """Return the conversion that an analysis decides."""
     analysis, rounded = with_rounding(analysis, rounder)
     options = analysis.options
     _LOG.info(
@@ -325,7 +325,7 @@ def _converted(
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
-    """A copy of the analysed model with the edits applied, and verified.
+    """Return a copy of the analysed model with the edits applied, and verified.
 
     Raises:
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.

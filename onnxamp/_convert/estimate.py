@@ -100,7 +100,9 @@ class Estimate:
         return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
-        """Values that need a Cast, one for all readers. Constants need none: they are stored as they are read."""
+        """Return values that need a Cast, one for all readers. Constants need none: they are stored as they are
+        read.
+        """
         return [
             value
             for value, made, needed in self._needs(ports, decision)
@@ -236,13 +238,13 @@ def time_on_target(analysis: Analysis) -> float:
 
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:
-    """Nodes with a low-precision port."""
+    """Return nodes with a low-precision port."""
     low = (low_ports(analysis, node) for node in analysis.graph.nodes)
     return frozenset(index for index, at in enumerate(low) if at.inputs or at.outputs)
 
 
 def low_ports(analysis: Analysis, node: Node) -> Ports:
-    """The low-precision ports of a node."""
+    """Return the low-precision ports of a node."""
     types, is_low = analysis.graph.types, analysis.decision.is_low
     consumed, made = analysis.ports.consumed[node.index], analysis.ports.produced
     return Ports(

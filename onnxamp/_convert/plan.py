@@ -180,7 +180,7 @@ class Plan(Shown):
 
 
 def make_plan(analysis: Analysis) -> Plan:
-    """The plan of an analysis."""
+    """Return the plan of an analysis."""
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
     verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
@@ -242,7 +242,7 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values, for :func:`plan_of`."""
+    """Return a plan as JSON values, for :func:`plan_of`."""
     rest = {name: as_data(getattr(plan, name)) for name in _KEYS[2:]}
     if not plan.quantized:
         del rest["quantized"]
@@ -254,7 +254,7 @@ _KEYS: Final = ("format", *(item.name for item in fields(Plan)))
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
-    """The plan that :func:`plan_json` made values of.
+    """Return the plan that :func:`plan_json` made values of.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options make no sense.
@@ -272,7 +272,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:
-    """A field that holds a whole number.
+    """Return a field that holds a whole number.
 
     Raises:
         TypeError: it holds something else. KeyError: it is missing.
@@ -284,7 +284,7 @@ def _number(data: Mapping[str, Any], name: str) -> int:
 
 
 def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]:
-    """A field that holds a list of records of a kind.
+    """Return a field that holds a list of records of a kind.
 
     Raises:
         TypeError, ValueError: it holds something else. KeyError: it is missing.

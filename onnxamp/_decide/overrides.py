@@ -221,7 +221,7 @@ def lost_weights(
 def _told(
     found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
 ) -> Iterator[str]:
-    """A sentence per option and kind of hazard; rows are hazards by what the option names."""
+    """Yield a sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
         what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
@@ -256,7 +256,7 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
 def _matching(
     patterns: Iterable[re.Pattern[str]], names: Iterable[str]
 ) -> Iterator[str]:
-    """The patterns that match one of the names."""
+    """Return the patterns that match one of the names."""
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 

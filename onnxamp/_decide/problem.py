@@ -164,7 +164,7 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 def _twofold(
     graph: Graph, options: Options, settled: AbstractSet[int]
 ) -> frozenset[int]:
-    """Nodes that dequantize, but for settled ones: no Cast may part them from what an engine fuses with them.
+    """Return nodes that dequantize, but for settled ones: no Cast may part them from what an engine fuses with them.
 
     There are none where the target fuses float32 alone.
     """

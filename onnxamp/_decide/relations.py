@@ -45,7 +45,7 @@ class Problem:
         self.costs = dict[int, int]()
 
     def variable(self) -> int:
-        """A new variable."""
+        """Return a new variable."""
         self.count += 1
         return self.count - 1
 
@@ -171,7 +171,7 @@ class _Union:
         return variable, multiple
 
     def combined(self, relation: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """A relation among roots, without what is 0, in lowest terms."""
+        """Return a relation among roots, without what is 0, in lowest terms."""
         row: Counter[int] = Counter()
         for variable, coefficient in relation:
             root, multiple = self.root(variable)

@@ -75,7 +75,7 @@ def _as_written(side: Side, name: str) -> Array | None:
 
 
 def is_finite(array: Array) -> bool:
-    """Whether an array is free of NaN and infinities, as all arrays but floats are."""
+    """Return whether an array is free of NaN and infinities, as all arrays but floats are."""
     return "float" not in array.dtype.name or bool(np.isfinite(_as_double(array)).all())
 
 
@@ -102,7 +102,7 @@ def differences(
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit for bit, apart from the bits of NaN."""
+    """Return whether two arrays are equal bit for bit, apart from the bits of NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if "float" not in one.dtype.name:
@@ -222,7 +222,7 @@ def extract_region(
 
 
 def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
-    """A model without the defaults of inputs that the sample gives."""
+    """Return a model without the defaults of inputs that the sample gives."""
     overridden = {
         tensor.name for tensor in opened.proto.graph.initializer
     } & feeds.keys()

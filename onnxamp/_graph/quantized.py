@@ -76,7 +76,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
 
 
 def is_grid(name: str) -> bool:
-    """Whether an element type has at most eight bits."""
+    """Return whether an element type has at most eight bits."""
     return name.startswith(_NARROW)
 
 

@@ -142,5 +142,5 @@ class FolderProgress:
 
 
 def page_of(pages: Path, name: str) -> Path:
-    """The page of a model: its path below the folder of the pages."""
+    """Return the page of a model: its path below the folder of the pages."""
     return pages / f"{name}.html"

@@ -261,7 +261,7 @@ def _tolerance(failed: DiffReport) -> float:
 
 
 def _named_in(fault: str, model: Model) -> Cure:
-    """The nodes of the original that are named where the result is not loaded or built, as what may cure it."""
+    """Return the nodes of the original that are named where the result is not loaded or built, as what may cure it."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
     named = tuple(
         sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)

@@ -133,7 +133,7 @@ class Sink:
             raise unwritable(self.target, FileNotFoundError())
 
     def destination(self, stored: StoredWeights) -> Path:
-        """The target, with a symbolic link resolved.
+        """Return the target, with a symbolic link resolved.
 
         Raises:
             ArgumentError: the model that is converted stores weights there, or another one beside the target.
@@ -154,7 +154,7 @@ class Sink:
         return target
 
     def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:
-        """Whether the result's weights go to a data file.
+        """Return whether the result's weights go to a data file.
 
         Args:
             stored: the weights of the original.

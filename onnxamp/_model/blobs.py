@@ -123,7 +123,7 @@ class Held:
         return self.view.nbytes
 
     def read(self, start: int, stop: int, _: Desk) -> Any:
-        """The bytes from ``start`` to ``stop``."""
+        """Return the bytes from ``start`` to ``stop``."""
         return self.view[start:stop]
 
 
@@ -148,7 +148,7 @@ class Stored:
         return length if self.low is None else length // FLOAT32_BYTES * self.low.bytes
 
     def read(self, start: int, stop: int, desk: Desk) -> Any:
-        """A buffer with the bytes from ``start`` to ``stop``, both of which are even."""
+        """Return a buffer with the bytes from ``start`` to ``stop``, both of which are even."""
         if self.low is None:
             return desk.fill(self.place, start, stop - start).data.cast("B")[
                 : stop - start
@@ -342,7 +342,7 @@ class WeightConverter:
         return made
 
     def _empty(self, weight: Weight) -> TensorProto:
-        """The low-precision tensor without data, or its placeholder."""
+        """Return the low-precision tensor without data, or its placeholder."""
         tensor, elem = weight.tensor, self.low.elem
         made = TensorProto(
             name=tensor.name,

@@ -91,7 +91,7 @@ def data_files_of(path: Path) -> set[str]:
 
 
 def _locations(data: bytes) -> set[str] | None:
-    """The names of data files in the bytes of a model; None if they are no model."""
+    """Return the names of data files in the bytes of a model; None if they are no model."""
     if b"location" not in data:
         return set()
     model = ModelProto()

@@ -29,13 +29,13 @@ from onnxamp._paths.paths import as_path
 
 
 def is_graphsurgeon(model: object) -> bool:
-    """Whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
+    """Return whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
     module = sys.modules.get("onnx_graphsurgeon")
     return module is not None and isinstance(model, module.Graph)
 
 
 def from_graphsurgeon(graph: Any) -> ModelProto:
-    """The ModelProto of a Graph.
+    """Return the ModelProto of a Graph.
 
     Raises:
         ModelError: graphsurgeon cannot export it.
@@ -51,7 +51,7 @@ def from_graphsurgeon(graph: Any) -> ModelProto:
 
 
 def to_graphsurgeon(model: ModelProto) -> Any:
-    """The Graph of a ModelProto."""
+    """Return the Graph of a ModelProto."""
     import onnx_graphsurgeon as gs  # noqa: PLC0415
 
     return gs.import_onnx(model)
@@ -115,7 +115,7 @@ class Model(Asked):
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
-        """The model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
+        """Return the model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
 
         Raises:
             ArgumentTypeError: ``plan`` is not a plan. ModelError: the file cannot be read, or the model is broken.
@@ -187,7 +187,7 @@ class Model(Asked):
         return [] if self.path is None else [self.path, *self.stock.files]
 
     def embedded(self) -> ModelProto:
-        """The proto with all weights inside: itself where they are, else a copy."""
+        """Return the proto with all weights inside: itself where they are, else a copy."""
         if not has_external_data(self.proto) or self.folder is None:
             return self.proto
         copy = copied(self.proto)

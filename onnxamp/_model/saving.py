@@ -391,7 +391,8 @@ def copy_file(
 
 
 def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path]:
-    """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
+    """Return the files to remove once ``path`` is replaced, which happens next: it is the last moment to look at
+    sources.
 
     Args:
         path: what is replaced.
@@ -422,7 +423,7 @@ def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path
 
 
 def _data_of(path: Path, keep: AbstractSet[Path]) -> dict[str, Path]:
-    """The data files of the present model at ``path`` that are not kept, by name."""
+    """Return the data files of the present model at ``path`` that are not kept, by name."""
     try:
         names = data_files_of(path) if path.exists() else set[str]()
     except (OSError, SourceChangedError):

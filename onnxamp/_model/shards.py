@@ -218,7 +218,7 @@ def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
 def _is_kept(
     file: DataFile, kept: Part, progress: Callable[[int], None] | None
 ) -> bool:
-    """Whether a file is there that an interrupted run wrote."""
+    """Return whether a file is there that an interrupted run wrote."""
     path, blobs = file
     known = kept.get(_contents(file))
     if known is None or known["stamp"] != as_data(stamp_now(path)):

@@ -105,7 +105,7 @@ class Stage:
         (self.folder / kind / file.name).write_text(identity_of(file))
 
     def _is_noted(self, kind: str, file: Path) -> bool:
-        """Whether there is a note of a file that exists."""
+        """Return whether there is a note of a file that exists."""
         note = self.folder / kind / file.name
         return note.exists() and file.exists() and note.read_text() == identity_of(file)
 
@@ -144,7 +144,7 @@ class Stage:
         sync(self.path.parent)
 
     def identity(self) -> str:
-        """The identity of the new file, which it keeps in its place."""
+        """Return the identity of the new file, which it keeps in its place."""
         return identity_of(self.main)
 
     def withdraw(self) -> None:
@@ -179,7 +179,9 @@ class Stage:
             (self.folder / "new" / file.name).unlink(missing_ok=True)
 
     def _moved(self, file: Path) -> str:
-        """The name of a data file that was put beside the result under a name with the token; "" for other files."""
+        """Return the name of a data file that was put beside the result under a name with the token; "" for other
+        files.
+        """
         start = f"{self.path.name}.{self.token}"
         rest = file.name.removeprefix(start)
         return (
@@ -198,7 +200,7 @@ class Stage:
         (self.folder / _KEPT).unlink(missing_ok=True)
 
     def has_links(self) -> bool:
-        """Whether files can have several names here."""
+        """Return whether files can have several names here."""
         try:
             (self.folder / "link").hardlink_to(self.main)
             (self.folder / "link").unlink()
@@ -269,7 +271,7 @@ def _key(path: Path) -> str:
 
 
 def _left(path: Path, kept: Part | None) -> Stage | None:
-    """The stage that an interrupted run left; None if there is none, or it is finished."""
+    """Return the stage that an interrupted run left; None if there is none, or it is finished."""
     token = None if kept is None else kept.get(_key(path))
     stage = Stage(path, token or "")
     return stage if token and stage.is_kept else None
@@ -302,7 +304,7 @@ def _clear(stage: Stage) -> None:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The entries of a folder; none if it cannot be listed, though it may still be writable."""
+    """Return the entries of a folder; none if it cannot be listed, though it may still be writable."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -374,7 +376,7 @@ class RemoteStage(Stage):
         return self.places[name]
 
     def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
-        """The names that data files got; nobody looks there for models that refer to files that do not exist."""
+        """Return the names that data files got; nobody looks there for models that refer to files that do not exist."""
         del avoid
         return [self.place(name).name for name in names]
 

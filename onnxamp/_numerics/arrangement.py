@@ -48,14 +48,14 @@ class Arrangement(NamedTuple):
         return prod(self._placed[1:-1])
 
     def matrices(self, weight: Floats) -> Floats:
-        """The weight as G matrices."""
+        """Return the weight as G matrices."""
         placed = weight.transpose(self.turn).reshape(self.split).transpose(self.perm)
         return np.ascontiguousarray(
             placed.reshape(placed.shape[0], self.depth, placed.shape[-1])
         )
 
     def stored(self, matrices: Floats, shape: Sequence[int]) -> Floats:
-        """The weight of a shape whose matrices these are."""
+        """Return the weight of a shape whose matrices these are."""
         turned = tuple(shape[axis] for axis in self.turn)
         split = (
             matrices.reshape(self._placed)
@@ -68,7 +68,9 @@ class Arrangement(NamedTuple):
 def arranged(
     node: NodeProto, product: Product, shape: Sequence[int], turn: Sequence[int]
 ) -> Arrangement | None:
-    """The arrangement of a weight of this shape, which reaches the node transposed by ``turn``; None if it has none."""
+    """Return the arrangement of a weight of this shape, which reaches the node transposed by ``turn``; None if it has
+    none.
+    """
     given = tuple(shape[axis] for axis in turn)
     if not prod(given) or not product.applies(node):
         return None
@@ -106,7 +108,7 @@ def rows_of(
     most: int,
     seed: int = 0,
 ) -> Floats | None:
-    """The rows that a node multiplies a weight by.
+    """Return the rows that a node multiplies a weight by.
 
     Args:
         node: the node.
@@ -166,7 +168,7 @@ def _matrix_rows(
 
 
 def _same_rows(rows: Floats, matrices: int, choice: _Choice) -> Floats:
-    """The rows that all matrices meet."""
+    """Return the rows that all matrices meet."""
     chosen = rows[choice.of(len(rows))]
     return np.broadcast_to(chosen, (matrices, *chosen.shape))
 
@@ -431,7 +433,7 @@ def _readers(
 def _read(
     graph: Graph, node: Node, port: int, shape: tuple[int, ...], turn: tuple[int, ...]
 ) -> tuple[Reader | None, Arrangement | None]:
-    """A node as a reader of a weight at an input."""
+    """Return a node as a reader of a weight at an input."""
     for product in op_facts().products.get(node.key, ()) if node.scope == 0 else ():
         rows = (
             node.input(product.rows)

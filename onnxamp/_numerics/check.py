@@ -43,7 +43,7 @@ class OpFilter(NamedTuple):
     skip: frozenset[str] = frozenset()
 
     def takes(self, op: str) -> bool:
-        """Whether nodes of this op type are looked at."""
+        """Return whether nodes of this op type are looked at."""
         return op not in self.skip and (not self.only or op in self.only)
 
     def check(self, seen: Collection[str]) -> None:
@@ -210,7 +210,7 @@ class Check:
         return _reported(report, values.values())
 
     def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
-        """The values of the op types that are looked at."""
+        """Return the values of the op types that are looked at."""
         return [row for row in rows if self.ops.takes(row.op)]
 
     def _found(
@@ -274,7 +274,7 @@ def _reported(report: RunCheck, rows: Iterable[ValueCheck]) -> RunCheck:
 
 
 def _in_words(row: ValueCheck) -> FirstBad:
-    """A fault in a sentence."""
+    """Return a fault in a sentence."""
     m = row.measured
     born = (
         ", in float32 already"

@@ -51,7 +51,7 @@ class Accept(NamedTuple):
 
     @classmethod
     def of(cls, given: AcceptLike) -> "Accept":
-        """The function that an argument means.
+        """Return the function that an argument means.
 
         Raises:
             ArgumentError: it cannot be imported. ArgumentTypeError: it is no function.
@@ -78,7 +78,7 @@ class Accept(NamedTuple):
         return fingerprint(self.name, source_print(self.function))
 
     def takes(self, reference: Outputs, result: Outputs) -> bool:
-        """Whether the function accepts a result.
+        """Return whether the function accepts a result.
 
         Raises:
             ArgumentError: it returns something else than True or False, or rejects even the reference itself.
@@ -102,7 +102,7 @@ class Accept(NamedTuple):
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function of the user in messages."""
+    """Return the name of a function of the user in messages."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
@@ -132,7 +132,7 @@ def _told(error: Exception) -> str:
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:
-    """The function "package:function" or "file.py:function".
+    """Return the function "package:function" or "file.py:function".
 
     Raises:
         ArgumentError: it cannot be imported, or is no function.
@@ -156,7 +156,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The module in a file, which may import its neighbours."""
+    """Return the module in a file, which may import its neighbours."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -262,7 +262,7 @@ class Limits:
         )
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
-        """The limit of outputs that have none."""
+        """Return the limit of outputs that have none."""
         if self.tolerance is not None:
             return self.tolerance
         if lowest != "float32":
@@ -302,7 +302,7 @@ class Limits:
         return judgements
 
     def _given(self, diff: TensorDiff) -> dict[str, float]:
-        """The limits of an output, by metric."""
+        """Return the limits of an output, by metric."""
         sequence = diff.name.partition("[")[
             0
         ]  # elements of a sequence are held to the limits of the sequence
@@ -410,7 +410,7 @@ def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
 
 
 def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
-    """A comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
+    """Return a comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
 
     Raises:
         ArgumentError: there is a limit for an output that does not exist.
@@ -434,7 +434,7 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
 
 
 def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
-    """The first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
+    """Return the first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
 
     If there is none: the first from which on the accumulated error stays beyond the limit.
     """
@@ -458,7 +458,9 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
 
 
 def size_only(diff: TensorDiff) -> bool:
-    """Whether only sizes differ: outputs whose size depends on data may gain or lose an element at a threshold."""
+    """Return whether only sizes differ: outputs whose size depends on data may gain or lose an element at a
+    threshold.
+    """
     sizes_differ = diff.reference_shape != diff.result_shape
     return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
 
@@ -484,6 +486,6 @@ def _warnings(
 
 
 def _told_apart(found: float, limit: float) -> str:
-    """A number with two digits, or as many as it takes to see that it is not the limit."""
+    """Return a number with two digits, or as many as it takes to see that it is not the limit."""
     texts = (f"{found:.{digits}g}" for digits in range(2, 18))
     return next((text for text in texts if float(text) != limit), str(found))

@@ -67,7 +67,7 @@ LOWNESS: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def metric_name(metric: str) -> str:
-    """A metric in words."""
+    """Return a metric in words."""
     return AT_MOST.get(metric) or AT_LEAST.get(metric) or metric
 
 
@@ -263,7 +263,7 @@ class Perplexity:
 
 
 def _exp(x: float) -> float:
-    """The exponential function; infinite where it does not fit."""
+    """Return the exponential function; infinite where it does not fit."""
     return exp(x) if x < _LARGEST_EXPONENT else inf if x > 0 else nan
 
 

@@ -168,7 +168,7 @@ class TwoModels(SideBySide):
     def _needs_noise(
         self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]
     ) -> bool:
-        """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
+        """Return whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
         if (
             not self.result.whole
             or self.result.engine.emulates
@@ -232,7 +232,7 @@ class TwoModels(SideBySide):
                 yield parting
 
     def _value(self, feeds: Feeds, name: str) -> Any:
-        """A value of the reference."""
+        """Return a value of the reference."""
         return run_alone(
             self.reference.prepare(feeds), feeds, [name], self.reference.budget
         ).output(name)
@@ -317,7 +317,7 @@ def result_on(
 def noise_floor(
     elsewhere: Session, feeds: Feeds, outputs: Outputs, *, on_device: bool = True
 ) -> float | None:
-    """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
+    """Return the error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
     Args:
         elsewhere: the model, on the one of them that did not make the outputs.
@@ -370,7 +370,7 @@ def nan_inputs(feeds: Feeds) -> Iterator[str]:
 
 
 def _left_to_cpu(result: Session) -> Iterator[str]:
-    """A sentence about the nodes that the engine left to the CPU."""
+    """Yield a sentence about the nodes that the engine left to the CPU."""
     left = result.left_to_cpu()
     listed = [f"{op} ({times})" for op, times in left.most_common(5)]
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
@@ -507,7 +507,7 @@ def _gap(
     token: int,
     other: int,
 ) -> float | None:
-    """The gap at a place; None if the logits are in another order than the tokens."""
+    """Return the gap at a place; None if the logits are in another order than the tokens."""
     table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
     if len(table) != tokens.size or not np.array_equal(
         table.argmax(-1), tokens.ravel()

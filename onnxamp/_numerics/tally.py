@@ -57,7 +57,7 @@ class Tally:
 
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
-    """The report with what all samples showed, judged by the limits."""
+    """Return the report with what all samples showed, judged by the limits."""
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
     alarms = [
         *tally.alarms,

@@ -66,7 +66,7 @@ class Watched(NamedTuple):
 
 
 def watched_values(flow: Flow) -> list[Watched]:
-    """The floats that the model's nodes compute, in execution order, without values that emulation adds."""
+    """Return the floats that the model's nodes compute, in execution order, without values that emulation adds."""
     names = [
         name
         for name in flow.maker
@@ -186,7 +186,7 @@ def _fault(
     *,
     born: bool,
 ) -> str | None:
-    """The first fault of the module's table that applies; constants are never at fault."""
+    """Return the first fault of the module's table that applies; constants are never at fault."""
     node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
     if node.op_type == "Constant":
         return None
@@ -218,7 +218,9 @@ def _fault(
 
 
 def mask_values(flow: Flow) -> frozenset[str]:
-    """Values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in nodes."""
+    """Return values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in
+    nodes.
+    """
     facts, waiting = op_facts(), list[str]()
     for node, reads in zip(flow.nodes, flow.reads, strict=True):
         key = op_key(node)
@@ -242,7 +244,7 @@ def mask_values(flow: Flow) -> frozenset[str]:
 
 
 def reads_constant(flow: Flow, node: int, limit: float) -> bool:
-    """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
+    """Return whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
         if (
@@ -284,7 +286,7 @@ class WatchedRun:
         join(self.inputs, sample.inputs)
 
     def checks(self) -> tuple[ValueCheck, ...]:
-        """The values so far, in execution order, with their faults."""
+        """Return the values so far, in execution order, with their faults."""
         return classify(self.flow, self.rows, self.values, self.inputs)
 
 
@@ -545,5 +547,5 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
 
 
 def _is_rounded(flow: Flow, row: Watched) -> bool:
-    """Whether the value is rounded from a float32 one, and not cast from integers."""
+    """Return whether the value is rounded from a float32 one, and not cast from integers."""
     return row.exact != row.value and flow.types.get(row.exact) == "tensor(float)"

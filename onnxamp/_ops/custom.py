@@ -103,7 +103,7 @@ class CustomOp:
         return f"{self.domain}::{self.type}"
 
     def signature(self) -> Signature:
-        """The declaration in the form of a schema."""
+        """Return the declaration in the form of a schema."""
         ports = [tuple(map(self._port, given)) for given in (self.inputs, self.outputs)]
         least = [
             sum(not port.optional and not port.variadic for port in given)
@@ -177,7 +177,7 @@ CustomOpsLike: TypeAlias = (
 
 
 def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
-    """The declarations that an argument means.
+    """Return the declarations that an argument means.
 
     Raises:
         ArgumentError: the file cannot be read, or a declaration is wrong.

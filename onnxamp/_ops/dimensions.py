@@ -84,7 +84,7 @@ class DimensionRule:
         return Related(multiples, aligned)
 
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
-        """Whether the node has the attributes and the inputs that the row is about."""
+        """Return whether the node has the attributes and the inputs that the row is about."""
         if any(
             (attribute(node, name) or 0) != wanted for name, wanted in self.when.items()
         ):
@@ -101,7 +101,7 @@ class DimensionRule:
 
 
 def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
-    """The terms of an Einsum's inputs, each letter a size."""
+    """Return the terms of an Einsum's inputs, each letter a size."""
     text = (equation or b"").decode(errors="replace").replace(" ", "")
     inputs = text.partition("->")[0].replace(ALIGNED, ".").split(",")
     return tuple(
@@ -113,7 +113,7 @@ def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
 def _split(
     terms: Terms, shape: Sequence[D]
 ) -> tuple[list[tuple[str, D]], Sequence[D]] | None:
-    """Each term with its dimension, and the dimensions that "..." stands for; None if the rank does not fit."""
+    """Return each term with its dimension, and the dimensions that "..." stands for; None if the rank does not fit."""
     first = next(
         (place for place, term in enumerate(terms) if term in (ALIGNED, FREE)), None
     )
@@ -164,13 +164,13 @@ def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple
 
 
 def _has(node: NodeProto, name: str) -> bool:
-    """Whether the node has an attribute, such as a single letter: K of MatMulNBits."""
+    """Return whether the node has an attribute, such as a single letter: K of MatMulNBits."""
     return attribute(node, name) is not None
 
 
 @cache
 def names_of(term: str) -> tuple[str, ...]:
-    """The sizes and attributes that a term names."""
+    """Return the sizes and attributes that a term names."""
     return tuple(
         part.id for part in ast.walk(_parsed(term)) if isinstance(part, ast.Name)
     )
@@ -182,7 +182,7 @@ def _parsed(term: str) -> ast.expr:
 
 
 def _product(term: str, values: Mapping[str, int]) -> int:
-    """The value of a term, which consists of names, numbers, "+" and "*"."""
+    """Return the value of a term, which consists of names, numbers, "+" and "*"."""
 
     def value(part: ast.expr) -> int:
         if isinstance(part, ast.BinOp):
@@ -218,6 +218,6 @@ def _terms(text: str) -> Terms | None:
 
 
 def columns(aligned: Sequence[Sequence[D]]) -> Iterator[list[D]]:
-    """The dimensions that broadcast against each other, from the last to the first."""
+    """Yield the dimensions that broadcast against each other, from the last to the first."""
     for place in range(max(map(len, aligned), default=0)):
         yield [dims[-1 - place] for dims in aligned if place < len(dims)]

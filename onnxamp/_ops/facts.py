@@ -46,7 +46,7 @@ class Product(NamedTuple):
     when: tuple[Mapping[str, Any], ...] = ()
 
     def applies(self, node: NodeProto) -> bool:
-        """Whether the node's attributes have the values that are asked for."""
+        """Return whether the node's attributes have the values that are asked for."""
         given = (
             attribute_of(node, row["attribute"], row["default"]) for row in self.when
         )
@@ -155,7 +155,7 @@ class OpFacts:
 
 @cache
 def op_facts() -> OpFacts:
-    """The facts, parsed at the first call."""
+    """Return the facts, parsed at the first call."""
     sets: dict[str, set[str]] = defaultdict(set)
     columns: dict[str, dict[str, Any]] = defaultdict(dict)
     for op, row in read_table("ops").items():
@@ -231,7 +231,7 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
 
 
 def type_giver(node: NodeProto) -> int | None:
-    """The input that gives output 0 its type where the attribute is missing that would; None if none does."""
+    """Return the input that gives output 0 its type where the attribute is missing that would; None if none does."""
     rule = op_facts().dtype_attribute.get(op_key(node))
     return None if rule is None or attribute(node, rule.attribute) else rule.giver
 
@@ -241,7 +241,7 @@ _GIVERS: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
 
 
 def is_exact(node: NodeProto) -> bool:
-    """Whether the node commutes with rounding, so that its precision changes no number but by one rounding."""
+    """Return whether the node commutes with rounding, so that its precision changes no number but by one rounding."""
     facts, key = op_facts(), op_key(node)
     if key not in facts.exact:
         return False

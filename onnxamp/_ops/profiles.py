@@ -96,7 +96,7 @@ class Profile:
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
-    """The profile of a target that sums up products in float16; None for others.
+    """Return the profile of a target that sums up products in float16; None for others.
 
     CUDA sums up CumSum alone in float16, which the default lists keep in float32.
     """
@@ -106,12 +106,12 @@ def emulated_arithmetic(target: str) -> Profile | None:
 
 
 def sums_low(*engines: str | None) -> bool:
-    """Whether one of these, targets or providers, sums up products of float16 in float16."""
+    """Return whether one of these, targets or providers, sums up products of float16 in float16."""
     return any(emulated_arithmetic(name.partition(":")[0]) for name in engines if name)
 
 
 def computes_low(target: str) -> bool:
-    """Whether a target computes in float16 whatever the types of a model say."""
+    """Return whether a target computes in float16 whatever the types of a model say."""
     profile = profile_of(target)
     return profile is not None and profile.values.get("computes_in") == "float16"
 
@@ -124,7 +124,7 @@ def folded_first(target: str) -> frozenset[str]:
 
 @cache
 def profile_of(target: str) -> Profile | None:
-    """The profile of a target, of whatever version; None for one of which nothing is known, such as "any"."""
+    """Return the profile of a target, of whatever version; None for one of which nothing is known, such as "any"."""
     data = target_table(target, "arithmetic")
     if not data:
         return None

@@ -161,7 +161,7 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
 
 
 def newer_versions(signature: Signature) -> list[Signature]:
-    """All later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
+    """Return all later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
     versions = range(signature.since + 1, onnx.defs.onnx_opset_version() + 1)
     found = (
         lookup(signature.domain, signature.op_type, version) for version in versions
@@ -241,7 +241,7 @@ def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
 
 
 def _read(schema: Any, **more: Any) -> Signature:
-    """The signature of a schema of onnx or ONNX Runtime, whose classes are alike."""
+    """Return the signature of a schema of onnx or ONNX Runtime, whose classes are alike."""
     return Signature(
         domain=schema.domain,
         op_type=schema.name,
@@ -259,7 +259,7 @@ def _read(schema: Any, **more: Any) -> Signature:
 
 
 def _ports(schema: Any, formals: Any, kind: str, homogeneous: str) -> tuple[Port, ...]:
-    """The ports of a schema; its library calls two of their attributes by these names."""
+    """Return the ports of a schema; its library calls two of their attributes by these names."""
     options = type(schema).FormalParameterOption
     return tuple(
         Port(

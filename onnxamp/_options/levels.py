@@ -29,7 +29,7 @@ class Level(StrEnum):
 
 
 def check_level(level: object) -> Level:
-    """The level called ``level``, in either case.
+    """Return the level called ``level``, in either case.
 
     Raises:
         ArgumentError: there is no such level.
@@ -60,7 +60,7 @@ def is_auto(
     measures: bool = False,
     validates: bool = False,
 ) -> bool:
-    """Whether the level is "auto".
+    """Return whether the level is "auto".
 
     Raises:
         ArgumentError: it is not, but an argument is given that only "auto" takes; samples are taken where ``measures``,

@@ -248,7 +248,7 @@ class Options:
         )
 
     def highest_opset(self, current: int) -> int | None:
-        """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
+        """Return the opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
         if self.opset == "auto":
             return None
         return current if self.opset == "keep" else int(self.opset)
@@ -274,7 +274,7 @@ class Options:
         return kept if isinstance(kept, bool) else name in kept
 
     def keywords(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as keyword arguments, without the level."""
+        """Return the options that differ from their defaults, as keyword arguments, without the level."""
         values = (
             (item, getattr(self, item.name))
             for item in fields(self)
@@ -283,7 +283,7 @@ class Options:
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
-        """The options as command-line arguments, as far as these can express them.
+        """Return the options as command-line arguments, as far as these can express them.
 
         They cannot express ``rule``, declarations of ``custom_ops`` without a file, and names with commas.
         """
@@ -295,7 +295,7 @@ class Options:
         return tuple(written)
 
     def as_json(self) -> dict[str, Any]:
-        """The options that affect decisions, except ``rule``, as JSON values for :meth:`from_json`."""
+        """Return the options that affect decisions, except ``rule``, as JSON values for :meth:`from_json`."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         del values["rule"], values["strict_options"]
         if not isinstance(self.keep_io_types, bool):

@@ -35,7 +35,7 @@ class Remote(ABC):
 
 
 def as_path(given: str | PathLike[str]) -> Path:
-    """The path that an argument means, of a file here or of one behind a URL.
+    """Return the path that an argument means, of a file here or of one behind a URL.
 
     Raises:
         ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
@@ -61,12 +61,12 @@ def as_path(given: str | PathLike[str]) -> Path:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Whether a path is one of another file system."""
+    """Return whether a path is one of another file system."""
     return isinstance(path, Remote)
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder, which is there from now on, with those above it.
+    """Return the folder, which is there from now on, with those above it.
 
     Raises:
         OutputError: it cannot be made.
@@ -94,7 +94,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
 
 
 def writing(path: Path) -> AbstractContextManager[IO[bytes]]:
-    """A file to be written from its start to its end; behind a URL nothing is there until all is written.
+    """Return a file to be written from its start to its end; behind a URL nothing is there until all is written.
 
     Raises:
         OSError: it cannot be written.
@@ -130,7 +130,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
-    """The error to raise where ``error`` kept a file from being read that an argument names.
+    """Return the error to raise where ``error`` kept a file from being read that an argument names.
 
     Args:
         what: names the file, as in "the plan 'plan.json'".

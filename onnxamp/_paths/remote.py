@@ -87,7 +87,7 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
 
 
 def _question(name: str) -> Callable[..., bool]:
-    """A method of paths that asks a yes/no question of the file system."""
+    """Return a method of paths that asks a yes/no question of the file system."""
 
     def ask(self: "RemotePath", *, follow_symlinks: bool = True) -> bool:
         del follow_symlinks
@@ -107,7 +107,7 @@ class RemotePath(Remote, _Base):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """The path of a URL.
+        """Return the path of a URL.
 
         Raises:
             ArgumentError, MissingPackageError: as :func:`as_path`.
@@ -142,7 +142,7 @@ class RemotePath(Remote, _Base):
         return f"RemotePath({str(self)!r})"
 
     def as_posix(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return str(self)
 
     @property
@@ -193,7 +193,7 @@ class RemotePath(Remote, _Base):
         return False
 
     def samefile(self, other_path: str | PathLike[str]) -> bool:
-        """Whether it is the same path."""
+        """Return whether it is the same path."""
         return (
             isinstance(other_path, RemotePath)
             and self.resolve() == other_path.resolve()
@@ -204,7 +204,7 @@ class RemotePath(Remote, _Base):
         return self
 
     def resolve(self, strict: bool = False) -> Self:
-        """The path without "..": it does not leave the file system."""
+        """Return the path without "..": it does not leave the file system."""
         del strict
         return type(self)(posixpath.normpath("/" + "/".join(self.parts[1:])))
 
@@ -252,7 +252,7 @@ class RemotePath(Remote, _Base):
         return file if "b" in mode else TextIOWrapper(file, encoding, errors, newline)
 
     def read_bytes(self) -> bytes:
-        """All bytes."""
+        """Return all bytes."""
         data: bytes = self._ask("cat_file")
         return data
 
@@ -262,7 +262,7 @@ class RemotePath(Remote, _Base):
         errors: str | None = None,
         newline: str | None = None,
     ) -> str:
-        """All text, in UTF-8 if nothing else is said."""
+        """Return all text, in UTF-8 if nothing else is said."""
         del newline
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
@@ -327,7 +327,7 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
 
 @cache
 def file_system(scheme: str) -> Any:
-    """The file system of a scheme, set up as fsspec's configuration and its package say.
+    """Return the file system of a scheme, set up as fsspec's configuration and its package say.
 
     Raises:
         ArgumentError: there is none. MissingPackageError: its package is not installed.

@@ -82,7 +82,7 @@ class FormTable(NamedTuple):
 
 @cache
 def form_table() -> FormTable:
-    """The forms, parsed at the first call."""
+    """Return the forms, parsed at the first call."""
     data = read_table("folds")
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds = {
@@ -109,7 +109,7 @@ Rules: TypeAlias = Mapping[str, tuple[list[str], list[str]]]
 
 
 def parse(text: str, rules: Rules) -> Pattern:
-    """The expression tree of a form, its rules replaced by what they stand for."""
+    """Return the expression tree of a form, its rules replaced by what they stand for."""
     return _pattern(_expression(text), {}, rules)
 
 
@@ -118,7 +118,7 @@ def _expression(text: str) -> ast.expr:
 
 
 def _rule(head: str, forms: list[str]) -> tuple[str, tuple[list[str], list[str]]]:
-    """The name of "rule(a, b)", its parameters and alternatives."""
+    """Return the name of "rule(a, b)", its parameters and alternatives."""
     call = _expression(head)
     assert isinstance(call, ast.Call)
     return ast.unparse(call.func), (list(map(ast.unparse, call.args)), forms)
@@ -154,7 +154,7 @@ def _pattern(
 
 
 def heads(pattern: Pattern) -> frozenset[str]:
-    """The types that the last node of what matches may have; empty for values and numbers."""
+    """Return the types that the last node of what matches may have; empty for values and numbers."""
     if isinstance(pattern, Choice):
         return frozenset(pattern.ending_in)
     return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()
@@ -184,7 +184,7 @@ class Match:
 
 
 def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
-    """Every way in which the node is the last one of the form; all nodes are in its scope, and make float32.
+    """Yield every way in which the node is the last one of the form; all nodes are in its scope, and make float32.
 
     Depth and number of steps are bounded by the form, not by the graph.
     """
@@ -270,12 +270,12 @@ def _maker_key(graph: Graph, value: int) -> str:
 
 
 def maker_of(graph: Graph, value: int) -> Node | None:
-    """The node that makes the value, before what passes it on."""
+    """Return the node that makes the value, before what passes it on."""
     return graph.producer(graph.passed_on(value))
 
 
 def readers_of(graph: Graph, value: int) -> Iterator[Node]:
-    """Nodes that read the value, behind what passes it on."""
+    """Yield nodes that read the value, behind what passes it on."""
     stack = [value]
     while stack:
         for node, _ in graph.consumers(stack.pop()):
@@ -286,7 +286,9 @@ def readers_of(graph: Graph, value: int) -> Iterator[Node]:
 
 
 def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
-    """The nodes that pass the value on, one after the other; the value behind; and the node that alone reads it."""
+    """Return the nodes that pass the value on, one after the other; the value behind; and the node that alone reads
+    it.
+    """
     between: set[int] = set()
     node = graph.only_reader(value)
     while node is not None and node.index in graph.passing:

@@ -108,7 +108,7 @@ class PipelineModel:
         input_feed: Mapping[str, Any],
         run_options: Any = None,
     ) -> list[Any]:
-        """The outputs of these names (None or empty: all), for arrays by input; run options are not obeyed.
+        """Return the outputs of these names (None or empty: all), for arrays by input; run options are not obeyed.
 
         Raises:
             ArgumentError: the inputs do not fit the model, or it has no such output. RuntimeFailure: it does not run.
@@ -218,7 +218,7 @@ class Clock(NamedTuple):
         error: float | None = None,
         plan: Plan | None = None,
     ) -> Choice:
-        """An analysed conversion, with its plan and what it costs."""
+        """Return an analysed conversion, with its plan and what it costs."""
         times, weights = 0.0, 0
         for estimate, count in self._estimates(analysis.graph, analysis.options.low):
             times += count * time_of(analysis, estimate)
@@ -241,7 +241,7 @@ class Clock(NamedTuple):
 
 
 def recorded(calls: Calls, name: str) -> Samples:
-    """The inputs that a pipeline feeds to a model, as samples."""
+    """Return the inputs that a pipeline feeds to a model, as samples."""
     readers: list[Callable[[], Sample]] = [
         partial(dict, sample) for sample in calls.samples
     ]
@@ -259,7 +259,7 @@ def choices_of(
     *,
     allow_slower: bool,
 ) -> tuple[Choice, list[Choice]]:
-    """A model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
+    """Return a model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
 
     What is slower than float32 is left out unless it is allowed.
     """
@@ -290,7 +290,7 @@ def rank(choice: Choice) -> tuple[float, int, bool, int]:
 def _asked(
     member: Member, model: Model, samples: Samples, provider: Provider
 ) -> Iterator[Options]:
-    """The options to try: each level in each type, and with exponents where values leave the type's range."""
+    """Yield the options to try: each level in each type, and with exponents where values leave the type's range."""
     levels = [level for level in _ORDER if level in member.levels]
     for dtype in member.dtypes:
         yield from (member.asked(level, dtype) for level in levels)

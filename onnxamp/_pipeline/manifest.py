@@ -64,7 +64,7 @@ class Member(NamedTuple):
     options: Mapping[str, Any]
 
     def asked(self, level: Level, dtype: str, **more: Any) -> Options:
-        """The options of a conversion."""
+        """Return the options of a conversion."""
         return Options.of(level, {**self.options, "dtype": dtype, **more})
 
 
@@ -99,7 +99,7 @@ class Pipeline:
 
 
 def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
-    """The pipeline of a manifest, or of models by name.
+    """Return the pipeline of a manifest, or of models by name.
 
     Args:
         source: a manifest's path, or models by name.
@@ -253,7 +253,7 @@ def _list(where: str, what: str, found: Any) -> Iterable[str]:
 
 
 def _file(name: str, source: Any, folder: Path | None) -> str:
-    """The name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
+    """Return the name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
     if folder is not None:
         relative = as_path(source).absolute()
         if relative.is_relative_to(folder) and ".." not in relative.parts:

@@ -215,7 +215,7 @@ class PipelineState:
     def plan(
         self, words: str, find: Callable[[], tuple[Plan, float]]
     ) -> tuple[Plan, float]:
-        """The known choice of level "auto" of a model at some tolerance, or a new one."""
+        """Return the known choice of level "auto" of a model at some tolerance, or a new one."""
         key = fingerprint(words)
         if key not in self.tuned:
             self.tuned[key] = find()
@@ -237,7 +237,7 @@ def key_of(chosen: Mapping[str, Choice]) -> str:
 
 
 def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
-    """All that measurements depend on: the models, the function and its file, the metric, what computes."""
+    """Return all that measurements depend on: the models, the function and its file, the metric, what computes."""
     members = pipeline.members
     return {
         "a model": fingerprint(
@@ -357,7 +357,7 @@ class PipelineRuns:
         )
 
     def own_error(self, name: str, choice: Choice, metric: Metric) -> float:
-        """The error of a converted model's own outputs on what the pipeline feeds to it."""
+        """Return the error of a converted model's own outputs on what the pipeline feeds to it."""
         self._runs(name, choice)
         member = self.pipeline[name]
         made = self._converted[name][1]

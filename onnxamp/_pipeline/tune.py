@@ -277,7 +277,7 @@ class _Job:
         return job
 
     def searched(self) -> PipelineSearch:
-        """The search, done."""
+        """Return the search, done."""
         runs, asked = self.runs, self.asked
         device, provider = device_called(asked.device), runs.engine.reference.provider
         self.clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
@@ -318,7 +318,7 @@ class _Job:
         return self.state.run(chosen, lambda: self.runs.measure(chosen))
 
     def own_error(self, name: str, choice: Choice) -> float:
-        """The error of a choice on a model's own outputs."""
+        """Return the error of a choice on a model's own outputs."""
         return self.runs.own_error(name, choice, make_metric("auto", 1.0))
 
     def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:

@@ -187,7 +187,7 @@ def _total(model: Bench) -> str:
 
 
 def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
-    """A key that sorts ops by time, and by number where there is none."""
+    """Return a key that sorts ops by time, and by number where there is none."""
     return min((-(row.seconds or 0.0), -row.nodes) for row in rows)
 
 
@@ -264,5 +264,5 @@ def generation_json(report: GenerationReport) -> str:
 
 
 def bench_json(report: BenchReport) -> str:
-    """A benchmark; times in seconds, memory in bytes."""
+    """Return a benchmark; times in seconds, memory in bytes."""
     return document("bench", {"report": report})

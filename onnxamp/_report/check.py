@@ -72,7 +72,7 @@ def run_report(run: RunCheck) -> Report:
 
 
 def check_status(audit: Audit | None, run: RunCheck | None) -> Status:
-    """The verdict of a check in one word."""
+    """Return the verdict of a check in one word."""
     severities = {finding.severity for finding in audit.findings} if audit else set()
     if "error" in severities or (run is not None and run.first_bad is not None):
         return Status.FAILED
@@ -126,7 +126,7 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
 
 
 def finding_text(finding: Finding) -> str:
-    """A finding and what to do about it, as sentences."""
+    """Return a finding and what to do about it, as sentences."""
     text = finding.text if finding.text.endswith((".", ":")) else f"{finding.text}."
     return f"{text} {finding.action}".strip()
 
@@ -178,7 +178,7 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
 
 
 def _quantized(audit: Audit) -> Iterator[Figure]:
-    """Nodes of a quantized network, by type and role."""
+    """Yield nodes of a quantized network, by type and role."""
     counts = Counter(node.quantized for node in audit.nodes if node.quantized)
     if counts:
         kinds = ", ".join(f"{times:,} {kind}" for kind, times in counts.most_common())
@@ -200,7 +200,7 @@ def _scales(audit: Audit) -> Table:
 
 
 def _precisions(audit: Audit) -> Counter[str]:
-    """Nodes by precision."""
+    """Return nodes by precision."""
     return Counter(
         node.precision for node in audit.nodes if node.op not in op_facts().uncounted
     )
@@ -257,7 +257,7 @@ def _sizes(audit: Audit) -> list[Part]:
 
 
 def _fits(run: RunCheck) -> tuple[str, ...]:
-    """How many values do not fit float16, and how many of them do with exponents."""
+    """Return how many values do not fit float16, and how many of them do with exponents."""
     if run.fit is None:
         return ()
     values, fitting = run.fit.values, len(run.fit.fitting)

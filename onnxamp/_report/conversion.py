@@ -142,7 +142,7 @@ def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
 
 
 def decision_table(plan: Plan) -> Table:
-    """Every precision variable, its precision and the reason."""
+    """Return every precision variable, its precision and the reason."""
     rows = (
         (row.key, row.op, plan.dtype if row.low else "float32", row.why)
         for row in plan.rows
@@ -151,7 +151,7 @@ def decision_table(plan: Plan) -> Table:
 
 
 def _figures(made: Conversion) -> Iterator[Figure]:
-    """Nodes in low precision, Casts and weights."""
+    """Yield nodes in low precision, Casts and weights."""
     summary, dtype = made.summary, made.plan.dtype
     after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
@@ -251,7 +251,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
 
 
 def _why_nothing(made: Conversion) -> str:
-    """The most frequent reason for which the nodes stay as they are."""
+    """Return the most frequent reason for which the nodes stay as they are."""
     plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
@@ -299,7 +299,7 @@ def _hazards(plan: Plan) -> Iterator[Part]:
 
 
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
-    """The hazards that decided something: at level auto, measurements replace those that samples show."""
+    """Return the hazards that decided something: at level auto, measurements replace those that samples show."""
     if plan.level != "auto":
         return plan.hazards
     reasons = {row.reason for row in plan.rows if not row.low}
@@ -342,7 +342,7 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
 
 
 def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
-    """Nodes and weights before and after."""
+    """Yield nodes and weights before and after."""
     summary, dtype = made.summary, made.plan.dtype
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
     nodes = {"before": summary.nodes_before, "after": summary.nodes}

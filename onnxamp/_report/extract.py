@@ -130,7 +130,7 @@ def _verdict(region: Region) -> Verdict:
 
 
 def _nodes(region: Region) -> Table:
-    """The nodes without Constants, starting close to those that were asked for."""
+    """Return the nodes without Constants, starting close to those that were asked for."""
     view = Graph.of(region.model)
     types, asked = infer_types(view), set(region.around)
     rows = []

@@ -32,7 +32,7 @@ def inspection_report(
     *,
     with_decisions: bool,
 ) -> Report:
-    """A model and its levels.
+    """Return a model and its levels.
 
     Args:
         path: where the model is.

@@ -17,7 +17,7 @@ _FORMAT: Final = 1
 
 
 def diff_json(report: DiffReport) -> str:
-    """A comparison, for :func:`load_diff`."""
+    """Return a comparison, for :func:`load_diff`."""
     return document(
         "diff",
         {"passed": report.passed, "verdict": status_of(report), **as_data(report)},

@@ -100,14 +100,14 @@ def _figures(figures: Iterable[Figure]) -> Iterator[str]:
 def _grid(
     titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """A table of cells that are Markdown already."""
+    """Return a table of cells that are Markdown already."""
     rule = ("---:" if at in right else "---" for at in range(len(titles)))
     lines = (f"| {' | '.join(cells)} |" for cells in (titles, [*rule], *rows))
     return "\n".join(lines)
 
 
 def _section(section: Section, *, verbose: bool) -> Iterator[str]:
-    """The parts under their heading, folded where they are details."""
+    """Yield the parts under their heading, folded where they are details."""
     is_folded = section.is_detail or not section.on_page
     title = _text(section.title)
     yield f"<details><summary>{title}</summary>" if is_folded else f"#### {title}"
@@ -132,7 +132,7 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
 
 
 def _table(part: Table, *, verbose: bool) -> Iterator[str]:
-    """A table without its empty columns."""
+    """Yield a table without its empty columns."""
     rows = shown_rows(part, verbose=verbose) or part.rows[:_ROWS]
     held = [
         at

@@ -154,7 +154,7 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
 def _constant_copy(
     proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
 ) -> NodeProto:
-    """A second Constant node, in the other precision than the first."""
+    """Return a second Constant node, in the other precision than the first."""
     second = copied(proto)
     second.output[0] = copy.name
     second.name = copy.node_name
@@ -164,7 +164,7 @@ def _constant_copy(
 
 
 def _dequantize_again(editor: GraphEditor, second: NewDequantize) -> NodeProto:
-    """A second node that dequantizes what another one does, with a scale of another type."""
+    """Return a second node that dequantizes what another one does, with a scale of another type."""
     proto = copied(editor.node(second.node))
     proto.input[1], proto.output[0], proto.name = (
         second.scale,

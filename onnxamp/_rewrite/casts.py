@@ -85,7 +85,7 @@ def apply(draft: Draft, options: Options) -> Passed:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
+    """Return nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
     kept = set(find_overrides(graph, options).of_node)
     kept |= {node.index for node in graph.nodes if node.key in options.black}
     if options.init_max is not None:
@@ -115,7 +115,7 @@ def _idle_casts(
 
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
-    """The Casts that :func:`remove_redundant_casts` removes, by node index."""
+    """Return the Casts that :func:`remove_redundant_casts` removes, by node index."""
     pairs = graph.ask(find_pairs)
     return frozenset(
         _find_removal(graph, graph.types, lossy=False).removed
@@ -225,7 +225,7 @@ class _Removal:
         return self.alias.get(now, now)
 
     def through(self, node: Node) -> int:
-        """The earliest value that the Cast may read instead of its input."""
+        """Return the earliest value that the Cast may read instead of its input."""
         source = self.alias.get(node.inputs[0], node.inputs[0])
         while (
             self.chains
@@ -241,7 +241,7 @@ class _Removal:
         return source
 
     def may_skip(self, first: int, second: int, third: int) -> bool:
-        """Whether first -> second -> third may become first -> third."""
+        """Return whether first -> second -> third may become first -> third."""
         a, b, c = (
             str(self.types[value]).removeprefix("tensor(").removesuffix(")")
             for value in (first, second, third)
@@ -264,7 +264,7 @@ class _Removal:
             self.alias[node.outputs[0]] = replacement
 
     def apply(self) -> ModelProto:
-        """The edited copy of the model."""
+        """Return the edited copy of the model."""
         editor = GraphEditor(self.view)
         editor.remove(*self.removed)
         read = {*self.alias, *(self.view.nodes[cast].inputs[0] for cast in self.source)}

@@ -77,7 +77,9 @@ class _Splitter:
         self.turned = {value: dims for value in weights if (dims := self.stored(value))}
 
     def stored(self, value: int) -> tuple[int, ...]:
-        """The dimensions with which every reader of a weight wants it; none where it is no weight, or they differ."""
+        """Return the dimensions with which every reader of a weight wants it; none where it is no weight, or they
+        differ.
+        """
         graph, held = self.graph, self.graph.values[value]
         listed = graph.scopes[held.scope].inputs
         if (
@@ -111,7 +113,7 @@ class _Splitter:
             self.editor.undeclare(held.scope, [held.name])
 
     def nodes(self, node: Node) -> list[NodeProto]:
-        """The nodes that stand in the place of a product."""
+        """Return the nodes that stand in the place of a product."""
         site, made, proto = (
             Site(self.graph, node, self.editor),
             list[NodeProto](),
@@ -132,7 +134,7 @@ class _Splitter:
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
-        """The first factor with its terms split: dimensions before them are copied, whatever they are."""
+        """Return the first factor with its terms split: dimensions before them are copied, whatever they are."""
         node, parts = site.node, self.found[site.node.index]
         shape, terms = (
             site.shape_of(node.proto.input[0]),
@@ -153,7 +155,7 @@ class _Splitter:
         return _added(site, made, "Transpose", [name], "rows", perm=perm)
 
     def weight(self, site: Site, made: list[NodeProto]) -> str:
-        """The second factor with its terms split."""
+        """Return the second factor with its terms split."""
         node = site.node
         name = node.proto.input[1]
         if node.inputs[1] not in self.turned:

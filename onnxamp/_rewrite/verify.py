@@ -47,7 +47,7 @@ class Typing:
 
 
 def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
-    """The types of a node, to be held against :func:`inference_fault`; None where onnx has nothing to say.
+    """Return the types of a node, to be held against :func:`inference_fault`; None where onnx has nothing to say.
 
     That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
     """
@@ -191,7 +191,7 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
 
 
 def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
-    """Nodes that make what a node reads or its bodies return, and that read what it makes."""
+    """Yield nodes that make what a node reads or its bodies return, and that read what it makes."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs
     )
@@ -201,7 +201,7 @@ def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
 
 
 def _beside(graph: Graph, value: int) -> Iterator[int]:
-    """Nodes that make or read a value, and those whose bodies return it."""
+    """Yield nodes that make or read a value, and those whose bodies return it."""
     producer = graph.producer(value)
     if producer is not None:
         yield producer.index
@@ -344,7 +344,7 @@ def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _is_consistent(signature: Signature, inputs: Types) -> bool:
-    """Whether the schema admits the types: large models repeat few."""
+    """Return whether the schema admits the types: large models repeat few."""
     return is_consistent(signature, bind(signature, inputs), inputs)
 
 

@@ -231,7 +231,7 @@ _GROWTH: Final = sqrt(_TERMS / 2)
 
 
 def _of_squares(made: "_Writer", node: NodeProto) -> str:
-    """The op on squared inputs, without a bias."""
+    """Return the op on squared inputs, without a bias."""
     same = NodeProto()
     same.CopyFrom(node)
     same.name = ""
@@ -265,11 +265,11 @@ class _Writer(NamedTuple):
         return node.output[0]
 
     def number(self, value: float) -> str:
-        """A scalar constant."""
+        """Return a scalar constant."""
         return self.editor.constant(np.float32(value), f"{self.stem}/number")
 
     def step(self, kind: str, operands: Sequence[str | float]) -> str:
-        """A rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
+        """Return a rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
         first, *others = (
             self.number(float(np.float16(one))) if isinstance(one, float) else one
             for one in operands
@@ -305,11 +305,13 @@ class _Writer(NamedTuple):
         return self("Where", self("IsNaN", found), otherwise, found)
 
     def square(self, name: str) -> str:
-        """The square of a sum; of the smallest normal number where it is less, as its residual tells nothing then."""
+        """Return the square of a sum; of the smallest normal number where it is less, as its residual tells nothing
+        then.
+        """
         return self("Max", self("Mul", name, name), self.number(_NORMAL**2))
 
     def residual(self, name: str) -> str:
-        """The error of rounding a value once."""
+        """Return the error of rounding a value once."""
         return self("Sub", self.rounded(name), name)
 
     def rounded(self, name: str) -> str:

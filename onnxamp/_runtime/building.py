@@ -77,7 +77,7 @@ class Child:
     def ask(
         self, question: dict[str, Any], *, seconds: float | None = None
     ) -> dict[str, Any] | None:
-        """The answer to a question; None if the process ended, or was ended after so many seconds, without one.
+        """Return the answer to a question; None if the process ended, or was ended after so many seconds, without one.
 
         Raises:
             OSError: this system starts no processes.
@@ -204,7 +204,7 @@ class EngineBuilder(Child):
 
 
 def can_build() -> bool:
-    """Whether TensorRT-RTX is installed."""
+    """Return whether TensorRT-RTX is installed."""
     return find_spec("tensorrt_rtx") is not None
 
 
@@ -237,7 +237,7 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
 
 
 def _every_node(model: ModelProto) -> Iterator[NodeProto]:
-    """Nodes of the graph, of its bodies, and of functions."""
+    """Yield nodes of the graph, of its bodies, and of functions."""
     stack: list[GraphProto | Any] = [*model.functions, model.graph]
     while stack:
         for node in stack.pop().node:
@@ -251,7 +251,7 @@ def _every_node(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:
-    """A refusal with its node's label, and without made-up names in its text."""
+    """Return a refusal with its node's label, and without made-up names in its text."""
     names = [
         name for name in (found.node, *_UNIQUE.findall(found.text)) if name in labels
     ]
@@ -279,7 +279,7 @@ _ERROR: Final = re.compile(r"Error Code \d+: [\w ]+ \((.*?)(?: In \w+ at \S+)?\)
 
 @Once
 def the_builder() -> EngineBuilder:
-    """The builder of this process: what one import costs serves all models."""
+    """Return the builder of this process: what one import costs serves all models."""
     builder = EngineBuilder()
     at_end(builder.end)
     return builder
@@ -357,7 +357,7 @@ def load_file(
 
 
 def _without_weights(model: Model) -> ModelProto:
-    """The model with its weights declared to be in a file that there is not."""
+    """Return the model with its weights declared to be in a file that there is not."""
     shell = take_weights(model.proto, model.folder, keep=0)
     for tensor in shell.model.graph.initializer:
         if tensor.name in shell.weights:
@@ -369,7 +369,7 @@ def _without_weights(model: Model) -> ModelProto:
 
 @Once
 def the_loader() -> Loader:
-    """The loader of this process: what one import costs serves all models."""
+    """Return the loader of this process: what one import costs serves all models."""
     loader = Loader()
     at_end(loader.end)
     return loader

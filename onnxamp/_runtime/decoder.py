@@ -113,7 +113,7 @@ class Decoder(NamedTuple):
         )
 
     def is_prompt(self, feeds: Feeds) -> bool:
-        """Whether a decoder reads these tokens with empty caches, and can go on from there."""
+        """Return whether a decoder reads these tokens with empty caches, and can go on from there."""
         length = np.asarray(feeds[self.tokens]).shape[-1]
         masks = [
             np.asarray(feeds[name]).shape[-1] for name in self.masks if name in feeds
@@ -158,14 +158,14 @@ class Decoder(NamedTuple):
 
 
 def _length(shape: Any, name: str) -> str:
-    """The name of the last axis of an input."""
+    """Return the name of the last axis of an input."""
     if not shape.dim:
         return ""
     return dim_name(name, len(shape.dim) - 1, shape.dim[-1])
 
 
 def _present_of(name: str, outputs: set[str]) -> str | None:
-    """The output that holds a cache after a run; None for what is no cache."""
+    """Return the output that holds a cache after a run; None for what is no cache."""
     candidates = (
         after + name.removeprefix(before)
         for before, after in _CACHES

@@ -262,7 +262,7 @@ _ENTRY: Final = 128
 
 
 def _bytes_of(output: Any) -> int:
-    """The memory that an output takes, about."""
+    """Return the memory that an output takes, about."""
     if isinstance(output, list):
         return sum(map(_bytes_of, output))
     return (
@@ -326,7 +326,7 @@ class Session:
         return self.prepare(check_inputs(self.model.proto, sample))
 
     def runs_whole(self, feeds: Feeds) -> bool:
-        """Whether the sample runs in one session."""
+        """Return whether the sample runs in one session."""
         return self.whole and all(feed is not None for feed in feeds.values())
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:

@@ -112,7 +112,7 @@ def profiled_run(
 
 
 def read_events(path: Path) -> Sequence[Mapping[str, Any]]:
-    """The events that ONNX Runtime's profiler wrote.
+    """Return the events that ONNX Runtime's profiler wrote.
 
     Raises:
         RuntimeFailure: the file is not whole, as on a full disk, which ONNX Runtime does not notice.
@@ -255,7 +255,7 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an engine shows what the host did for its nodes, and not what its kernels took."""
+    """Return whether an engine shows what the host did for its nodes, and not what its kernels took."""
     nodes = (
         event
         for event in events
@@ -266,7 +266,7 @@ def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The events of kernels that a compiling provider lists, in the order in which they ran."""
+    """Return the events of kernels that a compiling provider lists, in the order in which they ran."""
     return [
         event
         for event in events

@@ -145,7 +145,7 @@ class PromptWriter:
 
 
 def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
-    """The tokenizer in a file, or in that beside the model or in the folder above.
+    """Return the tokenizer in a file, or in that beside the model or in the folder above.
 
     Raises:
         ArgumentError: there is none, or it cannot be read. MissingPackageError: the package is not installed.

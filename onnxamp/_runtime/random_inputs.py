@@ -101,7 +101,7 @@ class InputMaker(NamedTuple):
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
     ) -> dict[str, Feed]:
-        """The inputs of :func:`random_inputs` for a seed; raises the same.
+        """Return the inputs of :func:`random_inputs` for a seed; raises the same.
 
         Args:
             seed: non-negative.
@@ -172,7 +172,7 @@ class InputMaker(NamedTuple):
         return maker._replace(dims=self.dims, tried=sizes, determined=determined)
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
-        """The sizes that follow from these, from those given, and from the weights."""
+        """Return the sizes that follow from these, from those given, and from the weights."""
         given = {**sizes, **self.dims}
         resolved = self.named.resolve(given)
         usual = {name: resolved[name] for name in self.named.plain}
@@ -208,7 +208,7 @@ class InputMaker(NamedTuple):
         return told.issuperset(named.plain)
 
     def shapes(self) -> Sequence[Shape | None]:
-        """The shapes of the model's values for inputs of these sizes, by value."""
+        """Return the shapes of the model's values for inputs of these sizes, by value."""
         kinds = (
             (entry.name, entry.type)
             for entry in self.entries.values()
@@ -232,7 +232,7 @@ class Draw:
     """Sizes with which it does not run either."""
 
     def make(self, number: int) -> dict[str, Feed]:
-        """The sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
+        """Return the sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
         generated = (
             np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
             if number
@@ -241,7 +241,7 @@ class Draw:
         return self.maker().make(int(generated[0]), number)
 
     def others(self) -> Iterator["Draw"]:
-        """The same with sizes to try where the usual ones do not run: first those that the weights determine."""
+        """Yield the same with sizes to try where the usual ones do not run: first those that the weights determine."""
         maker = self.maker()
         found = maker.determined or maker.solved({})
         if maker.determined is None and found.sizes:
@@ -251,7 +251,7 @@ class Draw:
             yield Draw(cache(partial(maker.sized, tried)), self.seed, sizes)
 
     def determined(self) -> "Draw":
-        """The same with the sizes that the weights determine, which the first sample has to find out."""
+        """Return the same with the sizes that the weights determine, which the first sample has to find out."""
         return replace(self, maker=cache(lambda: self.maker().sized({})))
 
 
@@ -313,7 +313,7 @@ def _has_shape(kind: TypeProto) -> bool:
 
 
 def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
-    """The dimensions of an input: sizes, and names of those that are open."""
+    """Return the dimensions of an input: sizes, and names of those that are open."""
     return tuple(
         dim_name(name, axis, dim) if is_open(dim) else dim.dim_value
         for axis, dim in enumerate(shape.dim)

@@ -80,13 +80,13 @@ class FileSample(dict[str, Any]):
 
 
 def quoted(path: Path) -> str:
-    """A path for messages: names with control characters are quoted."""
+    """Return a path for messages: names with control characters are quoted."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays of an ``.npz`` file, by name.
+    """Return the arrays of an ``.npz`` file, by name.
 
     Raises:
         ArgumentError: it is not an ``.npz`` file of plain arrays, is damaged, or claims more than it holds.
@@ -141,7 +141,7 @@ def _broken_array(path: Path, name: str, error: BaseException) -> ArgumentError:
 
 
 def _read_npy(stream: BinaryIO, size: int) -> Array:
-    """The array of an ``.npy`` stream of ``size`` bytes that can seek.
+    """Return the array of an ``.npy`` stream of ``size`` bytes that can seek.
 
     Raises:
         ValueError: it holds no plain array, or fewer bytes than its header claims.
@@ -293,7 +293,7 @@ def _class(content: Mapping[str, Any]) -> str | None:
 
 
 def _encoded(content: Mapping[str, Any]) -> Array:
-    """An array as Polygraphy encodes it: an ``.npy`` file in base64."""
+    """Return an array as Polygraphy encodes it: an ``.npy`` file in base64."""
     kind, text = _class(content), content.get("array")
     if kind == "Tensor":
         raise ValueError(
@@ -322,7 +322,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
 
 
 def _listed(content: Any) -> Array:
-    """The array that nested lists hold."""
+    """Return the array that nested lists hold."""
     array = np.asarray(content)
     if array.dtype.kind not in "biufU":
         raise ValueError(
@@ -358,7 +358,7 @@ def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
 
 
 def read_one(path: Path) -> Mapping[str, Any]:
-    """The sample of a file that holds one."""
+    """Return the sample of a file that holds one."""
     readers = file_readers(path)
     if len(readers) != 1:
         raise ArgumentError(

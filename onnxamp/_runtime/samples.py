@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def is_dataset(given: Any) -> bool:
-    """Whether this is a Dataset of Ray, which need not be installed."""
+    """Return whether this is a Dataset of Ray, which need not be installed."""
     return type(given).__module__.partition(".")[0] == "ray" and hasattr(
         given, "to_numpy_refs"
     )
@@ -73,7 +73,7 @@ def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
 
 
 def read_row(block: Any, row: int) -> dict[str, Feed]:
-    """A row of a block, wherever on the cluster that is."""
+    """Return a row of a block, wherever on the cluster that is."""
     import ray  # noqa: PLC0415
 
     return {name: as_array(column[row]) for name, column in ray.get(block).items()}
@@ -233,7 +233,7 @@ def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
 
 
 def _left(item: Any, sample: Sample) -> int:
-    """How many arrays of an item are left out."""
+    """Return how many arrays of an item are left out."""
     return len(item) - len(sample) if _is_tuple(item) else 0
 
 
@@ -246,7 +246,7 @@ def _is_tuple(item: Any) -> bool:
 
 
 def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
-    """The arrays of an item, by input name."""
+    """Return the arrays of an item, by input name."""
     if isinstance(item, Mapping):
         return {name: as_array(feed) for name, feed in item.items()}
     graph = (model if isinstance(model, ModelProto) else Model.of(model).proto).graph
@@ -374,7 +374,7 @@ def draw_of(
 
 
 def drawn(draw: Draw, count: int = 1) -> Samples:
-    """The first samples of a draw.
+    """Return the first samples of a draw.
 
     Raises:
         ArgumentError: ``count`` is too small.

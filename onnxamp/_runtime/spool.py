@@ -58,7 +58,7 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         return len(self._readers)
 
     def has(self, number: int) -> bool:
-        """Whether there is a sample of that number.
+        """Return whether there is a sample of that number.
 
         Raises:
             OutputError: the temporary folder is full. Others as the iterator.
@@ -122,7 +122,7 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
 
 
 def read_spooled(path: Path) -> "Feeds":
-    """A sample of a spool of any process of this machine."""
+    """Return a sample of a spool of any process of this machine."""
     with path.open("rb") as stream:
         sample: Feeds = pickle.load(stream)  # noqa: S301 - the file is our own
     return sample

@@ -83,7 +83,7 @@ def custom_ops(
 
 
 def active_libraries() -> tuple[str, ...]:
-    """The libraries that sessions register here, for another process."""
+    """Return the libraries that sessions register here, for another process."""
     return _LIBRARIES.get()
 
 
@@ -156,7 +156,7 @@ _LIMIT: Final = 2**31 - 2**24
 
 
 def unfolded(path: Path) -> ModelProto:
-    """The model of a file, whose weights are found without its folder.
+    """Return the model of a file, whose weights are found without its folder.
 
     Raises:
         ModelError: as :meth:`~onnxamp._model.model.Model.read`. ExternalDataError: weights are not where they may be.
@@ -167,7 +167,7 @@ def unfolded(path: Path) -> ModelProto:
 
 
 def is_large(model: ModelProto) -> bool:
-    """Whether the model cannot be one message: weights above 2 GB, or weights that are not loaded.
+    """Return whether the model cannot be one message: weights above 2 GB, or weights that are not loaded.
 
     Complexity: linear in the model's initializers; no data are touched.
     """
@@ -250,7 +250,7 @@ def session_options(
 
 
 def trial() -> ModelProto:
-    """A model of one node, to find out whether a provider works."""
+    """Return a model of one node, to find out whether a provider works."""
     node = helper.make_node("Neg", ["x"], ["y"])
     ports = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"
@@ -266,7 +266,7 @@ def start_session(
     options: "ort.SessionOptions",
     providers: Sequence[tuple[str, dict[str, str]]] | None = None,
 ) -> "ort.InferenceSession":
-    """A session on these providers; None for those that the options name. It never falls back to others."""
+    """Return a session on these providers; None for those that the options name. It never falls back to others."""
     import onnxruntime as ort  # noqa: PLC0415
 
     # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.

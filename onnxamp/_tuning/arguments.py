@@ -24,8 +24,8 @@ SECONDS: Final = 60.0
 
 
 def meant_device(name: str, target: str = "") -> str:
-    """The device to estimate times for: with "auto" the one that the target is for, else the GPU that is installed, or
-    an A100 where that is not known.
+    """Return the device to estimate times for: with "auto" the one that the target is for, else the GPU that is
+    installed, or an A100 where that is not known.
 
     Raises:
         ArgumentError: there is no device of that name.
@@ -101,18 +101,22 @@ def is_slower(choice: Costs, float32: Costs) -> bool:
 
 
 def is_worth(choice: Costs, float32: Costs) -> bool:
-    """Whether a choice is no slower than float32, or saves a larger share of the bytes than it loses of the time."""
+    """Return whether a choice is no slower than float32, or saves a larger share of the bytes than it loses of the
+    time.
+    """
     return not is_slower(choice, float32) or balance(choice, float32) < 0
 
 
 def balance(choice: Costs, float32: Costs) -> float:
-    """The share of float32's time that a choice loses, less the share of the bytes of its weights that it saves."""
+    """Return the share of float32's time that a choice loses, less the share of the bytes of its weights that it
+    saves.
+    """
     lost = choice.time / float32.time - 1 if float32.time else float(choice.time > 0)
     return lost - saved(choice, float32)
 
 
 def saved(choice: Costs, float32: Costs) -> float:
-    """The share of the bytes of weights that a choice saves."""
+    """Return the share of the bytes of weights that a choice saves."""
     return 1 - choice.weights / float32.weights if float32.weights else 0.0
 
 

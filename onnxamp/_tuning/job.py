@@ -147,11 +147,11 @@ class Job:
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
-        """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
+        """Return the analysis with the numbers of its weights, where the options ask for others than the nearest."""
         return with_rounding(analysis, self.rounder)[0]
 
     def error(self, low: frozenset[str], plan: Plan) -> float:
-        """The error of the model converted by a plan, which lowers these nodes, on all samples."""
+        """Return the error of the model converted by a plan, which lowers these nodes, on all samples."""
         analysis, where = self.planned(plan), self.engine.name(self.low.name)
 
         def measure() -> float:
@@ -198,7 +198,7 @@ class Job:
         return device_noise(self.prepared, self.samples[0], self.metric, self.engine)
 
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
-        """The plan that lowers exactly these nodes, with the measured reasons of the others."""
+        """Return the plan that lowers exactly these nodes, with the measured reasons of the others."""
         space = self.space
         analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
         plan, rows = make_plan(analysis), list[PlanRow]()
@@ -220,7 +220,7 @@ class Job:
         return self._planned[1]
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
-        """Nodes that stay float32 because of a measurement, with the reason."""
+        """Return nodes that stay float32 because of a measurement, with the reason."""
         nodes, kept = self.space.all_low.graph.nodes, []
         for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
@@ -260,13 +260,13 @@ class Job:
         return Compensation(share, rounding_seconds(weights))
 
     def solver(self) -> CandidateSolver:
-        """The solver of the cut for error prices."""
+        """Return the solver of the cut for error prices."""
         return CandidateSolver(self.space, self.base, self.expected, self.broken)
 
 
 def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
-    """The model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large for the
-    memory.
+    """Return the model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large
+    for the memory.
     """
     graph, low = analysis.graph, analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
@@ -277,7 +277,7 @@ def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
 
 
 def _tie(base: Analysis, node: int) -> str | None:
-    """The pin to float32 that a node shares with others."""
+    """Return the pin to float32 that a node shares with others."""
     roots = map(base.ports.root, base.ports.of_node.get(node, {}).values())
     for pin in map(base.pins.verdicts.get, roots):
         if pin is not None and not pin.low:

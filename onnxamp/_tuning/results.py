@@ -221,7 +221,9 @@ def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
 def options_print(
     changed: str, space: SearchSpace, options: Options, engine: Engine
 ) -> str:
-    """The fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its own."""
+    """Return the fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its
+    own.
+    """
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""
     rounding = ["compensated"] * options.compensates

@@ -20,7 +20,7 @@ PARTS: Final = (
 
 
 def part_of(options: Options) -> str:
-    """The part of a tuning with these options."""
+    """Return the part of a tuning with these options."""
     return PARTS[2 * options.compensates + (options.rescaling is not None)]
 
 
@@ -47,7 +47,7 @@ class TuningState:
     def error(
         self, low: Iterable[str], how: str, measure: Callable[[], float]
     ) -> float:
-        """The known error of a choice, or a new measurement; ``how`` names it."""
+        """Return the known error of a choice, or a new measurement; ``how`` names it."""
         key = fingerprint(*sorted(low), "", how)
         if key not in self.errors:
             self.errors[key] = measure()
@@ -76,7 +76,7 @@ class TuningState:
     def node_times(
         self, name: str, measure: Callable[[], dict[str, float]]
     ) -> dict[str, float]:
-        """The known seconds of the nodes of a model, or a new measurement."""
+        """Return the known seconds of the nodes of a model, or a new measurement."""
         if name not in self.times:
             self._time(name, measure())
         return dict(self.times[name])
@@ -87,7 +87,7 @@ class TuningState:
         where: str,
         measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
     ) -> list[float]:
-        """The known seconds of float32 and of some choices, or a new measurement, in turns."""
+        """Return the known seconds of float32 and of some choices, or a new measurement, in turns."""
         rows = (fingerprint(*sorted(low), "", where) for low in choices)
         key = fingerprint(*rows)
         if key not in self.times:

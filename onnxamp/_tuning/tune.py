@@ -144,7 +144,7 @@ class _Tuning(NamedTuple):
     folder: Path
 
     def measured(self, options: Options) -> Options:
-        """The options with the exponents that they ask for."""
+        """Return the options with the exponents that they ask for."""
         return with_ranges(self.model, options, run=self.run)
 
     def rounded(self, options: Options, search: Search) -> Outcome:
@@ -206,7 +206,7 @@ class _Tuning(NamedTuple):
         return replace(best, tuned=replace(best.tuned, exponents=facts))
 
     def _rescaled(self, options: Options) -> Options | None:
-        """The options with exponents; None where that is settled, or no value that overflows takes one."""
+        """Return the options with exponents; None where that is settled, or no value that overflows takes one."""
         if options.rescale is not None or not options.low.is_narrow:
             return None
         try:
@@ -280,7 +280,7 @@ class _Tuning(NamedTuple):
 
 
 def _shortened(search: Search, begin: float) -> Search:
-    """The search of another tuning, after one that began then."""
+    """Return the search of another tuning, after one that began then."""
     left = max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
     return replace(search, seconds=left)
 

@@ -106,7 +106,7 @@ class Workers(Protocol):
         """
 
     def free(self) -> int:
-        """How many have nothing to do."""
+        """Return how many have nothing to do."""
 
     def give(self, position: int, item: Any) -> None:
         """Give an item to one that is free."""
@@ -176,7 +176,7 @@ def _is_near(position: int, busy: Iterable[int], window: int | None) -> bool:
 
 
 def _may_pass(result: Any) -> bool:
-    """Whether another worker may do better."""
+    """Return whether another worker may do better."""
     return isinstance(result, Crash) or (
         isinstance(result, Failed) and isinstance(result.error, MemoryError)
     )
@@ -193,7 +193,7 @@ def run_in_order(
     *,
     done: Callable[[int, Any], None] = lambda *_: None,
 ) -> Generator[Any]:
-    """The results in the order of the items; ``done`` is called with each as soon as it is there.
+    """Yield the results in the order of the items; ``done`` is called with each as soon as it is there.
 
     Raises:
         As :func:`run`, and the first error that the work's function raised, in the order of the items.
@@ -225,7 +225,7 @@ class Station:
         self._function = (lambda _: made) if isinstance(made, Failed) else made
 
     def do(self, item: Any) -> Any:
-        """The result of an item."""
+        """Return the result of an item."""
         return _tried(lambda: self._function(item))
 
 
@@ -265,7 +265,7 @@ THREADS: Final = "ONNXAMP_THREADS"
 
 
 def thread_limit() -> int:
-    """The value of ONNXAMP_THREADS; 0 if it is not set, which leaves the choice to ONNX Runtime.
+    """Return the value of ONNXAMP_THREADS; 0 if it is not set, which leaves the choice to ONNX Runtime.
 
     Raises:
         ArgumentError: it is not a number.
@@ -279,7 +279,7 @@ def thread_limit() -> int:
 
 
 def core_count() -> int:
-    """The number of cores this process may run on."""
+    """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -45,7 +45,7 @@ class NodeRule(Protocol):
     """A rule of ModelOpt's ``NodeRuleBase``, or any object with such a method."""
 
     def check(self, node: NodeProto) -> bool:
-        """Whether the node stays float32."""
+        """Return whether the node stays float32."""
 
 
 @unchanged_sources()
@@ -206,7 +206,7 @@ def convert_to_f16(
 
 
 def _dtype(name: str) -> str:
-    """The low-precision type that ModelOpt calls "fp16" or "bf16".
+    """Return the low-precision type that ModelOpt calls "fp16" or "bf16".
 
     Raises:
         ArgumentError: it is called otherwise.
@@ -244,7 +244,7 @@ def _refuse_plugins(*given: Iterable[str] | None) -> None:
 
 
 def _opset(model: Model, wanted: int | None) -> int | Literal["keep"]:
-    """The opset to upgrade to; "keep" for the model's own."""
+    """Return the opset to upgrade to; "keep" for the model's own."""
     own = opset_imports(model.proto)[""]
     if wanted is None:
         return _OLDEST if own < _OLDEST else "keep"

@@ -71,7 +71,7 @@ class ValueRecord:
         *,
         is_excused: bool,
     ) -> "ValueRecord":
-        """The record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
+        """Return the record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
         return cls(
             step=step,
             position=-1,
@@ -93,7 +93,7 @@ class ValueRecord:
         )
 
     def concerns(self, mode: DebugMode) -> bool:
-        """Whether a checker in this mode records the value."""
+        """Return whether a checker in this mode records the value."""
         if mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
             return self.fp16 is not None or self.is_bad
         return mode is DebugMode.CHECK_ALL or self.is_bad
@@ -121,7 +121,7 @@ def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | No
 
 
 def counted(records: Sequence[ValueRecord]) -> str:
-    """The number of values, in words."""
+    """Return the number of values, in words."""
     return "1 value" if len(records) == 1 else f"{len(records)} values"
 
 
@@ -142,7 +142,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 
 def dump_path(folder: Path, step: int) -> Path:
-    """The file of a checked run; file names sort by number."""
+    """Return the file of a checked run; file names sort by number."""
     return folder / f"step-{step:06}.csv"
 
 

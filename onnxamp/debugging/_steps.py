@@ -151,7 +151,7 @@ class StepWatch:
         feeds: "Mapping[str, ort.OrtValue]",
         outputs: "Mapping[str, ort.OrtValue]",
     ) -> RunRecords:
-        """The records of a step. A value whose exact result a fusion took is compared with itself."""
+        """Return the records of a step. A value whose exact result a fusion took is compared with itself."""
         floats = {
             name: value for name, value in feeds.items() if "float" in value.data_type()
         }
@@ -177,7 +177,7 @@ class StepWatch:
 def _without_overflows(
     records: Mapping[str, ValueRecord], scaled: Collection[str]
 ) -> dict[str, ValueRecord]:
-    """The records of a step that the loss scale skips, with expected overflows excused."""
+    """Return the records of a step that the loss scale skips, with expected overflows excused."""
     end, finite = inf, True
     for row in records.values():
         if row.is_bad and (
@@ -336,7 +336,7 @@ class InferenceSession:
 
 
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:
-    """The model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
+    """Return the model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
     if isinstance(model, (bytes, bytearray)):
         model, _ = parse_model(bytes(model), "path_or_bytes")
     opened = Model.of(model)

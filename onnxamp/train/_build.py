@@ -197,7 +197,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
 
 
 def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
-    """The session of a step.
+    """Return the session of a step.
 
     Raises:
         RuntimeFailure: the step does not load there.

@@ -86,7 +86,7 @@ class Batches:
 def typed_feeds(
     model: ModelProto, feeds: Mapping[str, Any], classes: Classes | None
 ) -> dict[str, NDArray[Any]]:
-    """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
+    """Return the feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
     Args:
         model: whose inputs they are.
@@ -123,7 +123,7 @@ def typed_feeds(
 
 
 def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
-    """Labels of this rank, which datasets often store with an axis of one class."""
+    """Return labels of this rank, which datasets often store with an axis of one class."""
     has_axis = labels.ndim == rank + 1 and labels.shape[axis] == 1
     return labels.squeeze(axis) if has_axis else labels
 
@@ -176,7 +176,7 @@ def draw_masks(
 
 
 def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
-    """The sizes of the dimensions that have a name."""
+    """Return the sizes of the dimensions that have a name."""
     sizes: dict[str, int] = {}
     for entry in model.graph.input:
         if entry.name in feeds:

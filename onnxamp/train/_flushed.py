@@ -61,7 +61,7 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
 
 
 def _seeds(graph: Graph) -> Iterator[int]:
-    """The ones that gradients start from where nothing scales the loss: what constants make behind it."""
+    """Yield the ones that gradients start from where nothing scales the loss: what constants make behind it."""
     loss = graph.values[graph.scopes[0].names[LOSS]].producer
     for node in graph.nodes[loss + 1 :]:
         if all(
@@ -74,7 +74,7 @@ def _seeds(graph: Graph) -> Iterator[int]:
 def layer_scales(
     layers: Mapping[str, int], sizes: Sequence[Any], count: int, scale: float
 ) -> list[float]:
-    """The loss scale of each layer.
+    """Return the loss scale of each layer.
 
     Args:
         layers: as :func:`layers_of` returns.
@@ -179,7 +179,7 @@ def flushed_gradients(
 
 
 def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
-    """The model with these values as its outputs."""
+    """Return the model with these values as its outputs."""
     result = copy_without(model, "output")
     result.graph.output.extend(map(helper.make_empty_tensor_value_info, names))
     return result

@@ -165,7 +165,7 @@ class AmpScaler(MovingLossScaleManager):
         self.update()
 
     def _pending(self, optimizer: Any) -> list[tuple[Any, StepGradients]]:
-        """The networks with this optimizer that have gradients, with these."""
+        """Return the networks with this optimizer that have gradients, with these."""
         if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
             raise ArgumentTypeError(
                 f"Pass the optimizer or its network, not {type(optimizer).__name__}."
@@ -204,7 +204,7 @@ class AmpScaler(MovingLossScaleManager):
         self._networks.add(network)
 
     def _scales(self, dtype: str) -> bool:
-        """Whether the loss is scaled; bfloat16 disables a scaler that scales dynamically."""
+        """Return whether the loss is scaled; bfloat16 disables a scaler that scales dynamically."""
         is_wide = dtype in FORMATS and not FORMATS[dtype].is_narrow
         if is_wide and self.is_use_dynamic_loss_scaling():
             needless = (
@@ -218,15 +218,15 @@ class AmpScaler(MovingLossScaleManager):
     # settings
 
     def is_enable(self) -> bool:
-        """Whether the loss is scaled."""
+        """Return whether the loss is scaled."""
         return self._enable
 
     def is_use_dynamic_loss_scaling(self) -> bool:
-        """Whether the scale changes."""
+        """Return whether the scale changes."""
         return self._enable and self._dynamic
 
     def get_init_loss_scaling(self) -> float:
-        """The first scale."""
+        """Return the first scale."""
         return self._init
 
     def set_init_loss_scaling(self, new_init_loss_scaling: float) -> None:
@@ -235,7 +235,7 @@ class AmpScaler(MovingLossScaleManager):
         self.scale_state = ScaleState.of(self._init if self._enable else 1)
 
     def get_incr_ratio(self) -> float:
-        """The factor by which the scale rises."""
+        """Return the factor by which the scale rises."""
         return self._incr_ratio
 
     def set_incr_ratio(self, new_incr_ratio: float) -> None:
@@ -243,7 +243,7 @@ class AmpScaler(MovingLossScaleManager):
         self._incr_ratio = checked_factor("incr_ratio", new_incr_ratio)
 
     def get_decr_ratio(self) -> float:
-        """The factor by which the scale falls."""
+        """Return the factor by which the scale falls."""
         return self._decr_ratio
 
     def set_decr_ratio(self, new_decr_ratio: float) -> None:
@@ -251,7 +251,7 @@ class AmpScaler(MovingLossScaleManager):
         self._decr_ratio = checked_fraction("decr_ratio", new_decr_ratio)
 
     def get_incr_every_n_steps(self) -> int:
-        """The number of updates in a row without overflow before the scale rises."""
+        """Return the number of updates in a row without overflow before the scale rises."""
         return self._incr_every
 
     def set_incr_every_n_steps(self, new_incr_every_n_steps: int) -> None:
@@ -259,7 +259,7 @@ class AmpScaler(MovingLossScaleManager):
         self._incr_every = checked_count("incr_every_n_steps", new_incr_every_n_steps)
 
     def get_decr_every_n_nan_or_inf(self) -> int:
-        """The number of updates in a row with overflow before the scale falls."""
+        """Return the number of updates in a row with overflow before the scale falls."""
         return self._decr_every
 
     def set_decr_every_n_nan_or_inf(self, new_decr_every_n_nan_or_inf: int) -> None:
@@ -269,7 +269,9 @@ class AmpScaler(MovingLossScaleManager):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale (a float32 array of one element), its settings and counters; empty if the scaler is disabled."""
+        """Return the scale (a float32 array of one element), its settings and counters; empty if the scaler is
+        disabled.
+        """
         if not self._enable:
             return {}
         scale, good, bad = self.scale_state.arrays()

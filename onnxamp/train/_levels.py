@@ -87,7 +87,7 @@ class Precision:
     excludes: "Excluder"
 
     def opset(self, model: ModelProto) -> int:
-        """The lowest opset at which the step can run."""
+        """Return the lowest opset at which the step can run."""
         convolves = any(
             node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node
         )
@@ -160,7 +160,7 @@ class Precision:
 
 
 def _origins(name: str) -> Iterator[str]:
-    """The name, and all that it may be derived from."""
+    """Yield the name, and all that it may be derived from."""
     end = len(name)
     while end > 0:
         yield name[:end]
@@ -201,7 +201,7 @@ def make_precision(
     *,
     on_cuda: bool,
 ) -> Precision:
-    """The precision that the arguments of :func:`onnxamp.train.build_train_network` ask for.
+    """Return the precision that the arguments of :func:`onnxamp.train.build_train_network` ask for.
 
     Raises:
         ArgumentError: the level is "auto", and there is no CUDA device.
@@ -280,7 +280,9 @@ class Decorated(ModelHolder):
         return {one.name: self.dtype for one in tensors if one.data_type == low}
 
     def summed_in_float32(self, options: Options, step: Step) -> Options:
-        """The options of a step's conversion; with ``master_grad``, sums of gradients of one weight are float32."""
+        """Return the options of a step's conversion; with ``master_grad``, sums of gradients of one weight are
+        float32.
+        """
         if not self.master_grad:
             return options
         made = {
@@ -389,7 +391,9 @@ def decorate(
 
 
 def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
-    """A rule that keeps normalisations and excluded layers in float32, and adds those that it meets to ``matched``."""
+    """Return a rule that keeps normalisations and excluded layers in float32, and adds those that it meets to
+    ``matched``.
+    """
 
     def rule(node: NodeProto) -> str | None:
         found = excludes(node)
@@ -404,13 +408,13 @@ Excluder: TypeAlias = Callable[[NodeProto], Collection[str]]
 
 
 def decorating_options(dtype: DtypeLike | str) -> Options:
-    """The options with which models are decorated, and decorated models are trained."""
+    """Return the options with which models are decorated, and decorated models are trained."""
     preset = literal_preset("paddle")
     return Options.of("O2", {"dtype": dtype, "lists": preset, "fold": False})
 
 
 def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
-    """A function that says which of these names in lists and regular expressions, for whole names, mean a node.
+    """Return a function that says which of these names in lists and regular expressions, for whole names, mean a node.
 
     Raises:
         ArgumentError: a regular expression is invalid.

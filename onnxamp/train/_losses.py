@@ -329,7 +329,7 @@ def _entropy(
     ignored: int | None = None,
     smoothing: float = 0.0,
 ) -> Loss:
-    """The cross entropy of labels and the logarithms of probabilities.
+    """Return the cross entropy of labels and the logarithms of probabilities.
 
     The weights of classes count as in Paddle where labels are soft, which they only are there. Where they are classes,
     MindSpore and Paddle agree but for smoothed labels, and those count as in MindSpore.
@@ -337,7 +337,7 @@ def _entropy(
     table = None if weight is None else np.asarray(weight, np.float32)
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
-        """The weights, shaped as the output."""
+        """Return the weights, shaped as the output."""
         behind = len(output.dims or ()) - 1 - axis if axis >= 0 else -1 - axis
         return output.like(weights.reshape(-1, *[1] * behind))
 
@@ -394,7 +394,7 @@ def _weighted(losses: Tensor, weight: ArrayLike | None) -> Tensor:
 
 
 def _averaged(losses: Tensor, factors: Tensor | None, reduction: Reduction) -> Tensor:
-    """The losses, reduced; their mean is that of what counts by these factors, and 0 where nothing does."""
+    """Return the losses, reduced; their mean is that of what counts by these factors, and 0 where nothing does."""
     if factors is None or reduction != "mean":
         return _reduced(losses, reduction)
     total = _reduced(factors, "sum")
@@ -410,7 +410,7 @@ def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
 def _reducing(
     losses: LossFunction, reduction: Reduction, weight: ArrayLike | None = None
 ) -> Loss:
-    """The loss that these losses of elements reduce to, once they are weighted.
+    """Return the loss that these losses of elements reduce to, once they are weighted.
 
     Raises:
         ArgumentError, ArgumentTypeError: the reduction is unknown.
@@ -448,7 +448,7 @@ _NAMED: Final[Mapping[str, Callable[[], Loss]]] = {
 
 
 def find_loss(loss: "str | Loss | LossFunction") -> Loss:
-    """The loss of that name, or around that function (with float32 labels called "label", shaped as the output).
+    """Return the loss of that name, or around that function (with float32 labels called "label", shaped as the output).
 
     Raises:
         ArgumentError: there is none.

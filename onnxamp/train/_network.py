@@ -235,7 +235,7 @@ class TrainNetwork:
     def _watched(
         self, check: tuple[TensorChecker, int], arrays: Feeds, scale: float
     ) -> "dict[str, ort.OrtValue]":
-        """All outputs of a whole step under a tensor checker."""
+        """Return all outputs of a whole step under a tensor checker."""
         wanted = [*RESULTS, *self.plan.successors.values()]
         expected = (
             self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
@@ -272,13 +272,13 @@ class TrainNetwork:
         self.pending = None
 
     def _is_due(self) -> bool:
-        """Whether the next step updates the weights; without accumulation every step does."""
+        """Return whether the next step updates the weights; without accumulation every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
     def _inputs(
         self, feeds: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[Any]], float]:
-        """All inputs of a step but the state, and its loss scale."""
+        """Return all inputs of a step but the state, and its loss scale."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
@@ -292,7 +292,7 @@ class TrainNetwork:
         return arrays | masks | self._settings(scale), scale
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
-        """The other inputs of a step with this loss scale, without the state."""
+        """Return the other inputs of a step with this loss scale, without the state."""
         arrays = {
             RATE: np.asarray(self.optimizer.rate(self.steps), np.float32),
             **self.scale.feeds(scale),

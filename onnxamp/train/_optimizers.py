@@ -126,7 +126,7 @@ class Optimizer(ABC):
         """Write the new weight and its new slots."""
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return float(
             self.learning_rate(step)
             if callable(self.learning_rate)
@@ -134,7 +134,7 @@ class Optimizer(ABC):
         )
 
     def decay_of(self, name: str) -> float:
-        """The weight decay of a weight."""
+        """Return the weight decay of a weight."""
         decays = (
             decay
             for pattern, decay in self.weight_decays.items()

@@ -28,7 +28,7 @@ _MOST_OVERFLOWS: Final = 1000
 
 
 def checked_scale(name: str, value: float) -> float:
-    """A scale."""
+    """Return a scale."""
     return float(
         checked_number(
             name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
@@ -37,19 +37,19 @@ def checked_scale(name: str, value: float) -> float:
 
 
 def checked_factor(name: str, value: float) -> float:
-    """A factor by which a scale rises."""
+    """Return a factor by which a scale rises."""
     what = "a finite number greater than 1"
     return float(checked_number(name, value, what, lambda n: 1 < n < inf))
 
 
 def checked_fraction(name: str, value: float) -> float:
-    """A factor by which a scale falls."""
+    """Return a factor by which a scale falls."""
     what = "a number between 0 and 1"
     return float(checked_number(name, value, what, lambda n: 0 < n < 1))
 
 
 def checked_count(name: str, value: int) -> int:
-    """A number of updates."""
+    """Return a number of updates."""
     what = "a positive whole number"
     return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
@@ -125,7 +125,7 @@ class LossScaleManager:
         )
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether updates whose gradients hold NaN or Inf are skipped."""
+        """Return whether updates whose gradients hold NaN or Inf are skipped."""
         return True
 
     def get_update_cell(self) -> ScaleUpdate | None:
@@ -133,7 +133,7 @@ class LossScaleManager:
         return None
 
     def _scales(self, dtype: str) -> bool:  # noqa: ARG002
-        """Whether the loss of a network that computes in this type is scaled."""
+        """Return whether the loss of a network that computes in this type is scaled."""
         return True
 
 
@@ -164,14 +164,14 @@ class FixedLossScaleManager(LossScaleManager):
         return f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
 
     def get_loss_scale(self) -> float:
-        """The scale."""
+        """Return the scale."""
         return self._scale
 
     def update_loss_scale(self, overflow: bool) -> None:
         """Change nothing."""
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether updates whose gradients hold NaN or Inf are skipped."""
+        """Return whether updates whose gradients hold NaN or Inf are skipped."""
         return self._drops
 
 
@@ -187,7 +187,7 @@ class ScaleState(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, good: int = 0, bad: int = 0) -> "ScaleState":
-        """The state with these numbers."""
+        """Return the state with these numbers."""
         return cls(
             np.array(scale, np.float32),
             np.array(good, np.int64),
@@ -202,7 +202,7 @@ class ScaleState(NamedTuple):
         )
 
     def after(self, update: ScaleUpdate, overflow: bool) -> "ScaleState":
-        """The next state, which the graph of a step computes in the same way."""
+        """Return the next state, which the graph of a step computes in the same way."""
         scale, counted, missed = self.arrays()
         good, bad = (0, int(missed) + 1) if overflow else (int(counted) + 1, 0)
         if good == update.grow_every:
@@ -220,7 +220,7 @@ class MovingLossScaleManager(LossScaleManager):
         self.scale_state = ScaleState.of(scale)
 
     def get_loss_scale(self) -> float:
-        """The scale of the next step, also while a network is being trained with it."""
+        """Return the scale of the next step, also while a network is being trained with it."""
         return float(self.scale_state.arrays()[0])
 
     def update_loss_scale(self, overflow: bool) -> None:
@@ -322,7 +322,7 @@ class LossScale:
         )
 
     def now(self) -> float:
-        """The scale of the next step; 1 without one.
+        """Return the scale of the next step; 1 without one.
 
         Raises:
             ArgumentError: a manager of the user's own returned none.

@@ -70,7 +70,7 @@ class Held:
         self.items = following
 
     def array(self, name: str) -> NDArray[Any]:
-        """An array; what it shows may change with the next step."""
+        """Return an array; what it shows may change with the next step."""
         return np.asarray(from_value(self.items[name]))
 
     def copies(self) -> dict[str, NDArray[Any]]:
@@ -183,7 +183,7 @@ class Recorded(Held):
 
 
 def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
-    """An array for the loss of a step whose inputs have known shapes.
+    """Return an array for the loss of a step whose inputs have known shapes.
 
     Raises:
         RuntimeFailure: they do not tell the shape of the loss.
@@ -202,7 +202,7 @@ def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
 
 
 def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """The model for inputs of these shapes alone.
+    """Return the model for inputs of these shapes alone.
 
     Size becomes a constant where the shape is known: unlike Shape, ONNX Runtime does not fold it, and it would leave a
     copy from host to device in the graph.
@@ -243,20 +243,20 @@ class HasLoss:
     loss: float | NDArray[np.float32]
 
     def numpy(self) -> NDArray[np.float32]:
-        """The loss as an array."""
+        """Return the loss as an array."""
         return np.asarray(self.loss, np.float32)
 
     asnumpy = numpy
 
     def item(self) -> float:
-        """The loss as a number."""
+        """Return the loss as a number."""
         return float(self.numpy().item())
 
     __float__ = item
 
 
 def loss_of(array: NDArray[np.float32]) -> float | NDArray[np.float32]:
-    """The loss that a step reports: a number, or one for each sample."""
+    """Return the loss that a step reports: a number, or one for each sample."""
     return np.array(array) if array.ndim else float(array)
 
 
@@ -395,7 +395,7 @@ class Halves:
     _sessions: "dict[str, ort.InferenceSession]" = field(default_factory=dict)
 
     def gradients(self, values: Values, scale: float) -> StepGradients:
-        """The loss, the gradients, scaled by this, and what the running statistics become."""
+        """Return the loss, the gradients, scaled by this, and what the running statistics become."""
         parts = (self.step.gradients, self.step.statistics)
         wanted = [LOSS, *(met for part in parts for met in part.values())]
         outputs = self._run("gradients", values, wanted, {})
@@ -408,7 +408,7 @@ class Halves:
         )
 
     def unscaled(self, first: StepGradients) -> StepArrays:
-        """The gradients, divided by their scale."""
+        """Return the gradients, divided by their scale."""
         wanted = [f"{UNSCALED}{name}" for name in self.step.gradients]
         outputs = self._run("unscale", {}, wanted, self._met(first))
         return StepArrays(dict(zip(self.step.gradients, outputs.values(), strict=True)))
@@ -445,7 +445,7 @@ class Halves:
 def part_of(
     model: ModelProto, fed: Mapping[str, Sequence[int]], outputs: Sequence[str]
 ) -> ModelProto:
-    """The part of a model that computes some values of its main graph, given others.
+    """Return the part of a model that computes some values of its main graph, given others.
 
     Args:
         model: any model; it is not changed.

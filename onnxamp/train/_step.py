@@ -201,7 +201,7 @@ def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
 
 
 def _judged_output(graph: Graph, loss: Loss | None) -> int:
-    """The output that the loss is computed from, or that is the loss.
+    """Return the output that the loss is computed from, or that is the loss.
 
     Raises:
         ModelError: there is none.
@@ -293,7 +293,7 @@ class _Update:
         return {name: gradient.name for name, gradient in met.items()}
 
     def _met(self, output: str, where: str, name: str) -> Tensor:
-        """A value where the halves meet."""
+        """Return a value where the halves meet."""
         return Tensor(self.writer, output, _FLOAT).op("Identity", into=f"{where}{name}")
 
     def _keep(self, name: str, initial: Array) -> Tensor:
@@ -309,7 +309,7 @@ class _Update:
     def _accumulated(
         self, gradients: Mapping[str, Tensor], apply: Tensor
     ) -> dict[str, Tensor]:
-        """The mean of the gradients since the last update."""
+        """Return the mean of the gradients since the last update."""
         sums = {}
         for name, gradient in gradients.items():
             held = self._keep(f"{SUM}{name}", np.zeros_like(self.state[name]))

@@ -201,7 +201,7 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
 
 
 def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
-    """The local and the accumulated error; that of a check is local."""
+    """Return the local and the accumulated error; that of a check is local."""
     return (
         (item.measured, None)
         if isinstance(item, ValueCheck)

@@ -83,7 +83,7 @@ class Server:
         self.questions.put(question)
 
     def answer(self, seconds: float) -> bytes | None:
-        """The next answer; None if there is none in that time."""
+        """Return the next answer; None if there is none in that time."""
         with suppress(Empty):
             return self.answers.get(timeout=seconds)
         return None
@@ -95,7 +95,7 @@ class Server:
         self._thread.join()
 
     def open(self, name: str) -> tuple[BinaryIO, int] | None:
-        """A file of that name, and its length."""
+        """Return a file of that name, and its length."""
         folder, _, rest = name.rpartition("/")
         found = self.shared.get(name)
         if folder == "ort" and (self._web / rest).is_file():
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(204)
 
     def _name(self) -> str | None:
-        """The part of the address behind the key; None if the key is wrong, or another page asks."""
+        """Return the part of the address behind the key; None if the key is wrong, or another page asks."""
         _, key, *rest = self.path.split("/") if "/" in self.path else ("", "")
         host, origin = self._owner.host, self.headers.get("Origin")
         is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host
@@ -217,7 +217,7 @@ TYPES: Final = [
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
-    """A message.
+    """Return a message.
 
     Raises:
         RuntimeFailure: an array is of a type that onnxruntime-web does not take.
@@ -278,7 +278,7 @@ BUNDLE: Final = "ort.webgpu.bundle.min.mjs"
 
 
 def find_web() -> Path:
-    """The folder with the package's files.
+    """Return the folder with the package's files.
 
     Raises:
         RuntimeFailure: it is not installed.

@@ -53,7 +53,7 @@ os.execv(command[0], command)
 
 
 def find_chromium() -> str | None:
-    """The executable; None if there is none."""
+    """Return the executable; None if there is none."""
     own = _facts()
     places = (place for place in own.get("places", ()) if Path(place).is_file())
     return next(
@@ -148,7 +148,7 @@ class Chromium:
             os.write(self._pipe[1], json.dumps(message).encode() + b"\0")
 
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._process.poll() is not None
 
     def end(self) -> None:
@@ -172,7 +172,7 @@ class Chromium:
 
 
 def _start_page(profile: Path, url: str) -> str:
-    """The address of a page that leads to another one; it is in the profile, which only this user can read."""
+    """Return the address of a page that leads to another one; it is in the profile, which only this user can read."""
     page = profile / "start.html"
     page.touch(mode=0o600)
     page.write_text(
@@ -282,7 +282,7 @@ class Browser:
         arrays: Mapping[str, Array] | None = None,
         seconds: float = _ANSWERING,
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """The page's answer to a question.
+        """Return the page's answer to a question.
 
         Raises:
             RuntimeFailure: onnxruntime-web fails, or Chromium ends or takes too long.
@@ -311,7 +311,7 @@ class Browser:
         return answer
 
     def open(self, model: ModelProto | str | PathLike[str]) -> "WebSession":
-        """A session.
+        """Return a session.
 
         Raises:
             RuntimeFailure: the model does not load, or not on WebGPU.
@@ -336,7 +336,7 @@ class Browser:
 
 @Once
 def open_browser() -> Browser:
-    """The browser of this process, which ends with it.
+    """Return the browser of this process, which ends with it.
 
     Raises:
         As :class:`Browser`.
@@ -418,7 +418,7 @@ class WebSession:
 
 
 def _files(source: bytes | str) -> dict[str, bytes | Path]:
-    """The model, under the name "", and its data files, under the names that it gives them.
+    """Return the model, under the name "", and its data files, under the names that it gives them.
 
     Raises:
         RuntimeFailure: they are too large for a browser.
@@ -441,7 +441,7 @@ def _files(source: bytes | str) -> dict[str, bytes | Path]:
 
 
 def _typed(name: str, feed: Feed, kind: str) -> Array:
-    """An input as the array that it has to be."""
+    """Return an input as the array that it has to be."""
     feed = np.asarray(feed) if isinstance(feed, np.generic) else feed
     if (kind != "string" and kind not in TYPES) or not isinstance(feed, np.ndarray):
         raise RuntimeFailure(
@@ -453,7 +453,7 @@ def _typed(name: str, feed: Feed, kind: str) -> Array:
 
 
 def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    """Nodes by provider, and those of the CPU by op type, as ONNX Runtime logs them.
+    """Return nodes by provider, and those of the CPU by op type, as ONNX Runtime logs them.
 
     It logs each provider with the number of its nodes, and the nodes behind it, unless all are on one provider.
     """
@@ -468,7 +468,7 @@ def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
 
 
 def _plain(text: str) -> str:
-    """The first line of an error of onnxruntime-web, without its numbers."""
+    """Return the first line of an error of onnxruntime-web, without its numbers."""
     return _NUMBERS.sub(
         "", text.strip().splitlines()[0] if text.strip() else "unknown error"
     )

@@ -169,7 +169,7 @@ def float_to_float16_max_diff(
     min_positive_val: float = 5.96e-08,
     max_finite_val: float = 65504.0,
 ) -> float:
-    """The largest absolute difference that float16 makes to an element of a float32 tensor.
+    """Return the largest absolute difference that float16 makes to an element of a float32 tensor.
 
     Args:
         tensor: the tensor; it does not change.
