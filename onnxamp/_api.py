@@ -42,7 +42,7 @@ TUNING_SAMPLES: Final = 4
 
 
 class SurgeonGraph(Protocol):
-    """What makes an object an onnx-graphsurgeon Graph to type checkers."""
+    """The attributes by which type checkers recognise an onnx-graphsurgeon Graph."""
 
     nodes: Any
 

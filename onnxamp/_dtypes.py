@@ -17,7 +17,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
 DtypeLike: TypeAlias = DtypeName | type[np.generic] | np.dtype[Any] | int
-"""What stands for a low-precision type; :func:`dtype_name` reads it."""
+"""A low-precision type in any form that :func:`dtype_name` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Format:
     is_wrapped: bool
     """Whether ONNX Runtime puts Casts around a node in it that the CPU has no kernel for."""
     suffix: str
-    """What names of low values and files end in."""
+    """The suffix of names of low values and files."""
     short: tuple[str, ...] = ()
     """Usual short names."""
 

@@ -1,4 +1,4 @@
-"""What can be said about a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
+"""Audit of a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -267,7 +267,7 @@ def audit_model(
 def _static(
     source: Model, target: str, shapes: Mapping[str, Sequence[int]] | None
 ) -> Audit:
-    """What is known without building an engine."""
+    """Return the audit without building an engine."""
     proto = source.proto
     contents = weight_findings(proto, source.folder)
     try:

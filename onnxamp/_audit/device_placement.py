@@ -42,7 +42,7 @@ def home(target: str) -> str:
 
 
 def advice(target: str, typing: "Typing", refused: str | None) -> str:
-    """How to bring a node back to the target's provider."""
+    """Return how to bring a node back to the target's provider."""
     if refused is not None:
         return "No precision brings it back: if that costs too much, export the model differently."
     if device_of(target) == CPU:
@@ -60,7 +60,7 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
 
 
 def cure(target: str, typing: "Typing") -> str:
-    """What to do about a node without a kernel."""
+    """Return the advice about a node without a kernel."""
     signature, raised = typing.signature, in_float32(typing.bound)
     rows = [row for place in _providers(target) for row in typing.kernels(place)]
     if any(row.takes(signature, raised) for row in rows):
@@ -349,7 +349,7 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
 
 
 def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
-    """Where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
+    """Return where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
     if typing.node.key in op_facts().control_flow:
         return _control_flow(target, typing)
     if target_of(target).builds:
@@ -446,7 +446,7 @@ def _control_flow(target: str, typing: Typing) -> Place:
 def _summary(
     graph: Graph, volumes: Sized, copied: set[int], shaping: int
 ) -> Iterator[Finding]:
-    """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
+    """Yield the cost of all fallbacks together, and a note that shape arithmetic on the CPU costs nothing."""
     if copied:
         crossing = {
             value

@@ -82,7 +82,7 @@ def type_faults(graph: Graph) -> list[Finding]:
 def _node_faults(
     graph: Graph, node: Node, declared: Mapping[int, str], known: str | None
 ) -> Iterator[Finding]:
-    """What is wrong with one node, the worst first; ``known`` is what :func:`type_conflicts` says of it."""
+    """Return the faults of one node, worst first; ``known`` is the result of :func:`type_conflicts`."""
     if node.signature is not None:
         text = (
             (_input_fault(node.signature, _types(graph, node.inputs)) or known)

@@ -1,4 +1,4 @@
-"""What an audit returns: frozen records, which reports print and save."""
+"""Results of an audit: frozen records, which reports print and save."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -129,7 +129,7 @@ class LoadsFrom:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What building an engine showed: which builder was asked (``by``), whether it built one, and its ``bytes``."""
+    """Result of building an engine: the builder (``by``), whether it built one, and its ``bytes``."""
 
     by: str
     built: bool

@@ -150,7 +150,7 @@ LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
 def low_hazards(
     graph: Graph, shapes: Sequence[Shape | None], target: str
 ) -> list[Finding]:
-    """What is known to break among the low-precision nodes of a model.
+    """Find low-precision nodes that are known to break.
 
     Of a float32 model: one note with the number of nodes that a conversion would keep float32.
 
@@ -204,7 +204,7 @@ def _hazard(
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
-    """What the rules of kinds find that have an audit; one finding per low-precision node and kind."""
+    """Yield the findings of kinds with an audit, one per low-precision node and kind."""
     audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):

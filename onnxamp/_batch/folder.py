@@ -508,7 +508,7 @@ def _work(
 
 
 def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
-    """What became of a job, in whatever way it ended."""
+    """Return the outcome of a job, however it ended."""
     if isinstance(found, Failed):
         return failed(job, found.error)
     if isinstance(found, Crash):

@@ -113,7 +113,7 @@ class Entry:
 
 
 def remembered(part: Part) -> dict[str, Entry]:
-    """What is remembered by name of the model, but for what another version wrote in another form."""
+    """Return the remembered entries by name of the model, without those in the form of another version."""
     entries = {}
     for name in part:
         with suppress(KeyError, TypeError, ValueError):
@@ -179,7 +179,7 @@ _TRANSIENT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """What to do with every model of a folder, see :func:`onnxamp.convert_folder`.
+    """Options for every model of a folder, see :func:`onnxamp.convert_folder`.
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
     ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
@@ -272,7 +272,7 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
 
 
 def failed(job: Job, error: Exception) -> Entry:
-    """What becomes of a job that an unexpected error ended."""
+    """Return the outcome of a job that an unexpected error ended."""
     trace = "".join(traceback.format_exception(error))
     row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
     return _failure(job, read_before(job), row, error)
@@ -284,7 +284,7 @@ def read_before(job: Job) -> Mapping[str, Stamp]:
 
 
 def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
-    """What is remembered of a failure. The data files of a model that cannot be read are not known, and not read."""
+    """Return the entry of a failure. The data files of a model that cannot be read are unknown."""
     data = frozenset[Path]()
     with suppress(OnnxAmpError, OSError):
         data = Model.read(job.source).stock.files

@@ -23,7 +23,7 @@ class Name(NamedTuple):
     pattern: str
     becomes: str
     types: str
-    """What the software calls the types of such a file; "" where it says nothing."""
+    """The software's name for the types of such a file; "" if it has none."""
 
     @property
     def is_left_out(self) -> bool:
@@ -74,7 +74,7 @@ class Kind:
         return all(next(folder.glob(mark), None) is not None for mark in self.marks)
 
     def name_of(self, path: Path) -> Name:
-        """How the result of a model is called."""
+        """Return the name of the result of a model."""
         return next(name for name in self.names if fnmatchcase(path.stem, name.pattern))
 
     def adapted(

@@ -179,7 +179,7 @@ def _is_for_genai(path: Path, decoder: Decoder, read: Sequence[Feeds]) -> bool:
 
 
 def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, Any]:
-    """What a process answers.
+    """Return the answer of a process.
 
     Raises:
         RuntimeFailure: it ended, or says what is wrong.
@@ -202,7 +202,7 @@ def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
 
 
 def _outcome(run: _Run, runs: Sequence[_Run], read: int) -> Generation:
-    """What was measured of a run, beside the first one on its engine."""
+    """Return the measurements of a run, next to the first one on its engine."""
     reference = next(one for one in runs if one.kind == run.kind)
     firsts, steps = run.blocks("firsts"), run.blocks("steps")
     ratios = (

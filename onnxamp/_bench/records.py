@@ -1,4 +1,4 @@
-"""What a benchmark returns: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
+"""Results of a benchmark: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -307,7 +307,7 @@ class Evidence(NamedTuple):
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """What slows the model down, see the table of the module. Complexity: linear in op types."""
+    """Return the causes of a slowdown, see the table of the module. Complexity: linear in op types."""
     if not evidence.model.ops or (
         not evidence.on_cuda and evidence.model.lowest != "float32"
     ):

@@ -1,4 +1,4 @@
-"""What every command does: check its outputs first, write a page, print a report, and end with an exit code."""
+"""Steps that all commands share: check the outputs first, write a page, print a report, and end with an exit code."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Given: TypeAlias = SimpleNamespace
-"""What a command was given: its arguments and options by name."""
+"""The arguments and options of a command, by name."""
 
 
 def run_command(body: Callable[[Given], None], words: dict[str, Any]) -> None:
@@ -116,7 +116,8 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
 def target_of(
     model: "Model", given: Given, dtype: str, *, may_fail: bool = False
 ) -> Path:
-    """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
+    """Return the path of the converted model. It may replace the original only on request, and no other file that is
+    read.
 
     With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
 

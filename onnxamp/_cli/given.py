@@ -1,4 +1,4 @@
-"""What the options that commands share mean to the library."""
+"""Options that commands share, as arguments of the library."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +56,7 @@ def target_of_engine(given: Given, target: str) -> str:
 
 
 _OF_BROWSER: Final = "webgpu"
-"""What runs models in a browser."""
+"""The engine that runs models in a browser."""
 
 
 def unlike_target(given: Given, target: str) -> list[str]:

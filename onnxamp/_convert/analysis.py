@@ -91,7 +91,7 @@ def _solved(problem: Problem, pins: Pins, prices: Prices | None = None) -> Analy
 
 @dataclass(frozen=True, slots=True)
 class RoundedWeights:
-    """What rounding with compensation came to.
+    """The result of compensated rounding.
 
     Attributes:
         chosen: value of the analysed graph -> its low-precision numbers. Others are rounded to nearest.
@@ -112,7 +112,7 @@ class RoundedWeights:
     made_up: bool
 
     def note(self) -> str:
-        """What was done, in sentences."""
+        """Return sentences about the changes."""
         if not self.weights:
             return "No product outside subgraphs has a low-precision weight to round with compensation."
         if not self.chosen:

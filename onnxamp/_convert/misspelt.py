@@ -60,7 +60,8 @@ def raised(model: Model, options: Options) -> Model:
 
 
 def reference_of(model: Model, options: Options) -> Model:
-    """What results are compared with: the model, in float32 if it is raised first, since rounding may have broken it.
+    """Return the reference of results: the model, raised to float32 first if requested, because rounding may have
+    broken it.
 
     Raises:
         As :func:`raised`.
@@ -92,7 +93,7 @@ def _changed(graph: Graph, options: Options) -> Iterator[str]:
 
 
 def low_note(graph: Graph, options: Options) -> str | None:
-    """What is to say of a model that is in another low-precision type than the one asked for; None if it is not."""
+    """Return a note about a model in another low-precision type than the requested one; None for other models."""
     others = [name for name in held_types(graph) if name != options.dtype]
     if not others or options.from_dtype is not None or options.level == Level.O0:
         return None

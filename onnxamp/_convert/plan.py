@@ -29,7 +29,7 @@ T = TypeVar("T")
 FORMAT: Final = 3
 """Version of the JSON format."""
 CONSTANTS: Final = ("initializer", "Constant")
-"""What stands for the op in rows about constants."""
+"""The op type in rows about constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _parts(
 
 
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
-    """What became of a hazard; None if there was nothing to decide."""
+    """Return the outcome of a hazard; None if there was nothing to decide."""
     node = analysis.graph.nodes[hazard.node]
     variables = analysis.ports.at(node, hazard.value)
     if not variables:

@@ -75,7 +75,7 @@ def kept_weights(
 
 
 def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]]:
-    """Who reads or returns a weight in float32, and why."""
+    """Return the readers that keep a weight in float32, with the reasons."""
     graph, ports = analysis.graph, analysis.ports
     if graph.values[value].origin is Origin.DEFAULT:
         yield (

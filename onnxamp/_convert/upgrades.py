@@ -47,7 +47,7 @@ class HeldBack:
 
     @property
     def able(self) -> list[int]:
-        """Those that a newer opset would help."""
+        """The nodes that a newer opset would help."""
         return [node for node, opset in self.first.items() if opset]
 
     @property
@@ -75,7 +75,7 @@ class HeldBack:
         return any(map(self.freed.decision.is_low, chain.from_iterable(inexact)))
 
     def lowered(self, after: Analysis) -> list[int]:
-        """Those that are low in the analysis of the upgraded model."""
+        """The nodes that are low in the analysis of the upgraded model."""
         if after.graph is self.analysis.graph:
             return []
         makers = {value.name: value.producer for value in after.graph.values}
@@ -346,7 +346,7 @@ class _Choice:
         held: HeldBack,
         obstacle: Obstacle | None,
     ) -> tuple[str, ...]:
-        """What an upgrade brought, and what stopped it, in sentences."""
+        """Return sentences about the benefits and obstacles of an upgrade."""
         graph, told = after.graph, list[str]()
         if graph is not before.graph:
             ops = ", ".join(

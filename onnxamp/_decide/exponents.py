@@ -74,7 +74,7 @@ _TOLERANCE: Final = 1e-6
 
 
 class Objective(NamedTuple):
-    """What counts, in this order: steps of overflow, steps of lost digits, and the cost of what is touched."""
+    """The criteria in this order: steps of overflow, steps of lost digits, and the cost of the affected nodes."""
 
     over: int
     under: int
@@ -91,7 +91,7 @@ class Proof(NamedTuple):
 def objective_of(
     classes: Classes, exponents: Sequence[int], members: Iterable[int]
 ) -> Objective:
-    """What exponents come to among these classes."""
+    """Return the total cost of exponents among these classes."""
     over = under = touched = 0
     for member in members:
         exponent = exponents[member]
@@ -410,7 +410,7 @@ class _Search:
             pending = sorted(near - leaves, reverse=turn % 2 > 0)
 
     def cost(self, member: int, exponent: int) -> int:
-        """What a class costs at an exponent."""
+        """Return the cost of a class at an exponent."""
         cost = abs(exponent)
         if exponent:
             cost += self.touches[member]

@@ -21,7 +21,7 @@ from onnxamp._options.options import Options
 
 
 def taken_off(options: Options) -> list[str]:
-    """Which ops the user's white list takes off the preset's black list."""
+    """Warn about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
@@ -323,7 +323,7 @@ def unmet_lists(
 _SCHEMA: Final = "schema"
 _OF_TYPES: Final = frozenset({_SCHEMA, Reason.NO_KERNEL.value})
 _OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
-"""What the user wants of single nodes is no news."""
+"""Overrides of single nodes need no warning."""
 
 
 def _refusal(

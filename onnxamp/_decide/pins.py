@@ -64,7 +64,7 @@ def _variable_name(graph: Graph, variable: Variable) -> VariableName:
 
 
 class Pins(NamedTuple):
-    """What is settled before the cut.
+    """Decisions made before the cut.
 
     Attributes:
         verdicts: deciding variable -> its pin.

@@ -234,7 +234,8 @@ class CutProblem:
             )
 
     def gain(self, node: Node) -> int:
-        """What a node saves by moving fewer bytes per element; always less than the pair of Casts it might need.
+        """The time that a node saves by moving fewer bytes per element; always less than the pair of Casts it might
+        need.
 
         Views share memory and move nothing, so their gain only settles ties.
         """

@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 class Problem:
-    """What is known of the exponents.
+    """The constraints on exponents.
 
     Attributes:
         count: number of variables, ZERO included.
@@ -159,7 +159,7 @@ class _Union:
         self.zeros = {ZERO: ABSENT}
 
     def root(self, variable: int) -> tuple[int, int]:
-        """What stands for a variable and all that are tied to it, and the multiple of it that the variable is."""
+        """Return the representative of a variable and its ties, and the variable's factor relative to it."""
         parents, path = self.parents, []
         while parents[variable][0] != variable:
             path.append(variable)

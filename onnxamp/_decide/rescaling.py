@@ -50,7 +50,7 @@ class Partial(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """What was measured, by name of a value.
+    """Measured ranges, by name of a value.
 
     ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16, and
     ``centred`` what normalisations make there that subtract a small mean.

@@ -25,7 +25,7 @@ _FEWEST: Final = 64
 """Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
 
 SUM: Final = "ReduceSum"
-"""What adds up the results of parts; lists mean others by it."""
+"""The op that adds the results of parts; op lists do not refer to it."""
 
 _MOVES: Final = ("Reshape", "Transpose")
 _RESHAPE: Final = 5

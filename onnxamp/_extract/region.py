@@ -273,9 +273,9 @@ class Region:
 
     model: ModelProto
     inputs: Mapping[str, Array]
-    """What entered the region, by input."""
+    """The arrays that entered the region, by input."""
     expected: Mapping[str, Array]
-    """What the whole model made of it, by output; only tensors."""
+    """The outputs of the region in the whole model; only tensors."""
     around: tuple[str, ...]
     """The nodes at its centre: name, or first output."""
     nodes: tuple[str, ...]
@@ -285,9 +285,9 @@ class Region:
     total: int
     """Number of nodes in the whole model's main graph."""
     ran_on: str
-    """What computed: "CUDA (device)", "CPU, emulated float16", "CPU"."""
+    """The engine: "CUDA (device)", "CPU, emulated float16", "CPU"."""
     sample: str
-    """Where the numbers come from."""
+    """The source of the numbers."""
     differing: Mapping[str, float]
     """Outputs that the region, run alone in the same way, does not reproduce bit for bit, as with random ops: the
     largest difference relative to the largest element."""

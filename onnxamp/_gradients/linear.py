@@ -131,11 +131,11 @@ def _einsum(call: Call) -> Grads:
 
 
 _INDICES: Final = "MaxPool.Indices"
-"""How the ``engine.toml`` of a target calls what an engine may lack."""
+"""The name in a target's ``engine.toml`` of a feature that an engine may lack."""
 
 
 class Window(NamedTuple):
-    """How a window slides, per spatial axis."""
+    """The movement of a window, per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]

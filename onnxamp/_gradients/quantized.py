@@ -79,7 +79,7 @@ def _axis(call: Call) -> int:
 
 
 def _of_scale(call: Call) -> Tensor:
-    """What each scale does to the numbers, summed."""
+    """Return the summed gradient of each scale."""
     scale, terms = call[_SCALE], call.dy * call.y / _along(call)
     if scale.dims in ((), (1,)):
         return terms.op("ReduceSum", keepdims=0).reshape_like(scale)
@@ -144,4 +144,4 @@ RULES: Final[Mapping[str, Rule]] = {
 QUANTIZE: Final = frozenset(
     {"DynamicQuantizeLinear", "QuantizeLinear", "com.microsoft::QuantizeLinear"}
 )
-"""Where the integers begin that have gradients."""
+"""Return the nodes where integers with gradients begin."""

@@ -86,7 +86,7 @@ _PARTIAL: Final = frozenset({"Split"})
 SMALL: Final = 4096
 """Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
 _ROUNDS: Final = 8
-"""How deep function bodies may be nested."""
+"""The deepest nesting of function bodies."""
 
 _Known = dict[str, NDArray[Any]]
 
@@ -390,7 +390,7 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
 
 
 def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
-    """What the nodes compute from constants."""
+    """Return the values that nodes compute from constants."""
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - it takes long to import
 
     if not nodes:

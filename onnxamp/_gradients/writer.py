@@ -168,9 +168,9 @@ class Writer:
     prefix: str = "grad"
     """Start of the names of new values: the node or value whose gradient is being written."""
     lacks: Container[str] = ()
-    """What the engine that is meant cannot run, as in the ``engine.toml`` of a target."""
+    """Features that the intended engine lacks, as in the ``engine.toml`` of a target."""
     nodes: list[NodeProto] = field(default_factory=list)
-    """Those written so far that have no place in the model yet."""
+    """The nodes written so far that are not in the model yet."""
     _inputs: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -289,7 +289,7 @@ class Call:
     known: Mapping[str, NDArray[Any]]
     """Constants of the model by name."""
     saved: tuple[Tensor, ...] = ()
-    """What the forward pass kept for the rule."""
+    """Values that the forward pass stored for the rule."""
     dys: Sequence[Tensor | None] = ()
     """Gradients of the outputs."""
 

@@ -84,7 +84,7 @@ def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """What the ops of a graph say of dimensions."""
+    """Return the relations between dimensions that follow from the ops of a graph."""
 
     multiples: list[tuple[_Letter, int, int | str]] = field(default_factory=list)
     """Each dimension that is a factor times a letter."""
@@ -164,7 +164,7 @@ class _Solver:
                 self.dims.setdefault(letter, []).append((dim, factor))
 
     def solve(self, given: Mapping[str, int]) -> Determined:
-        """What is determined where these sizes are given."""
+        """Return the dimensions that these sizes determine."""
         for name, size in given.items():
             self._set(name, size)
         for letter, factor, dim in self.relations.multiples:

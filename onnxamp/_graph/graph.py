@@ -56,7 +56,7 @@ _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 @record
 class _Kind:
-    """What is known of all nodes of an op type."""
+    """Return the facts about all nodes of an op type."""
 
     key: str
     signature: Signature | None

@@ -16,7 +16,7 @@ ABSENT = -1
 
 
 class Origin(Enum):
-    """Where a value comes from."""
+    """The origin of a value."""
 
     INPUT = "graph input"
     DEFAULT = "graph input with a default"

@@ -15,7 +15,7 @@ Outcome = Literal["converted", "up to date", "failed", "failed before"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one model.
+    """The outcome of one model.
 
     Attributes:
         name: path of the model below the folder, with slashes.
@@ -126,7 +126,7 @@ class FolderReport(Shown):
 
 @dataclass(frozen=True, slots=True)
 class FolderProgress:
-    """How far a run is. Reported when a model is started (``row`` is None) and when it is done.
+    """Progress of a run, reported when a model is started (``row`` is None) and when it is done.
 
     Attributes:
         done: models that are done, those that were up to date included.

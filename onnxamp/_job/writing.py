@@ -343,7 +343,7 @@ def preview(
 
 
 def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
-    """What was done besides, and which options would save Casts."""
+    """Other changes, and options that would save Casts."""
     analysis = converted.analysis
     hints = (
         ()

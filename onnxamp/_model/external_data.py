@@ -1,4 +1,4 @@
-"""Where the data of a tensor lie that the proto itself does not hold.
+"""Location of tensor data outside the proto.
 
 They are in a data file beside the model (ONNX external data), or still in the model file, where
 :func:`onnxamp._model.storage.load_model` left them because they are large. :func:`data_location` answers for both, with
@@ -40,7 +40,7 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``.
+    """The location of a tensor's data in a file: ``length`` bytes from byte ``offset``.
 
     With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``. The ``stamp``
     is that of the file when it was first read; None if nobody looked.
@@ -78,7 +78,7 @@ class DataLocation:
 def data_location(
     tensor: TensorProto, base_dir: Path | None, known: dict[str, DataFile] | None = None
 ) -> DataLocation | None:
-    """Where the data of a tensor lie, checked against the file; None if the proto itself holds them.
+    """Return the location of a tensor's data, checked against the file; None if the proto itself holds them.
 
     Args:
         tensor: any tensor.

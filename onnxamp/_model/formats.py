@@ -50,7 +50,7 @@ _SIGNS: Final = {
     "tensorflow": _is_tensorflow,
     "holds model": _holds_model,
 }
-"""What shows a format that no fixed bytes show, by its name in ``_data/formats.toml``."""
+"""Tests for formats without fixed bytes, by name in ``_data/formats.toml``."""
 
 
 def _is_in(row: dict[str, Any], data: bytes) -> bool:
@@ -62,7 +62,7 @@ def _is_in(row: dict[str, Any], data: bytes) -> bool:
 
 
 def name_format(data: bytes) -> str | None:
-    """What a file is that is no ONNX model, and what to do, as the end of a sentence; None if that is not known."""
+    """Return the kind of a file that is not an ONNX model, with advice, as the end of a sentence; None if unknown."""
     rows = read_table("formats")["format"]
     found = next((row for row in rows if _is_in(row, data)), None)
     return None if found is None else f"is {found['what']}: {found['remedy']}."

@@ -29,7 +29,7 @@ _FEW: Final = 1 << 13
 
 @record
 class ConversionCounts:
-    """What became of a tensor's elements: how many overflowed, flushed to zero, or became subnormal."""
+    """Counts of a tensor's elements that overflowed, were flushed to zero, or became subnormal."""
 
     elements: int = 0
     overflowed: int = 0

@@ -67,7 +67,7 @@ _TOKEN: Final = 16
 
 
 class Saved(NamedTuple):
-    """What was written: the bytes of all weights, and in sentences what became of data files that are in use."""
+    """The written bytes of all weights, and sentences about data files that are in use."""
 
     size: int
     notes: tuple[str, ...] = ()

@@ -107,7 +107,7 @@ def _measured_here(
 
 
 def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | None:
-    """What workers measured of a weight; None if they did not."""
+    """Return the measurements of a weight by workers; None if there are none."""
     known = _MEASURED.get()
     if (
         not known
@@ -241,7 +241,7 @@ def _keep(file: DataFile, kept: Part | None) -> None:
 
 
 def _contents(file: DataFile) -> str:
-    """What stands for a file with these weights at these places."""
+    """Return the key of a file with these weights at these offsets."""
     path, blobs = file
     words = (
         f"{offset} {fingerprint(blob.view) if isinstance(blob, Held) else blob}"
@@ -255,7 +255,7 @@ def _writing(_: Memory) -> Callable[[DataFile], list[ConversionCounts]]:
 
 
 def _written(file: DataFile) -> list[ConversionCounts]:
-    """What each weight of a file lost, once it is written."""
+    """Return the losses of each weight of a file, once it is written."""
     path, blobs = file
     for _, blob in blobs:
         if isinstance(blob, Stored):

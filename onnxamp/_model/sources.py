@@ -17,7 +17,7 @@ from onnxamp._public import active_within
 
 
 class FileStamp(NamedTuple):
-    """What identifies the contents of a file without reading them.
+    """A fingerprint of the contents of a file that needs no reading.
 
     The device is not part of it: each machine of a cluster numbers its own.
     """

@@ -51,7 +51,7 @@ class Stage:
 
     @property
     def folder(self) -> Path:
-        """Where it is until then; hidden, and locked."""
+        """Its path until then; hidden and locked."""
         return self.path.parent / f".{self.path.name}.{self.token}.tmp"
 
     @property
@@ -65,7 +65,7 @@ class Stage:
         return self.folder / "data"
 
     def place(self, name: str) -> Path:
-        """Where a data file is written."""
+        """Return the path at which a data file is written."""
         return self.data / name
 
     def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
@@ -266,7 +266,7 @@ def _leave(stage: Stage, kept: Part | None) -> None:
 
 
 def _key(path: Path) -> str:
-    """What a state remembers the stage of a result by."""
+    """The key of a result's stage in a state."""
     return f"stage of {path.name}"
 
 
@@ -290,7 +290,7 @@ def sweep(path: Path) -> None:
 
 
 def identity_of(file: Path) -> str:
-    """What stays the same when a file is renamed."""
+    """Return the identity of a file, which survives renaming."""
     status = file.stat()
     return f"{status.st_dev} {status.st_ino}"
 
@@ -356,7 +356,7 @@ class RemoteStage(Stage):
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""
     kept: Part | None = None
-    """What remembers where data files are written, so that the next run goes on with them."""
+    """Return the state that records where data files are written, so that the next run can continue."""
     is_committed: bool = False
 
     @property
@@ -365,7 +365,7 @@ class RemoteStage(Stage):
         return self._shown
 
     def place(self, name: str) -> Path:
-        """Where a data file is written: under its name, or if that is taken with the token in it."""
+        """Return the path at which a data file is written: its own name or, if that is taken, one with the token."""
         if name not in self.places:
             usual, key = self.path.parent / name, f"place of {name}"
             known = None if self.kept is None else self.kept.get(key)

@@ -345,7 +345,7 @@ class _Checker:
     passed: set[tuple[Any, ...]] = field(default_factory=set)
     """Nodes that passed, without their names: a large model repeats few."""
     is_tidy: bool = True
-    """What :func:`check_wellformed` returns."""
+    """The result of :func:`check_wellformed`."""
 
     def graphs(
         self, graph: GraphProto, depth: int = 0, *, opaque: bool = False

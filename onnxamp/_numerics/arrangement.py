@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class Arrangement(NamedTuple):
-    """How a stored weight becomes G matrices of K rows and N columns.
+    """The arrangement of a stored weight as G matrices of K rows and N columns.
 
     It is transposed by ``turn``, reshaped to ``split``, and transposed by ``perm``: groups are first, columns last.
     """
@@ -81,7 +81,7 @@ def arranged(
 def _split(
     node: NodeProto, product: Product, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """How a weight is reshaped, and transposed then."""
+    """The reshaping of a weight, followed by a transposition."""
     if product.form == "matrix":
         batch = prod(
             shape[:-2]
@@ -141,7 +141,7 @@ class _Choice(NamedTuple):
     seed: int
 
     def of(self, count: int) -> NDArray[np.int64]:
-        """Which of so many rows are taken, in order."""
+        """Return the selected rows in order."""
         if count <= self.most:
             return np.arange(count)
         return np.sort(
@@ -406,7 +406,8 @@ def _lowered(analysis: Analysis) -> set[int]:
 def _readers(
     analysis: Analysis, value: int, shape: tuple[int, ...], *, only_low: bool
 ) -> Iterator[tuple[Reader | None, Arrangement | None]]:
-    """Who reads a weight, also through Transposes, and how; None for what is no product of the main graph.
+    """Return the readers of a weight, also through Transposes; None for readers that are not products of the main
+    graph.
 
     Args:
         only_low: leave out those that read a float32 copy of it.

@@ -28,10 +28,10 @@ SUMMED: Final = "\n"
 """Stands for what an accumulator makes of a value."""
 
 _STEP: Final = 2.0**-8
-"""How far the inputs of a node without a rule are moved, as a share of each element."""
+"""The relative change of the inputs of a node without a rule."""
 
 _SCATTER: Final = 12.9898
-"""What an element's position is multiplied by to make the sign of its sine look random."""
+"""The factor of an element's position that makes the sign of its sine look random."""
 
 
 class WrittenPiece:

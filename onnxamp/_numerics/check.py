@@ -37,7 +37,7 @@ from onnxamp._workers.place import Place
 
 
 class OpFilter(NamedTuple):
-    """Which op types are looked at: those in ``only`` (all if it is empty) but not in ``skip``."""
+    """The op types to check: those in ``only`` (all if it is empty) but not in ``skip``."""
 
     only: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()

@@ -222,7 +222,7 @@ class _Extremes:
 
     @classmethod
     def of(cls, a: Array, b: Array) -> "_Extremes":
-        """Those of two flat tensors."""
+        """The sums of two flat tensors."""
         seen, start = cls(), 0
         for part in _compared(a, b):
             at = int(np.argmax(part.errors))
@@ -559,7 +559,7 @@ _ODD: Final = (
 
 
 def _odd(r: Array, f: Array, usual: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """Those counts of a block."""
+    """The counts of a block."""
     nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
     broken = (nan_f & ~nan_r) | (infinite_f & usual)
     for mask in (nan_r, nan_f, np.isinf(r), infinite_f, broken):

@@ -101,7 +101,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How candidates are compared: as the comparison that failed was.
+    """The comparison of candidates, which is the same as the one that failed.
 
     Attributes:
         run: the samples, and how models run on them.
@@ -390,7 +390,7 @@ def _around_faults(checked: RunCheck) -> dict[str, None]:
 
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
-"""What is asked: may all be float16, with exponents where it takes them?"""
+"""The problem: can everything be float16, with exponents where necessary?"""
 
 _TYPES: Final = frozenset({"float32", "float16"})
 _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
@@ -398,7 +398,7 @@ _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
 
 
 def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
-    """Which values do not fit float16, and whether they do with exponents; None where all fit.
+    """Return the values that do not fit float16, and whether exponents help; None if all fit.
 
     The model is raised to float32, and its ranges are measured. Where exponents help, they are tried: the model is
     converted with them, and checked as it was.
@@ -462,7 +462,7 @@ _WAYS: Final = (
         Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto"),
     ),
 )
-"""What may make all values fit: options, and the conversion that they stand for."""
+"""Options that may make all values fit, and their conversion."""
 
 
 NO_ISLANDS: Final = Cure(
@@ -472,7 +472,7 @@ NO_ISLANDS: Final = Cure(
     confirmed=False,
     trials=0,
 )
-"""What to do about a conversion whose values do not fit."""
+"""Find a fix for a conversion whose values do not fit."""
 
 
 def as_float16(model: Model) -> Model:

@@ -243,7 +243,7 @@ _APART: Final = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """What became of the rows of outputs that belong together, over all samples.
+    """The result of matching rows of outputs that belong together, over all samples.
 
     Attributes:
         outputs: names of the outputs.

@@ -472,7 +472,7 @@ class Comparison:
 
 
 _SAME: Final = Limits(tolerance=1e-5)
-"""What the order of sums may change; another meaning of an attribute changes more."""
+"""The largest change by the order of sums; a wrong meaning of an attribute changes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +490,9 @@ class UpgradeProof:
     """Opset and numbers of ops of a model -> what is wrong with it."""
 
     def __call__(self, graph: Graph) -> str | None:
-        """What is wrong with the upgraded model, in a clause; None if nothing is, or the original does not run."""
+        """Return a clause about the fault of the upgraded model; None if there is none, or if the original does not
+        run.
+        """
         changed = (
             graph.book.opsets[""],
             frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),

@@ -113,7 +113,7 @@ def called(
     reference: Outputs,
     result: Outputs,
 ) -> Any:
-    """What a function of the user returns. One that was named, and not passed, raises nothing but sentences.
+    """Return the result of a user's function. A function given by name raises only errors with a message.
 
     Raises:
         ArgumentError: it raises something. Whatever a function that was passed raises goes through.
@@ -127,7 +127,7 @@ def called(
 
 
 def _told(error: Exception) -> str:
-    """What was raised, and why."""
+    """Return the error in words."""
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
@@ -209,7 +209,7 @@ class Limits:
     margin: float = 0.0
     """Share of the default tolerance that is left to other draws, where errors are draws."""
     coarse: float | None = None
-    """What low-precision forms of the reference may be off by since it rounds to integers; None if not measured."""
+    """The allowance for low-precision forms of a reference that rounds to integers; None if not measured."""
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
         """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
@@ -468,7 +468,7 @@ def size_only(diff: TensorDiff) -> bool:
 def _warnings(
     report: DiffReport, judgements: Sequence[Judgement], limits: Limits
 ) -> Iterator[str]:
-    """What is inexact without being broken."""
+    """Return sentences about outputs that are inexact, but not broken."""
     missed = {
         judgement.output: judgement for judgement in judgements if not judgement.passed
     }

@@ -43,7 +43,7 @@ from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
 _CONSTANTS_OPSET: Final = 13
-"""Where Constant takes numbers, and Flatten an axis from the end."""
+"""The opset from which Constant accepts numbers, and Flatten negative axes."""
 
 _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
@@ -131,7 +131,9 @@ def centred_norms(
     watched: Sequence[Watch],
     largest: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """What normalisations make whose mean is small beside the deviation: it can be subtracted in float16."""
+    """Outputs of normalisations whose mean is small relative to the deviation, so that it can be subtracted in
+    float16.
+    """
     norms = (
         item for item in watched if graph.nodes[item.node].key in profile.cancelling
     )
@@ -200,7 +202,7 @@ _ROUNDS: Final = frozenset({"Loop", "Scan"})
 """Ops that run their body in rounds, and stack what it returns."""
 
 _LEAST_OPSET: Final = 9
-"""Where came with it, and Scan as it is today."""
+"""The opset that introduced Where, and Scan in its current form."""
 
 _AXES_INPUT: Final = 18
 """Opset from which on reductions take their axes as an input."""

@@ -117,7 +117,7 @@ class Cure:
 
 
 DOES_NOT_RUN: Final = "The result does not run: "
-"""How a failure begins that left nothing to compare."""
+"""The beginning of a failure that left nothing to compare."""
 _CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
 """Likewise, where a worker process died."""
 
@@ -135,7 +135,7 @@ class Cost:
 
     @property
     def limit(self) -> float:
-        """What the result may be off by: a tenth more than the quantized model, and a little."""
+        """The largest allowed error: a tenth more than the quantized model, plus a constant."""
         return 1.1 * self.quantized + 2e-3
 
     @property
@@ -178,13 +178,13 @@ class DiffReport(Shown):
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not compared, and what else there is to say, in sentences."""
+    """Sentences about values that were not compared, and other notes."""
     cure: Cure | None = None
     detections: tuple[Detections, ...] = ()
     tokens: tuple[Parting, ...] = ()
     """Outputs that hold tokens, and tokens that were generated after prompts."""
     perplexity: Perplexity | None = None
-    """How well both models predict the texts of a decoder; None for made-up inputs."""
+    """The quality of both models' predictions of texts; None for random inputs."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on the device that ran against itself on the CPU: the largest on the
     first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
@@ -192,12 +192,13 @@ class DiffReport(Shown):
     drawn: bool = False
     """Whether float16 is summed up in float16, and inputs are made up, so that the errors of few numbers say little."""
     loaded: str = ""
-    """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
-    resolved; "" if nothing did."""
+    """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
+    graph was resolved; "" if nothing did.
+    """
     original: str = ""
     """The float32 model that the reference was quantized from, if it was compared as well."""
     costs: tuple[Cost, ...] = ()
-    """What both models are off from it."""
+    """The errors of both models against it."""
 
     @property
     def passed(self) -> bool:
@@ -267,7 +268,7 @@ class RangeFit:
 
     @property
     def fitting(self) -> tuple[OutOfRange, ...]:
-        """Those that fit with an exponent."""
+        """The values that fit with an exponent."""
         return tuple(row for row in self.values if row.exponent)
 
 

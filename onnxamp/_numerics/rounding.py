@@ -179,7 +179,7 @@ class WeightRounder:
 
 
 _MEASURED: Final = "float32 model of rounded weights"
-"""Where the memory of a process holds the model."""
+"""The key of the model in the memory of a process."""
 
 
 class _SampleRows(NamedTuple):
@@ -309,7 +309,7 @@ def _kept(bits: Bits) -> Bits:
 
 
 def _key(weight: ProductWeight, graph: Graph, low: Format) -> Key:
-    """What a rounded weight depends on, of one model and the same samples."""
+    """The inputs that determine a rounded weight of one model on the same samples."""
     readers = tuple((reader.node.label, reader.rows) for reader in weight.readers)
     data = np.ascontiguousarray(read_array(weight.tensor, graph.folder)).reshape(-1)
     return (

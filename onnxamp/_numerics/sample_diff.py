@@ -48,7 +48,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class SampleDiff:
-    """What one sample shows.
+    """The measurements of one sample.
 
     Attributes:
         facts: what is known of the models; None if they could not even be prepared.
@@ -183,7 +183,7 @@ class TwoModels(SideBySide):
         )
 
     def _facts(self, reference: Flow, result: Flow) -> RunFacts:
-        """What is known before anything runs."""
+        """Return the facts that are known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.result.whole and lowest != "float32" and self.result.engine.emulates:
             raise ArgumentError(
@@ -239,9 +239,9 @@ class TwoModels(SideBySide):
 
 
 REFERENCE: Final = "diff reference"
-"""Where the memory of a process holds the last reference that it compared with."""
+"""The key of the last reference in the memory of a process."""
 RESULT: Final = "diff result"
-"""Where it holds the last result."""
+"""The key of the last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,7 +415,7 @@ def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
 
 
 def _differences(reference: Any, result: Any) -> list[str]:
-    """What differs between sequences, maps and optionals as such; their elements are compared one by one."""
+    """Return the differences of sequences, maps and optionals as such; their elements are compared one by one."""
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]

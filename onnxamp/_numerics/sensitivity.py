@@ -1,4 +1,4 @@
-"""What rounding each value of a model costs at its outputs, from one forward and one backward pass per sample.
+"""The effect on outputs of rounding each value, from one forward and one backward pass per sample.
 
 Rounding errors are small and nearly independent, so to first order the squared error of an output is a sum over the
 values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
@@ -69,7 +69,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """What rounding a value does.
+    """The effect of rounding a value.
 
     Attributes:
         largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
@@ -88,7 +88,7 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivities:
-    """What one sample shows.
+    """The measurements of one sample.
 
     Attributes:
         values: by name of the value.
@@ -160,7 +160,7 @@ class GradientWalk:
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
     _integers: Container[str] = ()
-    """What has gradients though it is not float32."""
+    """Values that have gradients although they are not float32."""
 
     def run(self, feeds: Feeds, number: int = 0) -> Sensitivities:
         """Measure a sample; its number seeds the signs.
@@ -374,7 +374,7 @@ def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Found:
-    """What the passes of a sample have shown so far."""
+    """The measurements of a sample's passes so far."""
 
     groups: int
     largest: Mapping[str, float]

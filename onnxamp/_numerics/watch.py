@@ -264,7 +264,7 @@ def _largest(array: "npt.NDArray[Any]") -> float:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSample:
-    """What one sample shows: the conditions that it meets, and what was measured of values and of inputs."""
+    """The conditions that one sample meets, and the measurements of values and inputs."""
 
     choices: tuple[tuple[str, bool], ...]
     values: Mapping[str, Measurement]
@@ -273,7 +273,7 @@ class CheckedSample:
 
 @dataclass(slots=True)
 class WatchedRun:
-    """What was measured of the floats of a model on samples that take the same branches."""
+    """Measurements of the floats of a model on samples that take the same branches."""
 
     flow: Flow
     rows: Sequence[Watched]
@@ -345,10 +345,10 @@ def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None
 
 
 Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
-"""What each part of a model shows as soon as it has run; why the model does not run ends it."""
+"""Yield the measurements of each part of a model as soon as it has run; an error of the model ends the sequence."""
 
 _CHECKED: Final = "checked model"
-"""Where the memory of a process holds the model."""
+"""The key of the model in the memory of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How dimensions of an op's inputs depend on each other, read once from ``_data/dimensions.toml``."""
+"""Relations between dimensions of an op's inputs, read once from ``_data/dimensions.toml``."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ class DimensionRule:
     def related(
         self, node: NodeProto, shapes: Sequence[Sequence[D] | None]
     ) -> Related | None:
-        """What the row says of inputs of these shapes; None if it does not fit.
+        """Return the row's relations for inputs of these shapes; None if it does not apply.
 
         Args:
             node: a node of one of its ops.
@@ -135,7 +135,7 @@ def _split(
 
 
 def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
-    """What holds where inputs differ along one axis alone."""
+    """Return the relations if inputs differ only along one axis."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {len(shape) for shape in known}
     if axis is None or len(ranks) != 1 or not -min(ranks) <= axis < min(ranks):
@@ -151,7 +151,7 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
 
 
 def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
-    """What a term says for a node; None if it names an attribute that is absent, or no positive number."""
+    """Return the value of a term for a node; None if it names an attribute that is absent, or no positive number."""
     sizes, factors = "", dict[str, int]()
     for name in names_of(term):
         value = attribute(node, name)

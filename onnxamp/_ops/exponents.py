@@ -1,4 +1,4 @@
-"""How exponents pass through ops, read once from ``_data/exponents.toml``, whose comments define each column."""
+"""Propagation of exponents through ops, read once from ``_data/exponents.toml``, whose comments define each column."""
 
 import ast
 import re
@@ -159,7 +159,7 @@ _OPERATORS: Final = {
 
 
 def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -> T:
-    """What a formula makes of x. Equal steps are made once.
+    """Apply a formula to x. Equal steps are made once.
 
     Args:
         formula: as the module says.

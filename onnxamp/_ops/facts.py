@@ -25,7 +25,7 @@ class DtypeAttribute(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Where a node that looks up rows has their indices and its table, and the attribute that names the axis."""
+    """The inputs of a lookup that are its indices and its table, and the attribute that names the axis."""
 
     indices: int
     table: int
@@ -34,7 +34,7 @@ class Lookup(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Where a node has a weight that rows are multiplied by, and how; the comments of the table define each column."""
+    """The weight by which a node multiplies rows, and its layout; the comments of the table define each column."""
 
     form: str
     weight: int
@@ -109,7 +109,7 @@ class OpFacts:
     moves_data: frozenset[str]
     """Data movement on tensors."""
     carriers: frozenset[str]
-    """What is constant before these is constant behind: they move input 0 alone, or cast it."""
+    """Ops that keep constants constant, because they only move or cast input 0."""
     relabels: frozenset[str]
     """They give their only input on, perhaps in another type."""
     uncounted: frozenset[str]
@@ -205,11 +205,11 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "products": lambda rows: tuple(Product(**row) for row in rows),
     "tied_parameters": frozenset,
 }
-"""How columns are read that hold more than values and lists of them."""
+"""Readers of columns that hold more than values and lists of values."""
 
 
 def op_key(node: NodeProto) -> str:
-    """How tables name the node's op: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is the default domain."""
+    """The name of the node's op in tables: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is the default domain."""
     domain = node.domain
     return node.op_type if domain in ("", "ai.onnx") else f"{domain}::{node.op_type}"
 

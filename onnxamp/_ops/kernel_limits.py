@@ -1,4 +1,5 @@
-"""What a provider leaves to CPU, or fails to run, although it has a kernel: conditions that its registry does not hold.
+"""Conditions, missing in a provider's registry, under which it leaves a node to the CPU or fails although it has a
+kernel.
 
 ``placement.toml`` in the folder of a target lists them, each with its source.
 """

@@ -1,4 +1,4 @@
-"""How targets compute float16: what accumulates sums and products, from ``arithmetic.toml`` in their folders.
+"""Accumulators of targets for sums and products in float16, from ``arithmetic.toml`` in their folders.
 
 ``scripts/ask_engine.py`` writes a profile from an engine's answers, and explains the fields. One whose engine has not
 been asked says where its facts are from.
@@ -33,7 +33,7 @@ _ROUNDING: Final = FLOAT16.epsilon / 5
 
 
 class Accumulation(NamedTuple):
-    """How an op sums up float16.
+    """The accumulation of float16 in an op.
 
     Attributes:
         accumulator: "float32" or "float16".
@@ -60,7 +60,7 @@ class Accumulation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a target.
+    """The known arithmetic of a target.
 
     Attributes:
         seen: whether an engine was asked; otherwise its facts are from documentation.
@@ -87,7 +87,7 @@ class Profile:
     folded_first: frozenset[str]
 
     def product(self, node: NodeProto, terms: int) -> Accumulation:
-        """How a product of so many terms accumulates. Its op is one of ``products``."""
+        """Return the accumulation of a product with that many terms. Its op is one of ``products``."""
         key = op_key(node)
         takes_four = (
             key in self.dots and terms % _DOT == 0 and attribute(node, "transB")

@@ -1,4 +1,4 @@
-"""What an op's schema says about types: the ports of a node and the type parameters that bind them.
+"""Types in an op's schema: the ports of a node and the type parameters that bind them.
 
 The facts come from the schemas of the installed onnx, and for what onnx does not know (com.microsoft, and old ops
 such as LayerNormalization before opset 17) from those of ONNX Runtime, which accepts models with them.
@@ -60,7 +60,7 @@ class Signature:
     bodies: tuple[int, ...] = ()
     """Opsets that the function body was written for, in its versions."""
     fixed_bodies: tuple[int, ...] = ()
-    """Those of them that are not built for each node's types and attributes."""
+    """The functions that are not built for each node's types and attributes."""
     opset: int = 0
     """The opset at which the op was looked up."""
     declared: bool = False
@@ -68,7 +68,7 @@ class Signature:
 
     @property
     def key(self) -> str:
-        """How tables name the op, see :func:`onnxamp._ops.facts.op_key`."""
+        """The name of the op in tables, see :func:`onnxamp._ops.facts.op_key`."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property

@@ -156,7 +156,7 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 
 def meant(name: str, known: Sequence[str]) -> str:
-    """What to write instead of a name that is unknown, as the end of a message: the nearest name, or all there are."""
+    """Return the end of a message about an unknown name: the nearest name, or all names."""
     from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
 
     near = get_close_matches(name, known, 1, 0.5)

@@ -10,7 +10,7 @@ LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Levels by name."""
 
 DiffMetric = Literal["auto", "detections", "elements"]
-"""How outputs are compared; see :func:`onnxamp.diff_models`."""
+"""The comparison of outputs; see :func:`onnxamp.diff_models`."""
 
 
 class Level(StrEnum):
@@ -25,7 +25,7 @@ class Level(StrEnum):
     O3 = "O3"
     """Every op that has a kernel and is not a hazard."""
     AUTO = "auto"
-    """What measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
+    """As much as measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
 
 
 def check_level(level: object) -> Level:
@@ -128,7 +128,7 @@ class Rescaling(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What :meth:`as_json` wrote.
+        """Return the level that :meth:`as_json` wrote.
 
         Raises:
             KeyError, TypeError: it was not.

@@ -21,7 +21,7 @@ URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
 
 
 class Remote(ABC):
-    """What a path of another file system can do beyond the methods of :class:`~pathlib.Path`."""
+    """Methods of paths on other file systems, beyond those of :class:`~pathlib.Path`."""
 
     __slots__ = ()
 
@@ -122,7 +122,7 @@ def lock(handle: int, *, wait: bool) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library or the system says, in one line without its full stop, to follow a colon."""
+    """Return the message of a library or the system in one line, without its full stop, to follow a colon."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it"
     text = str(getattr(error, "strerror", None) or error).strip()

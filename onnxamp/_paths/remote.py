@@ -60,7 +60,7 @@ _PACKAGES: Final = {
 """Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
 
 _TIMES: Final = ("mtime", "LastModified", "updated", "created")
-"""What file systems call the time of the last change."""
+"""The names that file systems give to the time of the last change."""
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class RemotePath(Remote, _Base):
 
     @property
     def key(self) -> str:
-        """What the file system calls it."""
+        """Its name in the file system."""
         key: str = self.file_system._strip_protocol(str(self))
         return key
 
@@ -209,7 +209,7 @@ class RemotePath(Remote, _Base):
         return type(self)(posixpath.normpath("/" + "/".join(self.parts[1:])))
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator there
-        """What is in a folder."""
+        """Yield the contents of a folder."""
         own, names = self.key.rstrip("/"), self._look("ls", detail=False)
         within = [name.rstrip("/") for name in names]
         return iter([self / name.rpartition("/")[2] for name in within if name != own])
@@ -315,7 +315,7 @@ class RemotePath(Remote, _Base):
 
 
 def _status(info: Mapping[str, Any]) -> os.stat_result:
-    """What a file system knows of a file."""
+    """Return the file system's facts about a file."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
     when: Any = next(filter(None, map(info.get, _TIMES)), 0)
     if isinstance(when, str):

@@ -1,4 +1,6 @@
-"""What a pattern matches, and the matcher of forms: expressions held against nodes, from the last node backwards."""
+"""Matches of patterns, and the matcher of forms: expressions that are compared with nodes, from the last node
+backwards.
+"""
 
 import ast
 from collections import defaultdict
@@ -65,7 +67,7 @@ class Kind(NamedTuple):
 
     name: str
     called: str
-    """How reports call it."""
+    """Its name in reports."""
     op: str
     opset: int
     attributes: Mapping[str, Any]
@@ -161,7 +163,7 @@ def heads(pattern: Pattern) -> frozenset[str]:
 
 
 _CLOSE = 1e-6
-"""How far a number may be from that of the form, relatively: float32 and the decimals that exporters write."""
+"""The relative tolerance for numbers of a form, because exporters write few decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Match:
     """The node that messages name: the root, the exponential; the last node of a form."""
     nodes: frozenset[int]
     values: Mapping[str, int] = field(default_factory=dict)
-    """What the names of the form stand for."""
+    """The values of the names in the form."""
     axes: tuple[int, ...] = ()
     """Axes of the reductions of the form, counted from the end."""
 
@@ -194,7 +196,7 @@ def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
 
 
 class _State(NamedTuple):
-    """What is known of a match so far."""
+    """The bindings of a match so far."""
 
     scope: int
     nodes: frozenset[int]

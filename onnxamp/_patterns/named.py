@@ -1,4 +1,4 @@
-"""What a name in a list means in a graph: nodes of its op types, and what exporters write for it in ordinary ops."""
+"""The meaning of a listed name in a graph: nodes of its op types, and the ordinary ops that exporters write for it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final

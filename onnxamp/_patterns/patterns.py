@@ -89,7 +89,7 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
 
 
 def _minuend(graph: Graph, value: int) -> int:
-    """What the value is the difference to; itself where it is no difference."""
+    """Return the minuend of a difference; the value itself if it is not a difference."""
     maker = graph.producer(value)
     return (
         graph.passed_on(maker.input(0))
@@ -129,7 +129,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
 
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
-    """Where the squared value is x - mean(x): the subtraction and the mean; x joins the bases."""
+    """Yield the subtraction and the mean if the squared value is x - mean(x); x joins the bases."""
     centred = graph.producer(base)
     if centred is None or centred.key != "Sub":
         return set()
@@ -314,7 +314,7 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
 
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
-    """What the walks recognise as decomposed ops, in the order of their cores. Complexity: linear."""
+    """Return the decomposed ops that the walks recognise, in the order of their cores. Complexity: linear."""
     cores, found = op_facts().core_of, list[Match]()
     for node in graph.nodes_of(cores):
         for kind in cores[node.key]:
@@ -325,7 +325,7 @@ def find_patterns(graph: Graph) -> tuple[Match, ...]:
 
 
 def _between(graph: Graph, nodes: set[int]) -> set[int]:
-    """What passes values on from one of the nodes to another."""
+    """Return the nodes that pass values on from one of the nodes to another."""
     between = set[int]()
     for value in (value for index in nodes for value in graph.nodes[index].inputs):
         path, node = set[int](), graph.producer(value)

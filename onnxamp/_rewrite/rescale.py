@@ -223,7 +223,7 @@ class _Rescaling:
             self.adds += 1
 
     def notes(self, rescaling: Rescaling) -> Iterable[str]:
-        """What was done, in sentences."""
+        """Return sentences about the changes."""
         largest = max(rescaling.scaled, key=lambda row: row.largest or 0.0)
         what = (
             f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"

@@ -138,7 +138,7 @@ def _token(model: Model) -> str:
 
 
 _REFERENCE: Final = "tuning reference"
-"""Where the memory of a process holds the original, for the next candidate."""
+"""The key of the original in the memory of a process, for the next candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

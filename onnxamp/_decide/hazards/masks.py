@@ -150,7 +150,7 @@ def _is_telling(number: float, low: Format) -> bool:
 
 
 def saturated(low: Format) -> tuple[float, float]:
-    """What conversions make of a sentinel: the largest number of the type, or half of it."""
+    """Return the saturated value of a sentinel: the largest number of the type, or half of it."""
     return low.max_finite, low.max_finite / 2
 
 
