@@ -39,12 +39,12 @@ from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
-"""How a line ends: with the CRC-32 of what stands before."""
+"""Return the end of a line: the CRC-32 of the text before it."""
 _SAVE_EVERY: Final = 5.0
 """Seconds between two uploads of a state behind a URL, which cannot be added to: what a killed job loses at most."""
 
 Facts: TypeAlias = Mapping[str, str]
-"""What a part depends on: "the model" -> its fingerprint, ..."""
+"""The dependencies of a part: "the model" -> its fingerprint, ..."""
 _Place: TypeAlias = tuple[int, int]
 """Offset and length of a line."""
 
@@ -63,7 +63,7 @@ def fingerprint(*parts: str | bytes | memoryview) -> str:
 
 @dataclass(slots=True, eq=False)
 class Part(Mapping[str, Any]):
-    """What one kind of work has done: JSON values by key."""
+    """The results of one kind of work: JSON values by key."""
 
     name: str
     facts: Facts
@@ -213,7 +213,7 @@ def _is_whole(data: bytes) -> bool:
 
 
 StateLike: TypeAlias = State | str | PathLike[str] | None
-"""What public functions take as a state: a path, or None to keep nothing; others hand on one that is open."""
+"""The forms of a state that functions accept: a path, None to save nothing, or an open state."""
 
 
 @contextmanager

@@ -68,4 +68,4 @@ def warn(
 
 
 _CONTEXTS: Final = str(Path(sys.modules["contextlib"].__file__ or "contextlib"))
-"""Where generator-based contexts run their bodies: no line of the user's."""
+"""The module in which generator-based contexts run, which is not the user's code."""

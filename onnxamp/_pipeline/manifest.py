@@ -1,4 +1,4 @@
-"""Which models work together, what runs them, and what may be lost: a manifest in TOML, or arguments of a function.
+"""Models that work together, the function that runs them, and the tolerance: a manifest in TOML, or arguments.
 
 .. code-block:: toml
 
@@ -35,7 +35,7 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, cannot_read
 
 BETTER: Final = ("lower", "higher")
-"""Which of two numbers is the better one."""
+"""The better of two numbers."""
 
 LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
 """Levels that are tried."""
@@ -174,7 +174,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "levels": ((list,), "a list"),
     "options": ((dict,), "a table"),
 }
-"""What a manifest may hold besides its models and the function."""
+"""Keys of a manifest besides its models and the function."""
 
 
 def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:

@@ -162,8 +162,8 @@ PART: Final = "tuning of a pipeline"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run of the pipeline showed: the number that its function returned, None for outputs; the error against
-    float32; and why the function failed, "" if it did not.
+    """The result of a run of the pipeline: the number that its function returned, None for outputs; the error against
+    float32; and the failure of the function, "" if there was none.
     """
 
     value: float | None
@@ -173,7 +173,7 @@ class Measured:
 
 @dataclass(slots=True)
 class PipelineState:
-    """What is known of one tuning. ``part`` is where it is kept; None if it is not."""
+    """The measurements of one tuning. ``part`` is their part of a state; None if there is no state."""
 
     part: Part | None = None
     runs: dict[str, Measured] = field(default_factory=dict)
@@ -182,13 +182,13 @@ class PipelineState:
     known: frozenset[str] = frozenset()
     """Keys of the runs that were loaded."""
     recalled: set[str] = field(default_factory=set)
-    """Those of them that were needed again."""
+    """The ones that were needed again."""
     made: int = 0
     """Runs that were made."""
 
     @classmethod
     def of(cls, part: Part | None) -> "PipelineState":
-        """What a part holds."""
+        """Return the contents of a part."""
         runs, tuned = dict[str, Measured](), dict[str, tuple[Plan, float]]()
         for key in part or ():
             assert part is not None
@@ -203,7 +203,7 @@ class PipelineState:
     def run(
         self, chosen: Mapping[str, Choice], measure: Callable[[], Measured]
     ) -> Measured:
-        """What is known of the pipeline with these choices, or a new measurement."""
+        """Return the stored measurement of the pipeline with these choices, or a new one."""
         key = key_of(chosen)
         if key not in self.runs:
             self.runs[key], self.made = measure(), self.made + 1
@@ -229,7 +229,7 @@ class PipelineState:
 
 
 def key_of(chosen: Mapping[str, Choice]) -> str:
-    """What identifies choices: those of models that stay float32 say nothing."""
+    """Return the key of choices, without models that stay in float32."""
     low = sorted(
         (name, choice.key) for name, choice in chosen.items() if not choice.is_float32
     )
@@ -277,7 +277,7 @@ class PipelineRuns:
     folder: Path
     budget: int = BUDGET
     reference: Any = None
-    """What the function returned in float32: outputs, or a number."""
+    """The result of the function in float32: outputs, or a number."""
     calls: dict[str, Calls] = field(default_factory=dict)
     _float32: dict[str, Runs] = field(default_factory=dict)
     _converted: dict[str, tuple[str, Model, Runs]] = field(default_factory=dict)
@@ -310,7 +310,7 @@ class PipelineRuns:
 
     @property
     def engine(self) -> Engine:
-        """Where all models run; they differ in the arithmetic of emulations alone."""
+        """The engine of all models, which differ only in the emulated arithmetic."""
         return next(iter(self.engines.values()))
 
     @property
@@ -319,7 +319,7 @@ class PipelineRuns:
         return None if isinstance(self.reference, Mapping) else float(self.reference)
 
     def samples(self, name: str) -> Samples:
-        """What a model was fed."""
+        """The feeds of a model."""
         return recorded(self.calls[name], name)
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
@@ -389,7 +389,7 @@ class PipelineRuns:
         }
 
     def _runs(self, name: str, choice: Choice) -> Runs:
-        """What runs a model in some precision; the last choice of each model is kept."""
+        """Return the runner of a model in some precision; the last choice of each model is cached."""
         if choice.is_float32:
             return self._float32[name]
         if self._converted.get(name, ("",))[0] != choice.key:
@@ -412,7 +412,7 @@ class PipelineRuns:
         return self._converted[name][2]
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
-        """What the function returns: a dict of arrays, or a number.
+        """Return the result of the function: a dict of arrays, or a number.
 
         Raises:
             RuntimeFailure: it fails. ArgumentError: it returns something else.

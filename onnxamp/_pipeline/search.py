@@ -44,7 +44,7 @@ _FIRST: Final = 1e-3
 
 
 class Job(Protocol):
-    """What runs a pipeline for a search."""
+    """The runner of a pipeline for a search."""
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
         """Run the pipeline with these models converted."""

@@ -314,7 +314,7 @@ class _Job:
         return search
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
-        """What is known of the pipeline with these models converted, or a run of it."""
+        """Return the stored measurement of the pipeline with these models converted, or run it."""
         return self.state.run(chosen, lambda: self.runs.measure(chosen))
 
     def own_error(self, name: str, choice: Choice) -> float:
@@ -389,7 +389,7 @@ class _Job:
         written: float | None,
         note: str,
     ) -> TunedPipeline:
-        """What is returned."""
+        """The result."""
         runs, pipeline, state, chosen = (
             self.runs,
             self.runs.pipeline,
@@ -449,7 +449,7 @@ class _Job:
 
 
 def _names(engines: Mapping[str, Engine], low: str) -> str:
-    """What runs the models, as reports name it."""
+    """The engine of the models, as reports name it."""
     return " and ".join(dict.fromkeys(engine.name(low) for engine in engines.values()))
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark measured."""
+"""Report of a benchmark."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -65,7 +65,7 @@ def bench_report(report: BenchReport) -> Report:
 
 
 def _figure(timing: Timing) -> Figure:
-    """How long a run of a model alone takes, or how many times as fast as the first model another is."""
+    """Return the time of a run of a single model, or the speed-up of another over the first."""
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
     if (ratio := timing.speedup) is None:
         value = f"{1e3 * timing.latency.median:.3g} ms"

@@ -1,4 +1,4 @@
-"""What checking a model found: by looking at it, and by running it."""
+"""Report of a check, static and with runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _ROWS: Final = 12
 def check_report(
     audit: Audit | None, run: RunCheck | None = None, model: str = ""
 ) -> Report:
-    """What a check found; ``run`` is None where the model was not run."""
+    """Return the report of a check; ``run`` is None if the model was not run."""
     values = run.values if run else ()
     bad = [row for row in values if row.fault or row.inherited]
     return Report(
@@ -67,7 +67,7 @@ def check_report(
 
 
 def run_report(run: RunCheck) -> Report:
-    """What running a model showed."""
+    """Return the part about running the model."""
     return check_report(None, run)
 
 
@@ -207,7 +207,7 @@ def _precisions(audit: Audit) -> Counter[str]:
 
 
 def _providers(audit: Audit) -> Iterator[Figure]:
-    """Where the nodes run, Casts and control flow among them."""
+    """Return where the nodes run, including Casts and control flow."""
     placed = [node for node in audit.nodes if node.provider]
     providers, home = (
         Counter(node.provider for node in placed),
@@ -233,7 +233,7 @@ def _providers(audit: Audit) -> Iterator[Figure]:
 
 
 def _placement(audit: Audit) -> Table:
-    """Where op types run, and in which precision; those that the target does not run come first."""
+    """Return where op types run, and in which precision; those that the target does not run come first."""
     rows = Counter(
         (node.op, node.provider, node.precision)
         for node in audit.nodes

@@ -1,4 +1,4 @@
-"""What comparing two models showed."""
+"""Report of a comparison of two models."""
 
 from collections.abc import Iterator
 from math import isnan
@@ -125,7 +125,7 @@ def diff_verdict(diff: DiffReport) -> Verdict:
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
-    """What is wrong, and where it starts."""
+    """Return what is wrong, and where it starts."""
     if diff.skipped:
         return (diff.skipped,)
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
@@ -169,7 +169,7 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
-    """What came of the search for options that make the failure go away, if there was one."""
+    """Yield the outcome of the search for options that fix the failure, if there was one."""
     if cure is None or cure.applied:
         return ()
     return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
@@ -198,7 +198,7 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
 
 
 def text_figures(diff: Compared) -> Iterator[Figure]:
-    """What language models are judged by: next tokens, how well texts are predicted, and what is generated."""
+    """Yield metrics of language models: next tokens, the prediction of texts, and generated tokens."""
     for found in diff.outputs:
         if found.kl_divergence is not None:
             where = f"output {found.name}"
@@ -230,7 +230,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
 
 
 def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
-    """What else there is to know about the numbers."""
+    """Yield notes about the numbers."""
     if diff is None:
         return
     yield from diff.notes
@@ -248,7 +248,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
 
 
 def _tokens(found: Parting) -> str:
-    """Where sequences of tokens part."""
+    """Yield where sequences of tokens differ first."""
     if not found.output:
         where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
         return f"{where}: {_change(found)}."
@@ -320,7 +320,7 @@ def _share(share: float | None) -> str:
 
 
 def _costs(diff: DiffReport) -> list[Part]:
-    """What both models are off from the one that was quantized."""
+    """Return the errors of both models against the original before quantization."""
     if not diff.costs:
         return []
     columns = ("output", "quantized", f"in {diff.lowest}", "limit")
@@ -336,7 +336,7 @@ def _costs(diff: DiffReport) -> list[Part]:
 
 
 def _detections(diff: DiffReport) -> list[Part]:
-    """What became of the rows of outputs that list detections."""
+    """Return the table of matched, lost and new detections."""
     if not diff.detections:
         return []
     counts = ("detections", "matched", "lost", "new")

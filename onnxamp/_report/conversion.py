@@ -1,4 +1,4 @@
-"""What a conversion did, and what running its result showed."""
+"""Report of a conversion and its validation."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +86,9 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
 
 
 def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
-    """What a conversion would do; ``command`` makes it, and ``audit`` is of the model that it would write."""
+    """Return the report of a planned conversion; ``command`` runs it, and ``audit`` describes the model that it would
+    write.
+    """
     plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
@@ -104,7 +106,7 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
 
 
 def conversion_notes(made: Conversion) -> Iterator[str]:
-    """What is worth knowing about a conversion, in sentences."""
+    """Yield sentences that are worth knowing about a conversion."""
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
@@ -166,7 +168,7 @@ def _figures(made: Conversion) -> Iterator[Figure]:
 
 
 def _speed_up(made: Conversion) -> Iterator[Figure]:
-    """What the conversion should gain."""
+    """Return the estimated gain of the conversion."""
     if (expected := made.speed_up) is None:
         return
     shapes = expected.shapes.items()
@@ -180,7 +182,7 @@ def _speed_up(made: Conversion) -> Iterator[Figure]:
 
 
 def _healed(validation: DiffReport | None) -> Iterator[Part]:
-    """What is wrong with the conversion that was asked for, and what was done instead."""
+    """Return the fault of the requested conversion, and the fix."""
     cure = validation.cure if validation is not None else None
     if validation is None or cure is None or not cure.applied:
         return
@@ -208,7 +210,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
 
 
 def _price(cure: Cure) -> str:
-    """What the cure costs in Casts."""
+    """Return the cost of the fix in Casts."""
     if cure.casts is None:
         return ""
     literal, now = cure.casts

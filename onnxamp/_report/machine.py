@@ -50,7 +50,7 @@ def load_diff(path: Path) -> DiffReport:
 
 
 def _check(found: DiffReport) -> None:
-    """What types do not say.
+    """Check constraints that types do not express.
 
     Raises:
         ValueError: the numbers cannot come from a comparison.

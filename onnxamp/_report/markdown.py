@@ -45,7 +45,7 @@ _ROWS: Final = 12
 _ACTIVE: Final = re.compile(r"[\\`*\[\]<>|~$&#]|(?<!\w)_|_(?!\w)")
 """Characters that mean something to Markdown; an underscore within a word does not."""
 _LINKED: Final = re.compile(r"@|https?:|www", re.IGNORECASE)
-"""What GitHub links where it stands, unless a comment follows."""
+"""Text that GitHub turns into links, unless a comment follows."""
 
 
 def as_markdown(report: Report, *, verbose: bool = False) -> str:
@@ -182,7 +182,7 @@ def _items(items: Sequence[Item], *, verbose: bool) -> str:
 
 
 def _step(step: Step) -> str:
-    """What to do next, with a command to copy, or what was tried in vain."""
+    """Return a next step with a command to copy, or an attempt that failed."""
     text = f"{'' if step.confirmed else '⚠️ '}{_text(step.text)}"
     if not step.command:
         return text

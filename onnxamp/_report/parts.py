@@ -1,4 +1,4 @@
-"""What reports are made of, as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
+"""Elements of reports as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
 
 Texts may hold names from models as they are; whatever shows them makes them harmless first.
 """
@@ -132,7 +132,7 @@ class Section(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do next, or what was tried: ``command`` is to be copied, ``nodes`` are those that it keeps in float32.
+    """A next step, or an attempt: ``command`` is to be copied, ``nodes`` are the ones that it keeps in float32.
 
     ``is_options``: the command is only options, for converting the original. ``confirmed`` is False where no trial was
     good enough: then there is no command.

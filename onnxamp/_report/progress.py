@@ -97,7 +97,7 @@ def _folder_text(running: Sequence[str]) -> str:
 
 @contextmanager
 def _terminal(console: "Console") -> Iterator[_Bar]:
-    """What changes before a colon starts anew, with a time left of its own."""
+    """Restart the bar, and its time left, when the text before the colon changes."""
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         Progress,

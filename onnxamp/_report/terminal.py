@@ -55,7 +55,7 @@ _GAP: Final = 2
 _FOLDED: Final = 20
 """Width that names and prose keep while there is a column to leave out."""
 _WORD: Final = 12
-"""The same of a word in the title of a column of numbers."""
+"""The same for a word in the title of a column of numbers."""
 _GLUE: Final = "\ue000"
 """Stands between a number and its unit while lines are folded: rich folds at a space that is not to be broken, too."""
 _JOINT: Final = "\x1f"
@@ -124,7 +124,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """How a report is shown: whether all of it is, with names as they are (``whole``), or its verdict (``brief``)."""
+    """The form of a report: complete, with unshortened names (``whole``), or only the verdict (``brief``)."""
 
     report: Report
     verbose: bool

@@ -1,4 +1,4 @@
-"""How reports write numbers and names."""
+"""Numbers and names in reports."""
 
 import re
 from collections import Counter

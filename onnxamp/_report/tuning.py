@@ -1,4 +1,4 @@
-"""What tuning found: the candidates, what stays float32 and why, and what it took."""
+"""Report of a tuning: the candidates, the nodes that stay in float32 with reasons, and the effort."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ def tuning_status(tuned: Tuned) -> Status:
 
 
 def effort(tuned: Tuned) -> Iterator[str]:
-    """What the search took, in sentences, and what the samples did not show."""
+    """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
     recalled = (
         f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
     )
@@ -199,7 +199,7 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
 def _ways(
     tuned: Tuned, other: Candidate, error: float | None, *, used: bool
 ) -> list[str]:
-    """What was chosen with something and without it, in this order; ``used`` tells which is ``other``."""
+    """Return the choices with and without a method, in this order; ``used`` says which of them is ``other``."""
     chosen = tuned.candidates[tuned.chosen]
     ways = [(chosen, tuned.error), (other, tuned.error if error is None else error)]
     return [
@@ -345,7 +345,7 @@ def _figures(tuned: Tuned) -> tuple[Figure, ...]:
 
 
 def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
-    """What there is to know about the candidates."""
+    """Yield notes about the candidates."""
     yield hint(f"Times are {tuned.times}.")
     if tuned.timed:
         each = ", ".join(
@@ -397,7 +397,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
 
 
 def _kept(tuned: Tuned) -> Iterator[Part]:
-    """What stays float32, by reason."""
+    """Return the nodes that stay in float32, by reason."""
     for why, times in Counter(row.why for row in tuned.kept).most_common():
         mine = [row for row in tuned.kept if row.why == why]
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."

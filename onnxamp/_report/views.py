@@ -1,6 +1,6 @@
-"""How results show themselves: in a shell, in a notebook, and as a pandas DataFrame.
+"""Views of results in a shell, in a notebook, and as a pandas DataFrame.
 
-Each kind of result loads no more than its own report.
+Each kind of result loads only its own report.
 """
 
 import io

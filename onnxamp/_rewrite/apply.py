@@ -80,7 +80,7 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
 
 
 def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
-    """What is to be converted of a constant."""
+    """Return the conversions of a constant."""
     saturate_at = edits.low.max_finite / (2 if value in edits.halved else 1)
     return Weight(tensor, saturate_at, name, edits.rounded.get(value))
 

@@ -139,7 +139,7 @@ def _find_removal(
 
 
 class _Removal:
-    """What each Cast reads from now on, and what replaces the output of each removed Cast."""
+    """Return the new input of each Cast, and the replacement for the output of each removed Cast."""
 
     def __init__(
         self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]
@@ -220,7 +220,7 @@ class _Removal:
                 reads[self.reads(node, node.inputs[0])] -= 1
 
     def reads(self, node: Node, value: int) -> int:
-        """What a node reads from now on in place of ``value``."""
+        """Return the new input of a node instead of ``value``."""
         now = self.source.get(node.index, value) if node.key == "Cast" else value
         return self.alias.get(now, now)
 

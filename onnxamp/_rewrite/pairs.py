@@ -324,7 +324,7 @@ class Pairs:
         return editor.finish()
 
     def read(self, node: Node, value: int) -> int:
-        """What a node reads in place of a value."""
+        """Return the node's new input instead of a value."""
         is_start = value in self.narrow
         takes = not is_start or node.index in self.moves or node.index in self.ends
         return self.source.get(value, value) if takes else value

@@ -95,7 +95,7 @@ class _Splitter:
         return wanted.pop() if len(wanted) == 1 else ()
 
     def dims(self, node: Node) -> tuple[int, ...]:
-        """Those of the second factor with its terms split."""
+        """The parts of the second factor with its terms split."""
         parts, shape = self.found[node.index], self.graph.shapes[node.inputs[1]]
         assert shape is not None
         sizes = tuple(size or 0 for size in shape)
@@ -167,7 +167,7 @@ class _Splitter:
         )
 
     def total(self, site: Site, partial: str, name: str) -> NodeProto:
-        """What adds up the results, and drops the dimensions of one that vectors brought along."""
+        """Yield nodes that add the results, and remove the dimensions of size 1 that come from vectors."""
         shapes = [self.graph.shapes[value] or () for value in site.node.inputs[:2]]
         rank = max(2, *map(len, shapes))
         axes = [

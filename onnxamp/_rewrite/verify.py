@@ -72,7 +72,7 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
 
 @lru_cache(maxsize=1 << 12)
 def inference_fault(typing: Typing) -> str:
-    """What onnx infers in place of a node's types, in words; "" if it agrees."""
+    """Return the types that onnx infers for a node instead, in words; "" if they agree."""
     given = {
         f"in{port}": type_proto(kind)
         for port, kind in enumerate(typing.inputs)
@@ -126,7 +126,7 @@ def _inferred(
 _WRONG_TYPE: Final = re.compile(
     r"\[TypeInferenceError\]|has (inconsistent|unsupported) type"
 )
-"""What onnx says of types, at a node or in the body of its function; what it says of shapes does not count here."""
+"""Return onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
 
 
 def nodes_around(
@@ -290,7 +290,7 @@ def _changed(
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """What is wrong with types at one place.
+    """A type fault at one place.
 
     Attributes:
         where: the place in words, the same in a model and in what becomes of it.
@@ -310,7 +310,9 @@ class Conflict:
 
 
 def type_conflicts(graph: Graph) -> Iterator[Conflict]:
-    """Where types contradict schemas, what onnx infers, declared outputs or each other. Complexity: linear in nodes."""
+    """Yield type faults: contradictions with schemas, onnx's inference, declared outputs or each other. Complexity:
+    linear in nodes.
+    """
     types = [*graph.types, None]  # the last entry is that of ABSENT
     facts, passed = op_facts(), set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
@@ -334,7 +336,7 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
 
 
 def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
-    """What is wrong with the types of a node with a schema, in words."""
+    """Return the type fault of a node with a schema, in words."""
     assert node.signature is not None
     if not _is_consistent(node.signature, inputs):
         return f"takes {', '.join(map(str, inputs))}"

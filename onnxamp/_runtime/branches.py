@@ -236,7 +236,7 @@ class _Move:
                 waiting += zip(inner, body.node, strict=True)
 
     def identities(self, index: int, labels: NewNames) -> Iterator[NodeProto]:
-        """What gives the results of a branch the names of the If's outputs."""
+        """Yield nodes that give the results of a branch the names of the If's outputs."""
         for source, output in self.copies.get(index, ()):
             name = self.name(output)
             label = labels.fresh(f"{name}/taken")

@@ -139,7 +139,7 @@ class Refusal(NamedTuple):
 
 
 class Built(NamedTuple):
-    """What building showed: which builder was asked (``by``), its refusals, and the bytes of the engine."""
+    """The result of a build: the builder (``by``), its refusals, and the bytes of the engine."""
 
     by: str
     refusals: tuple[Refusal, ...]
@@ -263,7 +263,7 @@ _UNIQUE: Final = re.compile(r"node\d+\.")
 
 
 def refusal(text: str) -> str:
-    """What the builder says, without codes and places in its sources."""
+    """Return the builder's message, without codes and places in its sources."""
     lines = [line for line in text.splitlines() if line.strip()] or [
         "it does not say why"
     ]
@@ -290,9 +290,9 @@ _LARGE: Final = 16 << 20
 
 
 class Loaded(NamedTuple):
-    """What loading showed: ``by`` names the runtime, and ``fault`` says in a clause why it did not work ("": it did).
+    """The result of loading: ``by`` names the runtime ("" if there is none), and ``fault`` is a clause
 
-    Where nothing could be asked, ``by`` is "". ``does`` is what was asked of it: to "load" a model, or to "build" one.
+    about the failure ("" if there is none). ``does`` is what was asked of it: to "load" a model, or to "build" one.
     """
 
     by: str = ""

@@ -47,7 +47,7 @@ ModelFile: TypeAlias = ModelProto | str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Engine(ABC):
-    """What runs models. Everything in which engines differ is asked of them.
+    """An engine runs models. Code asks it about everything in which engines differ.
 
     Attributes:
         provider: the provider of ONNX Runtime, or the browser.
@@ -94,7 +94,7 @@ class Engine(ABC):
 
     @property
     def runtime(self) -> str:
-        """What runs models, with its version."""
+        """The name of the engine, with its version."""
         import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
 
         return f"onnxruntime {ort.__version__}"

@@ -177,7 +177,7 @@ class Flow(NamedTuple):
     """Inputs with a default, which is among the shell's weights."""
     outputs: tuple[str, ...]
     shell: Shell
-    """What surrounds the graph, and the weights."""
+    """The model around the graph, and the weights."""
     names: frozenset[str]
     """Every name of the model, including those in bodies."""
     exponents: Mapping[str, int]

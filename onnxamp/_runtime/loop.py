@@ -131,7 +131,7 @@ def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
 
 
 class Probe(ABC, Generic[T]):
-    """What to find out about each sample. It goes to worker processes, so it holds what can be pickled.
+    """A measurement of each sample. It goes to worker processes, so it has to be picklable.
 
     Attributes:
         has_steps: whether measuring a sample reports its own progress; if not, the loop tells when a sample is done.
@@ -205,7 +205,7 @@ class KeptSamples(Generic[T]):
 
 
 class Found(NamedTuple, Generic[T]):
-    """What a sample shows, or what kept it from being measured."""
+    """The measurement of a sample, or the reason why there is none."""
 
     number: int
     result: T | None

@@ -400,7 +400,7 @@ def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
 
 
 def _device_name(device: Any, plugin: Plugin) -> str:
-    """What a device is called: by its driver or the engine if they tell, else by its vendor and kind."""
+    """Return the name of a device: from its driver or the engine if they know it, otherwise its vendor and kind."""
     hardware = device.device
     kind = hardware.type.name
     name = (
@@ -427,7 +427,7 @@ def _device_name(device: Any, plugin: Plugin) -> str:
 
 
 def _trouble(plugin: Plugin, error: str, printed: str) -> str:
-    """What went wrong as a clause, from an exception and from what libraries printed."""
+    """Return a clause about a failure, from an exception and the output of libraries."""
     for advice in plugin.advice:
         if advice["says"] in f"{printed}\n{error}":
             return f"{advice['wrong']}; {advice['todo']}"

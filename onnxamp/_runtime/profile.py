@@ -145,7 +145,7 @@ def _profiled(
     libraries: Sequence[str],
     how: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Where the profile is, and the device memory that the model takes."""
+    """The path of the profile, and the device memory that the model takes."""
     # makes the context, and loads the libraries
     on_cuda = provider == "cuda" and cuda_available()
     before = device_memory_used() if on_cuda else None
@@ -275,7 +275,7 @@ def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 
 def _child(spec: Path, result: Path) -> None:
-    """What the process does: load, run, and write down where the profile is, or why there is none."""
+    """Run in the process: load, run, and record the path of the profile, or the reason why there is none."""
     try:
         facts = _profiled(*pickle.loads(spec.read_bytes()))  # noqa: S301 - the parent wrote it
     except OnnxAmpError as error:

@@ -22,7 +22,7 @@ from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feeds, check_inputs
 
 TOKENIZER: Final = "tokenizer.json"
-"""What the file of a tokenizer is called, by all software that uses the package tokenizers."""
+"""The name of a tokenizer's file in all software that uses the package tokenizers."""
 
 _GENERATED: Final = 32
 """Tokens that are generated after each prompt, to compare two models."""

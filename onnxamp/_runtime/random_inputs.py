@@ -82,7 +82,7 @@ def random_inputs(
 
 
 class InputMaker(NamedTuple):
-    """What is known about a model's inputs, from which any number of samples can be generated."""
+    """Facts about a model's inputs, from which any number of samples can be generated."""
 
     graph: Graph
     entries: Mapping[int, ValueInfoProto]
@@ -161,7 +161,9 @@ class InputMaker(NamedTuple):
         return {**dict.fromkeys(self.named.pasts, max(lengths.values())), **lengths}
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
-        """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
+        """Return a generator of inputs with other sizes, and those that follow from them and the weights; given sizes
+        stay.
+        """
         determined = self.solved(sizes)
         maker = _maker(
             self.graph,
@@ -224,7 +226,7 @@ class Draw:
     """Random samples of a seed. Each depends on it and on its own position alone."""
 
     maker: Callable[[], InputMaker]
-    """What is known about the model, which the first sample has to find out."""
+    """The facts about the model, which the first sample determines."""
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes that take the place of usual ones, with which the model does not run: determined ones, and tried ones."""

@@ -1,4 +1,4 @@
-"""What a model does with its inputs: the roles that their numbers play."""
+"""The roles of a model's inputs: what their numbers mean to it."""
 
 import re
 from collections.abc import Iterator, Sequence

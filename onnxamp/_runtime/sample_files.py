@@ -48,7 +48,7 @@ _READ_FAILURES: Final = (
     struct.error,
     lzma.LZMAError,
 )
-"""What broken files make NumPy, zipfile and json raise; an encrypted member is a RuntimeError."""
+"""Exceptions of NumPy, zipfile and json about broken files; an encrypted member is a RuntimeError."""
 
 _HEADERS: Final = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -280,7 +280,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _CLASS: Final = "polygraphy_class"
 _OLD_CLASS: Final = "__polygraphy_encoded_"
-"""How Polygraphy marks the type of an object: by this key, formerly by a key with this prefix."""
+"""Polygraphy's mark of an object's type: this key, formerly a key with this prefix."""
 
 
 def _class(content: Mapping[str, Any]) -> str | None:
@@ -336,7 +336,7 @@ def _listed(content: Any) -> Array:
 
 
 def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
-    """What reads each sample of a folder, in natural order of the names of their files."""
+    """Return a reader of each sample in a folder, in natural order of the names of files."""
     files = [
         file
         for file in path.iterdir()
@@ -368,7 +368,7 @@ def read_one(path: Path) -> Mapping[str, Any]:
 
 
 def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
-    """What reads each sample of a file."""
+    """Return a reader of each sample in a file."""
     if not path.exists():
         raise MissingFileError(
             f"Cannot read inputs from {quoted(path)}: there is no such file."

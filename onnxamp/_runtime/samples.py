@@ -59,7 +59,7 @@ def is_dataset(given: Any) -> bool:
 
 
 def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
-    """What reads each row. The dataset is computed now, on its cluster, and its rows are counted there."""
+    """Return a reader of each row. The dataset is computed and its rows counted now, on its cluster."""
     import ray  # noqa: PLC0415 - there is one, as there is a dataset
 
     blocks = dataset.to_numpy_refs()
@@ -103,10 +103,10 @@ class Samples:
     """
 
     description: str
-    """Where the samples come from, as reports say it."""
+    """The source of the samples, as reports name it."""
     readers: Sequence[Callable[[], Sample]]
     draw: Draw | None = None
-    """Where they come from if they are made up."""
+    """The source of random samples."""
     generates: int = 0
     """Tokens that a decoder generates greedily after each prompt, where two are compared."""
 
@@ -174,7 +174,7 @@ class Samples:
 
 
 class SampleSource(ABC):
-    """What makes samples for a model that it is given."""
+    """A function that makes samples for a given model."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ class SampleSource(ABC):
 SamplesLike: TypeAlias = (
     Samples | SampleSource | str | PathLike[str] | Sample | Iterable[Any]
 )
-"""What public functions take as samples; see the module's table."""
+"""The forms of samples that public functions accept; see the module's table."""
 
 
 def given_samples(given: Any, model: ModelSource) -> Samples:
@@ -356,7 +356,7 @@ def random_samples(
 def draw_of(
     model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None
 ) -> Draw:
-    """What makes up the samples of :func:`random_samples`; raises the same."""
+    """Return the generator of :func:`random_samples`; raises the same errors."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
     source = (

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 Provider: TypeAlias = str
-"""Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
+"""The place of sessions: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
 "webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"); or "browser",
 which runs whole models alone (the optional room "browser"). What a device has no kernel for runs on the CPU."""
 
@@ -142,7 +142,7 @@ def is_plugin(provider: Provider) -> bool:
 
 
 def memory_of(provider: Provider) -> str:
-    """Where a provider's sessions leave their results: "cuda", or "cpu" for the host's memory."""
+    """The memory in which a provider's sessions leave their results: "cuda", or "cpu" for the host's."""
     return "cuda" if provider == "cuda" else "cpu"
 
 

@@ -48,11 +48,11 @@ class Sizes(NamedTuple):
     batches: frozenset[str]
     """Names of leading dimensions."""
     unnamed: frozenset[str]
-    """Those that only the place in the input names."""
+    """The dimensions that have no name of their own."""
 
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
-        """Those of the given inputs."""
+        """The sizes of the given inputs."""
         leading, elsewhere, alone, unnamed = (
             set[str](),
             set[str](),

@@ -22,8 +22,8 @@ ROOM: Final = 64 << 20
 
 
 class Spool(Sequence[Callable[[], "Feeds"]]):
-    """What reads each sample of an iterator. To ask for one takes those before it out of the iterator, too; to ask for
-    their number takes all.
+    """Return a reader of each sample of an iterator. Asking for a sample consumes those before it; asking for
+    their number consumes all.
 
     Args:
         source: makes the samples, once.
@@ -54,7 +54,7 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
 
     @property
     def taken(self) -> int:
-        """How many were."""
+        """Their number."""
         return len(self._readers)
 
     def has(self, number: int) -> bool:
@@ -100,7 +100,7 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         self._first = max(self._first, min(number, len(self._readers)))
 
     def _kept(self, sample: "Feeds") -> "Callable[[], Feeds]":
-        """What reads a sample; arrays are copied, as the iterator may use their memory again."""
+        """Return a reader of a sample; arrays are copied, because the iterator may reuse their memory."""
         size = _size(sample)
         if size <= self._room:
             self._room -= size

@@ -95,7 +95,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls) -> "Surroundings":
-        """Those of the present block."""
+        """The ones of the current block."""
         return cls(dict(DECLARED.get()), _LIBRARIES.get())
 
     def enter(self) -> None:
@@ -275,7 +275,7 @@ def start_session(
 
 @contextmanager
 def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
-    """What ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
+    """Yield the form that ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
@@ -317,7 +317,7 @@ def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
 
 
 def failed(action: str, error: Exception, *, loaded: bool = True) -> RuntimeFailure:
-    """What ONNX Runtime raised, in one sentence."""
+    """Return ONNX Runtime's error in one sentence."""
     text = str(error) or type(error).__name__
     hint = _UNKNOWN_OP[1] if _UNKNOWN_OP[0] in text else ""
     return RuntimeFailure(
@@ -329,11 +329,13 @@ _UNKNOWN_OP: Final = (
     "is not a registered function/op",
     " If it is a custom op, --custom-ops-library (onnxamp.custom_ops) brings its kernels.",
 )
-"""How ONNX Runtime says that it does not know an op, and what may help."""
+"""ONNX Runtime's message about an unknown op, and advice."""
 
 
 def reason(text: str) -> str:
-    """What ONNX Runtime or an engine says first, in one line, without error codes and places in their sources."""
+    """Return the first message of ONNX Runtime or an engine, in one line, without error codes and places in their
+    sources.
+    """
     found: list[str] = []
     for line in _LOADING.sub("", _CODE.sub("", text.strip())).splitlines():
         node = _NODE.search(line)
@@ -348,11 +350,11 @@ _FRAME: Final = re.compile(
     r"(?:Check '.*' failed at|Exception from) \S+:\d+:$|^FrontEnd API failed with \w+:$"
     r"|^Model wasn't fully converted\. .*:$|^-- \S+ with a message:$"
 )
-"""Where OpenVINO noticed it: what is wrong stands behind that."""
+"""OpenVINO's place of an error, which the message follows."""
 _NODE: Final = re.compile(r"While validating ONNX node '<Node\((\w+)\): (.*?)>'")
 _CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _LOADING: Final = re.compile(r"^Load model from .*? failed: ?")
-"""What the caller says himself."""
+"""Text that the caller adds."""
 _SOURCE: Final = re.compile(
     r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
     r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,

@@ -37,7 +37,7 @@ Feeds: TypeAlias = Mapping[str, Feed]
 FOREIGN: Final = re.compile(r"\((bfloat16|float[48]\w*|u?int[24])\)")
 """Element types that ``session.run`` cannot exchange with NumPy."""
 _PACKED: Final = re.compile(r"\((float4\w*|u?int[24])\)")
-"""Those of which several share a byte."""
+"""The types of which several share a byte."""
 
 
 def is_array(item: Any) -> bool:
@@ -50,7 +50,7 @@ def is_array(item: Any) -> bool:
 
 
 def as_array(item: Any) -> Feed:
-    """What users give for an input, with tensors of frameworks as arrays. bfloat16 of PyTorch becomes float32."""
+    """Return a user's value for an input, with tensors of frameworks as arrays. bfloat16 of PyTorch becomes float32."""
     if isinstance(item, np.ndarray) or item is None:
         return item
     if isinstance(item, (list, tuple)):
@@ -208,11 +208,13 @@ _MAP: Final = re.compile(
     r"(?P<seq>seq\()?map\((?P<key>\w+), ?(?P<item>tensor\(\w+\))\)(?(seq)\))"
 )
 _KEY_TYPES: Final = {"int64": TensorProto.INT64, "string": TensorProto.STRING}
-"""What keys of maps are in ONNX Runtime (``data_types.cc``)."""
+"""Types of map keys in ONNX Runtime (``data_types.cc``)."""
 
 
 def _passed(value: "ort.OrtValue") -> Any:
-    """What a sequence or a map holds. Only ``session.run`` reads these, so it goes through a model without nodes."""
+    """Return the contents of a sequence or map. Only ``session.run`` reads these, so they pass through a model without
+    nodes.
+    """
     kind = str(value.data_type())
     entry = ValueInfoProto(name="y", type=typed(kind))
     graph = helper.make_graph([], "pass", [entry], [entry])

@@ -431,7 +431,7 @@ class Freedom(NamedTuple):
 
 
 def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freedom:
-    """Which of a node's float32 parameters ``params`` may be low on the target.
+    """Return which of a node's float32 parameters ``params`` may be low on the target.
 
     Tries all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
     maximum, which a test verifies for the tables, so pins and pairwise implications describe them exactly.

@@ -1,4 +1,4 @@
-"""What is known of each target as a whole, from its ``target.toml``; the folders of ``_data/targets`` are the list."""
+"""Facts about each target as a whole, from its ``target.toml``; the folders of ``_data/targets`` are the list."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,7 +12,7 @@ from onnxamp._warnings import warn
 
 
 class Target(NamedTuple):
-    """Where a result can run, of whatever version.
+    """A place where a result can run, of any version.
 
     Attributes:
         name: its name, which is that of its folder.
@@ -121,7 +121,9 @@ def version_meant(target: str) -> str:
 
 
 def release(target: str) -> Release:
-    """What the ONNX Runtime of a target loads; the newest one if the target names none."""
+    """Return the opset and IR version that the ONNX Runtime of a target loads; those of the newest if the target names
+    none.
+    """
     device = device_of(target) if target_of(target).versioned else CPU
     facts = target_json(device, "history")["versions"][version_meant(target)]
     return Release(facts["ir"], facts["opset"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")
-"""Where the times of nodes come from."""
+"""The source of nodes' times."""
 
 RUNS: Final = 12
 """Candidates that may be converted and measured by default."""
@@ -39,7 +39,7 @@ def meant_device(name: str, target: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How level auto searches; see :func:`onnxamp.tune_model` for each field.
+    """Options of level auto's search; see :func:`onnxamp.tune_model` for each field.
 
     Raises:
         ArgumentError: a value is not known.
@@ -84,7 +84,7 @@ class Search:
 
 
 class Costs(Protocol):
-    """What a choice costs: microseconds per run, and bytes of weights."""
+    """The cost of a choice: microseconds per run, and bytes of weights."""
 
     @property
     def time(self) -> float:

@@ -28,7 +28,7 @@ _LEAST: Final = 1 / 256
 """Share of the error of the best choice below which nothing is looked for."""
 
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
-"""What Casts are taken to cost, over the estimate: the cut counts the weights that they save, too."""
+"""The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
 
 _NEAR: Final = 1e-3
 """Share of the time of float32 that one choice must be better than another by."""
@@ -50,7 +50,7 @@ _SHARE: Final = 1 / 8
 
 
 class Aim(NamedTuple):
-    """What makes one choice better than another: ``nothing`` is that of float32."""
+    """The order of choices; ``nothing`` is the choice of float32."""
 
     nothing: Candidate
     allow_slower: bool
@@ -151,7 +151,7 @@ class Frontier:
             yield self._priced(low)
 
     def _gain(self, one: Candidate, other: Candidate) -> float:
-        """What a choice is better by than another one."""
+        """Return the advantage of a choice over another."""
         if self.aim.allow_slower:
             return other.flops + other.bytes - one.flops - one.bytes
         return one.time - other.time
@@ -170,7 +170,7 @@ class Frontier:
     def _front(
         self, items: Iterable[Candidate], free: Sequence[Candidate]
     ) -> list[Candidate]:
-        """Those that no better one beats in the predicted error, without any that are hardly different."""
+        """Return the choices that no better one beats in the predicted error, without near duplicates."""
         least, known = self.aim.merit(free[0]), {item.low for item in free}
         front, limit = list[Candidate](), inf
         for item in sorted(
@@ -247,7 +247,7 @@ def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
 
 
 def _width(low: float, high: float) -> float:
-    """How far apart two errors are."""
+    """Return the distance of two errors."""
     if not 0 < low < inf or not 0 < high < inf:
         return inf if low < high else 0.0
     return log(high / low)

@@ -51,15 +51,15 @@ class Job:
     metric: Metric
     state: TuningState
     engine: Engine
-    """What runs converted models."""
+    """The engine of converted models."""
     folder: Path
-    """Where converted models go whose weights are too large for the memory."""
+    """The folder of converted models whose weights are too large for memory."""
     rounder: WeightRounder | None = None
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
     sensitivities: Sequence[Sensitivities] = ()
-    """What each sample shows."""
+    """The measurements of each sample."""
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and the analysis that it was made from."""
 
@@ -214,7 +214,7 @@ class Job:
         return self._planned[0]
 
     def planned(self, plan: Plan) -> Analysis:
-        """What the last plan was made from."""
+        """The inputs of the last plan."""
         assert self._planned is not None
         assert self._planned[0] is plan
         return self._planned[1]
@@ -242,7 +242,7 @@ class Job:
         return kept
 
     def compensation(self) -> Compensation:
-        """What rounding weights with compensation could bring: at most all that the nodes cost that read them.
+        """Return the largest benefit of compensated rounding: at most the whole cost of the nodes that read weights.
 
         Others that cost more than the tolerance stay float32 in any case, so they do not count.
         """

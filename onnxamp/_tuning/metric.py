@@ -76,11 +76,13 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
 
 METRICS: Final = (*_OF_OUTPUT, "detections")
 _SQUARED: Final = ("cosine", "kl")
-"""Those that grow with the square of small errors."""
+"""The metrics that grow with the square of small errors."""
 
 
 MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]
-"""What public functions take as a metric: a name, or a function of the outputs of the reference and of the result."""
+"""The forms of a metric that public functions accept: a name, or a function of the outputs of the reference and of the
+result.
+"""
 
 
 def make_metric(

@@ -1,4 +1,4 @@
-"""What tuning returns."""
+"""Results of tuning."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,7 +57,7 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class Exponents:
-    """What exponents came to in a tuning that was free to use them.
+    """The effect of exponents in a tuning that could use them.
 
     ``values``: how many values take one; ``used``: whether the result has them; ``other``: what was chosen the other
     way, with exponents if the result has none, and ``error`` its error; both None if that was not tuned, since nothing
@@ -72,7 +72,7 @@ class Exponents:
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """What rounding weights with compensation came to in a tuning that was free to use it.
+    """The effect of compensated rounding in a tuning that could use it.
 
     ``share``: the largest share of the squared error that the rounding of weights can have, from the measured prices of
     the nodes that read them; ``seconds``: about how long compensating takes; ``why``: why it was not tried, "" if it
@@ -207,7 +207,7 @@ class TunedModel(NamedTuple):
 
 
 def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
-    """What they depend on, besides the options."""
+    """Their dependencies, besides the options."""
     return {
         "the model": model_print(model),
         "the inputs": samples_print(samples),

@@ -28,10 +28,10 @@ from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 _LOG: Final = logging.getLogger("onnxamp")
 
 _BOLD: Final = 1.1
-"""How far above the tolerance the error of a better candidate may be expected for it to be tried, once one holds."""
+"""The largest predicted error, relative to the tolerance, at which a better candidate is tried once one passes."""
 
 _HOPE: Final = 4.0
-"""The same while none holds."""
+"""The same before one passes."""
 
 _FAR: Final = 4.0
 """Factor between what two candidates show of expected errors above which these are worth little, as where the order of

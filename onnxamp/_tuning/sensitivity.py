@@ -37,7 +37,7 @@ _REST: Final = "\n\n"
 """Stands for a value as it is cast for readers of which nothing else is known."""
 
 _DECISIVE: Final = 16.0
-"""What the squared error of values that decide what is selected counts, over that of outputs."""
+"""The weight of the squared error of values that decide a selection, relative to outputs."""
 
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
@@ -45,7 +45,7 @@ _MOST: Final = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedErrors:
-    """What choices of a search space cost.
+    """The costs of choices in a search space.
 
     Attributes:
         space: the nodes.

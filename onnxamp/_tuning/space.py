@@ -30,7 +30,7 @@ from onnxamp._target.roofline import LAUNCH, Work
 
 
 def node_key(node: Node) -> str:
-    """How nodes are identified here: by their first output."""
+    """The key of nodes in this module: their first output."""
     return next((name for name in node.proto.output if name), "")
 
 
@@ -124,7 +124,7 @@ class TunableNode:
 
     @property
     def gain(self) -> int:
-        """What low precision saves, in cost units of the cut."""
+        """The savings of low precision, in cost units of the cut."""
         saved, is_measured = (
             (self.high - self.low) / (UNIT_US * (self.price or 1)),
             self.price is not None,
@@ -236,7 +236,7 @@ class SearchSpace:
 
     @property
     def gains(self) -> int:
-        """What all low precision saves, in cost units of the cut."""
+        """The savings of all low precision, in cost units of the cut."""
         return sum(unit.gain for unit in self.tunable)
 
     @property
@@ -250,7 +250,7 @@ class SearchSpace:
         return self._changed(lambda unit: replace(unit, price=scale), scale=scale)
 
     def parting(self) -> dict[tuple[int, int], int]:
-        """What it costs that fused nodes differ in precision, in cost units of the cut."""
+        """The cost of fused nodes that differ in precision, in cost units of the cut."""
         return {
             one.nodes: max(1, round(one.time / (UNIT_US * self.scale)))
             for one in self.fusions

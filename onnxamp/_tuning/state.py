@@ -1,4 +1,4 @@
-"""What a state file keeps of a tuning."""
+"""The part of a tuning in a state file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
@@ -57,7 +57,7 @@ class TuningState:
     def judged(
         self, low: Iterable[str], how: str, samples: Samples
     ) -> KeptSamples[float] | None:
-        """What keeps the error of a choice on each sample; None if nothing is kept."""
+        """Return the store of a choice's error on each sample; None if nothing is stored."""
         key = f"judged {fingerprint(*sorted(low), '', how)}"
         return (
             None

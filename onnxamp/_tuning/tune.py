@@ -133,7 +133,7 @@ def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) ->
 
 
 class _Tuning(NamedTuple):
-    """What tunes a model, with whatever options."""
+    """A function that tunes a model with any options."""
 
     model: Model
     engine: Engine
@@ -286,7 +286,7 @@ def _shortened(search: Search, begin: float) -> Search:
 
 
 def _rank(tuned: Tuned, search: Search) -> tuple[bool, bool, float, float, float]:
-    """What orders outcomes as the candidates of one tuning."""
+    """Return the order of outcomes, which is that of the candidates of one tuning."""
     chosen = tuned.candidates[tuned.chosen]
     if search.allow_slower:
         return (
@@ -312,7 +312,7 @@ def _leaves_room(tuned: Tuned, search: Search) -> bool:
 
 
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
-    """What is known before compensation is tried, and what speaks against it; None if nothing is to be gained."""
+    """Return the benefit known before compensation is tried, and the objections; None if there is nothing to gain."""
     known = tuned.compensation
     if known is None or not known.seconds or not _leaves_room(tuned, search):
         return None

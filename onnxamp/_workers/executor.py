@@ -88,7 +88,7 @@ class Workers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are, at most."""
+        """The largest number of workers."""
 
     @property
     def is_cluster(self) -> bool:
@@ -96,7 +96,7 @@ class Workers(Protocol):
 
     @property
     def attempts(self) -> int:
-        """How many workers may die of one item."""
+        """The number of workers that one item may kill."""
 
     def begin(self, work: Work) -> None:
         """Let all workers turn to this work; the same object as before is not sent again.
@@ -212,7 +212,7 @@ def run_in_order(
 
 
 class Station:
-    """What a worker process has: a memory, and the function of the present work."""
+    """The state of a worker process: a memory, and the function of the current work."""
 
     _function: Callable[[Any], Any]
 
@@ -237,7 +237,7 @@ def _tried(function: Callable[[], Any]) -> Any:
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, as a predicate; ``code`` is its exit code, negative for a signal."""
+    """Return a predicate about the end of a process; ``code`` is its exit code, negative for a signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     name = next(
@@ -302,7 +302,7 @@ class Once(Generic[P, T]):
         self._cached: Final[Any] = cache(function)
 
     def __call__(self, *args: P.args, **keywords: P.kwargs) -> T:
-        """What the function returned for these arguments."""
+        """Return the result of the function for these arguments."""
         with self._turn:
             result: T = self._cached(*args, **keywords)
         return result

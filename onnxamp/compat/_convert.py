@@ -1,4 +1,4 @@
-"""What the functions of other converters have in common: everything becomes low precision but what is blocked."""
+"""The common behavior of other converters' functions: everything that is not blocked becomes low precision."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class Range:
         return numbers.dtype == np.float32 and bool(self.outside(np.abs(numbers)).any())
 
     def outside(self, magnitudes: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which magnitudes are outside."""
+        """The magnitudes outside of the range."""
         small = (magnitudes > 0) & (magnitudes < self.least)
         found: NDArray[np.bool_] = small | (
             (magnitudes > self.most) & (magnitudes < inf)

@@ -225,7 +225,7 @@ def _patterns(patterns: Iterable[str] | None) -> tuple[re.Pattern[str], ...]:
 
 
 def _provider(providers: Iterable[str]) -> Provider:
-    """Where the model runs, with a warning of what is not run here."""
+    """Return where the model runs, with a warning about providers that are not used here."""
     named = [name.partition(":")[0] for name in providers]
     warn(
         f"The provider {name!r} is not used."

@@ -1,4 +1,4 @@
-"""Which values a checker looks at: what the names of its op lists mean in a model."""
+"""The values that a checker examines: the meaning of its op lists in a model."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

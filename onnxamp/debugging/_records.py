@@ -104,7 +104,7 @@ class ValueRecord:
 
 
 def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | None:
-    """How a value leaves the range of float16.
+    """Return how a value exceeds the range of float16.
 
     Args:
         stats: of its elements.

@@ -271,7 +271,7 @@ def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
 def _recorded(
     run: RunRecords, config: TensorCheckerConfig, chosen: Chosen
 ) -> tuple[ValueRecord, ...]:
-    """What the mode records of a run."""
+    """Return the records of a run that the mode keeps."""
     if config.aborts:
         bad = run.first_bad(chosen)
         return () if bad is None else (bad,)

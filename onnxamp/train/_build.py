@@ -176,7 +176,7 @@ def build_train_network(
 
 
 def _place(provider: Provider | None, boost_level: str) -> Provider:
-    """Where a step runs.
+    """Return where a step runs.
 
     Raises:
         ArgumentError: the boost level is unknown, or the provider does not take it.

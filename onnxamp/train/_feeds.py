@@ -1,4 +1,4 @@
-"""What a step is fed: batches in an order that seed and epoch decide, in the types of the inputs; dropout masks."""
+"""Feeds of a step: batches in an order that follows from seed and epoch, in the types of the inputs; dropout masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Feeds = Mapping[str, NDArray[Any]]
 
 
 class Classes(NamedTuple):
-    """What labels may be: whole numbers from 0 to below ``number``, or ``ignored``.
+    """The values that labels may have: whole numbers from 0 to below ``number``, or ``ignored``.
 
     ``axis`` is that of the classes, along which labels may have the size 1. ``number`` and ``ignored`` may be None.
     """

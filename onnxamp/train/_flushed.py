@@ -1,4 +1,4 @@
-"""Which gradients low precision flushes to zero: those of a step, beside those of the same step in float32."""
+"""Gradients that low precision flushes to zero, by comparison with the same step in float32."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which precision a training step has: levels, and models that :func:`decorate` gave low-precision weights.
+"""The precision of a training step: levels, and models that :func:`decorate` gave low-precision weights.
 
 Levels have the meaning of ``mindspore.amp.build_train_network``:
 
@@ -60,7 +60,7 @@ _LOW_CONVOLUTIONS: Final = 22
 
 
 class Norms(StrEnum):
-    """What becomes of normalisations."""
+    """The precision of normalisations."""
 
     KEPT = "kept"
     """They stay float32."""
@@ -113,7 +113,7 @@ class Precision:
         )
 
     def _rule(self, model: ModelProto) -> Rule:
-        """What is settled: excluded nodes, normalisations, and nodes of a converted model.
+        """Fixed decisions: excluded nodes, normalisations, and nodes of a converted model.
 
         What is derived from a node, such as its gradient, has a name that starts with the name of the node and a slash.
         What the step adds to the model stays float32. So do the statistics of low-precision batch normalisations: their
@@ -172,7 +172,9 @@ def _label(node: NodeProto) -> str:
 
 
 def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
-    """What was low, without nodes of decomposed ops that were low in part: such an op is converted as one."""
+    """Return the nodes that were low, without those of decomposed ops that were partly low: such an op is converted as
+    one.
+    """
     consistent = dict(lowered)
     for match in graph.ask(find_patterns):
         labels = [graph.nodes[index].label for index in match.nodes]

@@ -37,7 +37,7 @@ class Move:
     rate: Tensor
     decay: float
     shared: Sequence[Tensor]
-    """What :meth:`Optimizer.shared` returned."""
+    """The result of :meth:`Optimizer.shared`."""
 
 
 C = TypeVar("C", bound=type)

@@ -69,7 +69,7 @@ FROM_LEVEL: Final = FromLevel.FROM_LEVEL
 
 @dataclass(frozen=True, slots=True)
 class ScaleUpdate:
-    """How a graph changes the scale.
+    """The rule by which a graph changes the scale.
 
     ``grow_every`` updates in a row without overflow multiply it by ``grow``, ``shrink_every`` updates in a row with
     overflow by ``shrink``. It stays at least 1.
@@ -359,7 +359,7 @@ class LossScale:
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the graph changes, by input; empty if it does not."""
+        """The state that the graph changes, by input; empty if it changes none."""
         if self._mover is None:
             return {}
         return dict(zip(SCALE_STATE, self._mover.scale_state.arrays(), strict=True))

@@ -237,7 +237,7 @@ def values_of(arrays: Feeds) -> Values:
 
 
 class HasLoss:
-    """What has a ``loss`` and can be read as tensors of MindSpore and Paddle are."""
+    """An object with a ``loss`` that can be read like the tensors of MindSpore and Paddle."""
 
     __slots__ = ()
     loss: float | NDArray[np.float32]
@@ -262,7 +262,7 @@ def loss_of(array: NDArray[np.float32]) -> float | NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class StepResult(HasLoss):
-    """What one step reports. ``loss, overflow, scale = result`` takes it apart.
+    """The result of one step. ``loss, overflow, scale = result`` unpacks it.
 
     Attributes:
         loss: the unscaled loss: a number, or an array if the loss is not a scalar.
@@ -419,7 +419,7 @@ class Halves:
         return self._run("update", values, wanted, self._met(first))
 
     def _met(self, first: StepGradients) -> Values:
-        """What a half is fed although the whole step computes it."""
+        """Inputs of a half step that the whole step computes itself."""
         gradients = first.gradients.values_for(self.step.gradients)
         statistics = first.statistics.values_for(self.step.statistics)
         return (

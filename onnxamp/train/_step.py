@@ -44,7 +44,7 @@ LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"
 RESULTS: Final = (LOSS, OVERFLOW, NORM)
 """Outputs of a step besides the state."""
 OWN: Final = "train"
-"""What the names of nodes begin with that belong neither to the model nor to its gradients: they stay float32."""
+"""The prefix of nodes that belong neither to the model nor to its gradients, and stay in float32."""
 RATE, APPLY, UPDATES = "train/rate", "train/apply", "train/updates"
 SCALE, GOOD, BAD = SCALE_STATE = "train/scale", "train/good", "train/bad"
 """The fields of :class:`onnxamp.train._scaling.ScaleState` as inputs of the graph."""
@@ -66,7 +66,9 @@ Array = NDArray[Any]
 
 
 class Scaling(NamedTuple):
-    """How a step uses a loss scale: whether it skips updates whose gradients hold NaN or Inf, and moves the scale."""
+    """The use of a loss scale in a step: whether it skips updates whose gradients hold NaN or Inf, and changes the
+    scale.
+    """
 
     skips: bool
     moves: bool
@@ -94,7 +96,7 @@ class Step:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Those that are trained."""
+        """The trained weights."""
         return tuple(self.gradients)
 
     @property
@@ -333,7 +335,7 @@ class _Update:
         return clean if apply is None else clean.op("And", apply)
 
     def _clip(self, norm: Tensor) -> Tensor | None:
-        """What gradients are multiplied by, so that their norm is small enough."""
+        """Return the factor that makes the norm of the gradients small enough."""
         most = self.optimizer.clip_norm
         return (
             None

@@ -105,7 +105,7 @@ Measured: TypeAlias = LayerDiff | ValueCheck
 
 
 class Places:
-    """Where nodes are, by name: of several of one name the one with the wanted op type."""
+    """Positions of nodes by name; among nodes of the same name, the one with the wanted op type."""
 
     def __init__(self, nodes: Sequence[NodeRow]) -> None:
         """Number the nodes in their order."""
@@ -171,7 +171,7 @@ def join_nodes(
 
 
 def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
-    """What a measured value says about its node."""
+    """Return the text of a measured value about its node."""
     if isinstance(item, ValueCheck):
         if item.fault:
             cause = f", {item.measured.alarm}" if item.measured.alarm else ""
@@ -272,7 +272,7 @@ def _value(node: int, item: Measured) -> ValueRow:
 
 
 def _add_types(rows: Sequence[NodeRow], values: Iterable[ValueRow]) -> None:
-    """Where nothing else tells a node's precision, the types of its values do."""
+    """Return a node's precision by the types of its values, if nothing else determines it."""
     seen: dict[int, set[str]] = defaultdict(set)
     for value in values:
         if value.dtype in ("float32", *FORMATS):

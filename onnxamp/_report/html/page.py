@@ -175,7 +175,7 @@ class Page:
 
     @property
     def title(self) -> str:
-        """What was done to which models."""
+        """Return the action and the names of its models."""
         command = f"onnxamp {self.report.task.partition(' ')[0].strip(',')}"
         names = " → ".join(
             PurePath(model).name or model for model in self.report.models

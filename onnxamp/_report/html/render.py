@@ -185,7 +185,7 @@ def _embedded(data: Any) -> str:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """What the script draws and lists: columns instead of records, which are several times smaller."""
+    """Return the data of the script as columns, which are several times smaller than records."""
     low = page.low
     limits = (
         (low.max_finite, low.smallest_normal, low.smallest_subnormal, low.epsilon / 2)

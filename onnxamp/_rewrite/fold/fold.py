@@ -146,7 +146,7 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which folds are made.
+    """The selection of folds.
 
     Attributes:
         every: all of them.

@@ -123,7 +123,7 @@ def _read(graph: Graph, value: int) -> Array:
 
 
 def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
-    """What the producer adds per channel; None where it is not one number for each."""
+    """Return the bias of the producer per channel; None if it is not one number for each."""
     if producer.input(2) == ABSENT:
         return np.zeros(channels)
     bias = _read(graph, producer.inputs[2]).astype(np.float64)
@@ -402,7 +402,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Softmax": softmax,
     "LogSoftmax": softmax,
 }
-"""What a form alone cannot say, by the op that it is."""
+"""Conditions that a form alone cannot express, by op."""
 
 
 def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:

@@ -275,7 +275,7 @@ class MovedAttribute:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of nodes of one op as its schema changes; the table documents its columns.
+    """The change of nodes of one op along with its schema; the table documents its columns.
 
     ``op`` and ``version`` are those of the new schema, ``defaults`` those of attributes in the old one. ``lost`` has
     the ports, as ("inputs", 0), that admit fewer types in the new one, with these; ``known`` is False if nothing is.

@@ -169,7 +169,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """How far a graph can be upgraded, and what that takes.
+    """The highest opset that a graph can reach, and the changes that it needs.
 
     Attributes:
         graph: the graph as it is.

@@ -1,4 +1,6 @@
-"""What rewrites of single nodes share: what is known of the node in the old model, and names for what is new."""
+"""Common parts of rewrites of single nodes: facts about the node in the old model, and names for new nodes and
+values.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the page talks to: a server on this machine's own address, which hands out files and questions.
+"""The server of the page, on this machine's loopback address, which hands out files and questions.
 
 Only its own page is served: other pages and other users do not know the key in its addresses, which no command line
 holds (:mod:`onnxamp._runtime.browser.session`), and what another page sends is refused, whatever it knows.
@@ -38,7 +38,7 @@ _ISOLATED: Final = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cache-Control": "no-store",
 }
-"""What threads of WebAssembly and exact clocks ask for."""
+"""Headers that threads of WebAssembly and exact clocks require."""
 
 
 class Server:
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def host(self) -> str:
-        """Where it listens, as requests name it."""
+        """Its address in requests."""
         return f"{_HOME}:{self._server.server_port}"
 
     @property
@@ -274,7 +274,7 @@ WEB: Final = "ONNXAMP_ONNXRUNTIME_WEB"
 
 _PACKAGE: Final = "onnxruntime-web"
 BUNDLE: Final = "ort.webgpu.bundle.min.mjs"
-"""What ``import "onnxruntime-web/webgpu"`` gives. It reads a .wasm file beside it."""
+"""The file behind ``import "onnxruntime-web/webgpu"``, which reads a .wasm file next to it."""
 
 
 def find_web() -> Path:

@@ -49,7 +49,7 @@ os.dup2(int(first), 3)
 os.dup2(int(second), 4)
 os.execv(command[0], command)
 """
-"""What becomes Chromium, with its debugging pipes at 3 and 4."""
+"""The process that becomes Chromium, with its debugging pipes at 3 and 4."""
 
 
 def find_chromium() -> str | None:
@@ -63,7 +63,7 @@ def find_chromium() -> str | None:
 
 
 def _facts() -> Mapping[str, Any]:
-    """What the table says of this system."""
+    """Return the table's entry for this system."""
     found: Mapping[str, Any] = read_table("browser")["systems"].get(sys.platform, {})
     return found
 
@@ -203,7 +203,7 @@ _PROVIDER: Final = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE: Final = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +(\w+) \(")
 _NUMBERS: Final = re.compile(r"^.*?ERROR_CODE: \d+, ERROR_MESSAGE: ")
 _DONE: Final = {"feed": "run", "time": "run", "start": "load"}
-"""What questions do with a model, where they are called otherwise."""
+"""Verbs for questions about a model whose names differ."""
 _ONNX_NAMES: Final = {"float32": "float", "float64": "double"}
 """Element types that ONNX calls otherwise."""
 
@@ -253,7 +253,7 @@ class Browser:
         )
 
     def _start(self, *, is_software: bool) -> dict[str, Any]:
-        """What the page says of itself; without "adapter" if it finds none."""
+        """Return the page's facts about itself, without "adapter" if it finds none."""
         from onnxamp._runtime.browser.server import Server  # noqa: PLC0415 - imports http.server
 
         with ExitStack() as opened:
@@ -272,7 +272,7 @@ class Browser:
 
     @property
     def runtime(self) -> str:
-        """What runs models in it."""
+        """The name of the engine in it."""
         return f"onnxruntime-web {self.web}"
 
     def ask(

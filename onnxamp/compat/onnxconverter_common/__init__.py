@@ -319,7 +319,7 @@ def auto_convert_mixed_precision_model_path(
 def _judge(
     model: Model, function: Judge | None, rtol: float | None, atol: float | None
 ) -> Accept:
-    """What accepts outputs: a function of lists, tolerances, or both."""
+    """The judge of outputs: a function of lists, tolerances, or both."""
     names = [entry.name for entry in model.proto.graph.output]
 
     def accepts(reference: Mapping[str, Any], result: Mapping[str, Any]) -> bool:

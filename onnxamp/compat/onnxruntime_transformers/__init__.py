@@ -38,7 +38,7 @@ DEFAULT_OP_BLOCK_LIST: list[str] = read_table("blocked")["onnxruntime"]["ops"]
 
 _LEAST: Final = 5.96e-08
 _MOST: Final = 65504.0
-"""What ONNX Runtime allows at most: the smallest and the largest positive number of float16."""
+"""ONNX Runtime's limits: the smallest and the largest positive number of float16."""
 
 
 @unchanged_sources()
