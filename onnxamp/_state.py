@@ -41,7 +41,7 @@ _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
 """Return the end of a line: the CRC-32 of the text before it."""
 _SAVE_EVERY: Final = 5.0
-"""Seconds between two uploads of a state behind a URL, which cannot be added to: what a killed job loses at most."""
+"""Seconds between two uploads of a state at a URL, which cannot be added to: what a killed job loses at most."""
 
 Facts: TypeAlias = Mapping[str, str]
 """The dependencies of a part: "the model" -> its fingerprint, ..."""
@@ -156,7 +156,7 @@ class State:
         return place
 
     def _upload(self) -> None:
-        """Write what is behind a URL; files here are written at once."""
+        """Write what is at a URL; files here are written at once."""
         if isinstance(self._file, BytesIO):
             with _writing(self.path):
                 self.path.write_bytes(self._file.getvalue())
@@ -223,7 +223,7 @@ def opened(
     """The state in a file, which is made where it is missing; no other process can open it meanwhile.
 
     Args:
-        given: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
+        given: the file. One at a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
             is open stays open; None for None.
         renew: replace what is no state, and wait while another process has it open, which a killed run may have left.
         waits: whether to wait then. A script that its own workers run again would wait for itself.

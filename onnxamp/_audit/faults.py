@@ -308,7 +308,7 @@ class Sized:
 
     Attributes:
         shapes: shape by value index.
-        assumed: dimension of an input -> the size that is assumed, as for made-up inputs; empty for given inputs.
+        assumed: dimension of an input -> the size that is assumed, as for random inputs; empty for given inputs.
     """
 
     shapes: Sequence[Shape | None]
@@ -326,7 +326,7 @@ class Sized:
 
 
 def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
-    """Return the shapes for given inputs; without any, for inputs of the sizes that made-up ones have."""
+    """Return the shapes for given inputs; without any, for inputs of the sizes that random ones have."""
     if given:
         return Sized(
             shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}

@@ -141,7 +141,7 @@ class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:
-        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps with a version of ONNX Runtime ("cuda@1.24").
+        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version of ONNX Runtime ("cuda@1.24").
         opsets: domain -> version, with "" for ai.onnx.
         nodes: one record per node.
         findings: errors first, then warnings, then notes.

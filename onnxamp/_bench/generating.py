@@ -31,7 +31,7 @@ from onnxamp._runtime.values import Feeds
 from onnxamp._workers.executor import temporary_folder
 
 _LENGTH: Final = 64
-"""Tokens of a prompt that is made up."""
+"""Tokens of a prompt that is random."""
 _ROUNDS: Final = (3, 20)
 """The least and the largest number of rounds that count, after one that does not."""
 _GENAI_CONFIG: Final = "genai_config.json"

@@ -50,7 +50,7 @@ def printing() -> Iterator[None]:
     """Print a report.
 
     Raises:
-        OutputError: it cannot be printed, as on a full disk. BrokenPipeError: nobody reads it.
+        OutputError: it cannot be printed, as on a full disk. BrokenPipeError: its reader is gone.
     """
     try:
         yield

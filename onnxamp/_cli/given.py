@@ -45,7 +45,9 @@ def flag_of(name: str) -> str:
 
 
 def target_of_engine(given: Given, target: str) -> str:
-    """Return the target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
+    """Return the target of the engine of ``--provider``, unless another one was requested; ``target`` if it has
+    none.
+    """
     from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
 
     engine = (given.provider or "cpu").partition(":")[0]
@@ -60,7 +62,7 @@ _OF_BROWSER: Final = "webgpu"
 
 
 def unlike_target(given: Given, target: str) -> list[str]:
-    """Return a warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
+    """Return a warning where the engine of ``--provider`` has a target of its own, and no other one was requested."""
     engine = target_of_engine(given, target)
     if engine == target:
         return []

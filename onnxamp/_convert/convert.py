@@ -55,7 +55,7 @@ def analyse_model(
         model: the model.
         options: the options of the conversion.
         plan: decisions to repeat, at the opset that they were made for.
-        proof: judges upgrades and folds that nobody asked for.
+        proof: judges upgrades and folds that were not requested.
 
     Raises:
         OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
@@ -276,7 +276,7 @@ def convert(
         options: the options of the conversion.
         plan: decisions to repeat.
         deferred: leave large weights as they are until :func:`onnxamp._model.saving.save_model` streams them.
-        proof: judges an upgrade to a newer opset that nobody asked for.
+        proof: judges an upgrade to a newer opset that was not requested.
         rounder: rounds weights with compensation where the options ask for it.
 
     Raises:

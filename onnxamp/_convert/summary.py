@@ -207,7 +207,7 @@ def summarize(
 
 
 def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
-    """Return how many of these Casts stand behind one another in pairs."""
+    """Return how many of these Casts stand one after another in pairs."""
     free = set(removed)
     for index in sorted(removed):
         maker = graph.producer(graph.nodes[index].inputs[0])

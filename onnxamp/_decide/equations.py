@@ -26,7 +26,7 @@ from onnxamp._ops.exponents import (
 from onnxamp._ops.facts import op_facts
 
 _BORDER: Final = 8
-"""Cost of a node that is added, at the model's interface or behind a logarithm, in constants that change."""
+"""Cost of a node that is added, at the model's interface or after a logarithm, in constants that change."""
 
 _LARGE: Final = 4096
 """Elements from which on a constant with several readers is multiplied for all of them alike, if that is possible."""

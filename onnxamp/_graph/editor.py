@@ -143,11 +143,11 @@ class GraphEditor:
     # -- what changes ------------------------------------------------------------------------------------------
 
     def insert(self, scope: int, before: int, *nodes: NodeProto) -> None:
-        """Put nodes before a node of a scope, behind those put there before; ``nodes.stop`` means the end."""
+        """Put nodes before a node of a scope, after those put there before; ``nodes.stop`` means the end."""
         self._inserted.setdefault(scope, {}).setdefault(before, []).extend(nodes)
 
     def insert_after(self, index: int, *nodes: NodeProto) -> None:
-        """Put nodes behind a node."""
+        """Put nodes after a node."""
         self.insert(self.view.nodes[index].scope, index + 1, *nodes)
 
     def remove(self, *indices: int) -> None:

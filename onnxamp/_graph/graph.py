@@ -418,7 +418,7 @@ class Graph(View, Asked):
 
     @cached_property
     def shields(self) -> frozenset[int]:
-        """Nodes that keep an up-cast from a fusion: the Max of one input right behind a Cast from a low type."""
+        """Nodes that keep an up-cast from a fusion: the Max of one input right after a Cast from a low type."""
         known = (
             (index, self.producer(self.nodes[index].inputs[0]))
             for index in self.by_key.get("Max", ())

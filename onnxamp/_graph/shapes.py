@@ -249,7 +249,7 @@ def _declare_before_casts(
 ) -> None:
     """Declare the input of a Cast with the declared shape of its output.
 
-    A conversion renames a value and puts a Cast behind it, which keeps the name and with it the declared shape. Without
+    A conversion renames a value and puts a Cast after it, which keeps the name and with it the declared shape. Without
     this, what reads the renamed value would have no shape either, and a second conversion would see other sizes.
     """
     graphs = scope_graphs(view, skeleton)

@@ -226,7 +226,7 @@ def write_conversion(
         job: the conversion.
         sink: where the result goes.
         kept: what an interrupted run has done, from :func:`unfinished`.
-        proof: judges an upgrade to a newer opset that nobody asked for.
+        proof: judges an upgrade to a newer opset that was not requested.
         shapes: shapes of the inputs by name, for which the speed-up is estimated.
 
     Raises:

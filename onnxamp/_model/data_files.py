@@ -24,7 +24,7 @@ from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import is_remote, read_range
 
 MARK: Final = b"\nwritten by onnxamp\n"
-"""The last bytes of a data file of ours, behind all weights."""
+"""The last bytes of a data file of ours, after all weights."""
 
 _MODELS: Final = frozenset(
     {
@@ -170,7 +170,7 @@ def _place(folder: Path, location: str) -> Path:
 
 
 def _parents(folder: Path) -> set[Path]:
-    """Return the folders from which models reach into this one: two where it is a symbolic link; none behind a URL."""
+    """Return the folders from which models reach into this one: two where it is a symbolic link; none at a URL."""
     if is_remote(folder):
         return set()
     return {folder.absolute().parent.resolve(), folder.resolve().parent} - {

@@ -67,7 +67,7 @@ class DataLocation:
         """Return the bytes of the data; fewer where the file ends before.
 
         Raises:
-            SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file behind a URL cannot be read.
+            SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file at a URL cannot be read.
         """
         if is_remote(self.path):
             return read_range(self.path, self.offset, self.length)

@@ -168,7 +168,7 @@ def _is_disordered(graph: GraphProto) -> bool:
 
 
 def _order(graph: GraphProto) -> None:
-    """Put nodes behind those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
+    """Put nodes after those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
     nodes = list(graph.node)
     makers = {
         name: index for index, node in enumerate(nodes) for name in node.output if name

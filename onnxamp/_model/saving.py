@@ -345,7 +345,7 @@ def _replacing(
     approve: Callable[[Path], None] | None,
     kept: Part | None = None,
 ) -> Iterator[Stage]:
-    """A stage for a result, here or behind a URL, which is put in its place at the end of the block if it is approved.
+    """A stage for a result, here or at a URL, which is put in its place at the end of the block if it is approved.
 
     ``left`` gets what becomes of data files that are in use, in sentences; the others are as for :func:`save_model`.
     """

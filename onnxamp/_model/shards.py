@@ -132,7 +132,7 @@ def _large(model: Model) -> Iterator[_Stored]:
 
 
 def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
-    """Weights that lie behind each other, of about the same bytes."""
+    """Weights that lie next to each other, of about the same bytes."""
     share: list[_Stored] = []
     size = 0
     for weight in sorted(

@@ -351,7 +351,7 @@ def sync(path: Path) -> None:
 
 @dataclass(slots=True)
 class RemoteStage(Stage):
-    """A result behind a URL: data files are written in their places, and the model beside its own."""
+    """A result at a URL: data files are written in their places, and the model beside its own."""
 
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""

@@ -190,7 +190,7 @@ class DiffReport(Shown):
     first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
     measured."""
     drawn: bool = False
-    """Whether float16 is summed up in float16, and inputs are made up, so that the errors of few numbers say little."""
+    """Whether float16 is summed up in float16, and inputs are random, so that the errors of few numbers say little."""
     loaded: str = ""
     """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
     graph was resolved; "" if nothing did.
@@ -236,7 +236,7 @@ class ValueCheck:
     fault: str | None
     inherited: bool
     readers: tuple[str, ...] = ()
-    """Nodes that read the value, directly or behind Casts."""
+    """Nodes that read the value, directly or through Casts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +258,8 @@ class OutOfRange:
 class RangeFit:
     """The values that do not fit float16, in the order in which they are computed, without those that folding removes.
 
-    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs
-    were made up.
+    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs were
+    random.
     """
 
     values: tuple[OutOfRange, ...]
@@ -291,4 +291,4 @@ class RunCheck(Shown):
     skipped: str | None = None
     cure: Cure | None = None
     fit: RangeFit | None = None
-    """Values that do not fit float16; None where all do, or nobody asked."""
+    """Values that do not fit float16; None where all do, or no one asked."""

@@ -121,7 +121,7 @@ def classify(
 
 
 def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
-    """By value: the nodes that read it, directly or behind Casts. Linear in reads if few Casts follow each other."""
+    """By value: the nodes that read it, directly or through Casts. Linear in reads if few Casts follow each other."""
     direct: dict[str, list[Watched]] = {}
     for row in rows:
         for name in flow.reads[row.node]:
@@ -486,7 +486,7 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
         names: nodes as reports call them: by name, or by their first value if they have none.
 
     Returns:
-        The model, and its watched values without those that nobody reads rounded any more.
+        The model, and its watched values without those that nothing reads rounded any more.
 
     Complexity: linear in nodes.
     """

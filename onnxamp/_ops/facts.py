@@ -111,7 +111,7 @@ class OpFacts:
     carriers: frozenset[str]
     """Ops that keep constants constant, because they only move or cast input 0."""
     relabels: frozenset[str]
-    """They give their only input on, perhaps in another type."""
+    """They give their only input on, possibly in another type."""
     uncounted: frozenset[str]
     """``idle`` and control flow."""
     unlaunched: frozenset[str]

@@ -35,7 +35,7 @@ class Remote(ABC):
 
 
 def as_path(given: str | PathLike[str]) -> Path:
-    """Return the path that an argument means, of a file here or of one behind a URL.
+    """Return the path that an argument means, of a file here or of one at a URL.
 
     Raises:
         ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
@@ -84,7 +84,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
     """``size`` bytes of a file from byte ``start``; fewer where it ends before.
 
     Raises:
-        OSError: a file here cannot be read. ExternalDataError: one behind a URL cannot.
+        OSError: a file here cannot be read. ExternalDataError: one at a URL cannot.
     """
     if isinstance(path, Remote):
         return path.read_range(start, size)
@@ -94,7 +94,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
 
 
 def writing(path: Path) -> AbstractContextManager[IO[bytes]]:
-    """Return a file to be written from its start to its end; behind a URL nothing is there until all is written.
+    """Return a file to be written from its start to its end; at a URL nothing is there until all is written.
 
     Raises:
         OSError: it cannot be written.

@@ -97,7 +97,7 @@ def _question(name: str) -> Callable[..., bool]:
 
 
 class RemotePath(Remote, _Base):
-    """A file or a folder behind a URL of fsspec. Its text is the URL.
+    """A file or a folder at a URL of fsspec. Its text is the URL.
 
     Its parts are "/", the scheme (``s3:``, or ``memory::`` where nothing stands between its second and third slash),
     and the names: so everything that a pure path can do works without the file system.

@@ -266,7 +266,7 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
 
 
 def _maker_key(graph: Graph, value: int) -> str:
-    """Type of the node that makes the value, behind what passes it on; empty where none does."""
+    """Type of the node that makes the value, through ops that pass it on; empty where none does."""
     maker = maker_of(graph, value)
     return "" if maker is None else maker.key
 
@@ -277,7 +277,7 @@ def maker_of(graph: Graph, value: int) -> Node | None:
 
 
 def readers_of(graph: Graph, value: int) -> Iterator[Node]:
-    """Yield nodes that read the value, behind what passes it on."""
+    """Yield nodes that read the value, through ops that pass it on."""
     stack = [value]
     while stack:
         for node, _ in graph.consumers(stack.pop()):

@@ -345,11 +345,11 @@ def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
 
 
 def find_forms(graph: Graph) -> tuple[Match, ...]:
-    """Return all matches of the table's forms whose results nobody reads but for that of the core, producers first.
+    """Return all matches of the table's forms whose results nothing reads but for that of the core, producers first.
 
     Matches may overlap, and one core may have several, the largest forms first.
 
-    Complexity: near linear. A form is tried only at the nodes of patterns, and at those right behind.
+    Complexity: near linear. A form is tried only at the nodes of patterns, and at those right after.
     """
     cores_at, forms = _last_nodes(graph), form_table().ending_in
     return tuple(

@@ -71,7 +71,7 @@ def find_pairs(
         graph: the model.
         target: as for :func:`remove_pairs`.
         kept: nodes to leave as they are.
-        chains: whether Casts may stand behind one another, as float16 -> float32 -> double; a pair then ends where its
+        chains: whether Casts may stand one after another, as float16 -> float32 -> double; a pair then ends where its
             first type is reached again, and pairs in between are not found.
     """
     pairs = Pairs(graph, kept, target, chains)
@@ -132,7 +132,7 @@ class Pairs:
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
 
     def widened(self, node: Node) -> int:
-        """Return the value that the Cast makes wider, perhaps through other Casts; ABSENT if it makes none wider."""
+        """Return the value that the Cast makes wider, possibly through other Casts; ABSENT if it makes none wider."""
         if ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
             return ABSENT
         read = node.inputs[0]

@@ -81,7 +81,7 @@ class OriginalCasts:
     def reuse(self, value: Value) -> str | None:
         """Return the output of a Cast that serves all low-precision readers of a float32 value; None if there is none.
 
-        The Cast moves right behind the producer, to precede them.
+        The Cast moves right after the producer, to precede them.
         """
         for node in self.down_casts.get(value.index, ()):
             if node.scope == value.scope and node.outputs[0] not in self.graph.hidden:

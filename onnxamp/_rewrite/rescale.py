@@ -201,7 +201,7 @@ class _Rescaling:
             self.muls += 1
 
     def logarithms(self) -> None:
-        """Add what a factor becomes behind a logarithm."""
+        """Add what a factor becomes after a logarithm."""
         for node, variable in self.equations.logarithms.items():
             if not self.exponents[variable]:
                 continue

@@ -1,7 +1,7 @@
 """Split-K: a long product becomes shorter ones, side by side as a batch, whose results are added.
 
 ``x[..., M, K] @ w[K, N]`` is the sum of ``x[..., C, M, K / C] @ w[C, K / C, N]`` over C. The elements of a weight are
-in that order already: if nobody else reads it, it gets other dimensions, and stays where it is. The product keeps its
+in that order already: if nothing else reads it, it gets other dimensions, and stays where it is. The product keeps its
 name, and so does the result.
 """
 

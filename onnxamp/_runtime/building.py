@@ -337,7 +337,7 @@ def load_file(
 ) -> Loaded:
     """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
 
-    To resolve the graph of a large model, its weights are not read. Nor are those of one behind a URL, of which the
+    To resolve the graph of a large model, its weights are not read. Nor are those of one at a URL, of which the
     graph alone is resolved.
     """
     assert model.path is not None

@@ -168,7 +168,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
-    """Return how many made-up samples a verdict takes where nobody says.
+    """Return how many random samples a verdict takes where nobody says.
 
     One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
     float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,

@@ -114,7 +114,7 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
-    """(node, input position) pairs that read the value, directly or behind data movement."""
+    """(node, input position) pairs that read the value, directly or through data movement."""
     facts = op_facts()
     seen, stack = {value}, [value]
     while stack:
@@ -166,7 +166,7 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
 
 
 def _is_one(graph: Graph, value: int) -> bool:
-    """Return whether the value is a constant 1 of any type, directly or behind a Cast."""
+    """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     producer = graph.producer(value)
     if producer is not None and producer.key == "Cast":
         value = producer.input(0)

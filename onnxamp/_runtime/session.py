@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Provider: TypeAlias = str
 """The place of sessions: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
-"webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"); or "browser",
+"webgpu" or the name of its package, with a hint after a colon where it takes one ("openvino:bf16"); or "browser",
 which runs whole models alone (the optional room "browser"). What a device has no kernel for runs on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")

@@ -58,7 +58,7 @@ class Processes:
     once: bool = False
     is_cluster: bool = False
     attempts: int = 1
-    """Errors that a retry in the same process would repeat, such as a lack of memory."""
+    """One: a crash or a lack of memory would recur in another process of this machine."""
     _work: bytes = b""
     _begun: Work | None = None
     _idle: list[_Worker] = field(default_factory=list)

@@ -138,7 +138,7 @@ def join_nodes(
     """Join all facts: the nodes, their values, and the number of the node that goes wrong first.
 
     The audit's nodes give the order where there is an audit, else the plan's and the measured ones. A measured node
-    that is not among them comes behind the one that was measured before it. Complexity: linear, but for a sort.
+    that is not among them comes after the one that was measured before it. Complexity: linear, but for a sort.
 
     Args:
         audit: of the model whose nodes are listed.

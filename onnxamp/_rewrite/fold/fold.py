@@ -60,7 +60,7 @@ class _Going:
     weights: set[int] = field(default_factory=set)
 
     def find_orphans(self) -> None:
-        """Follow inputs of what goes back to producers that nobody else reads. Linear in what goes."""
+        """Follow inputs of what goes back to producers that nothing else reads. Linear in what goes."""
         self.nodes = {node for fold in self.folds for node in fold.nodes}
         reads: Counter[int] = Counter()
         for fold in self.folds:

@@ -283,7 +283,7 @@ def _is_mean(graph: Graph, match: Match) -> bool:
 
 
 def _narrowed(graph: Graph, match: Match) -> Match:
-    """Return the form with the Casts around it, where both are from and to one low type and nobody else reads
+    """Return the form with the Casts around it, where both are from and to one low type and nothing else reads
     between.
     """
     before, (between, _, behind) = (

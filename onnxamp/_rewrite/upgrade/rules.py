@@ -174,7 +174,7 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """From version 22 on, pools with ceil_mode leave out windows that begin in the padding behind the data.
+    """From version 22 on, pools with ceil_mode leave out windows that begin in the padding after the data.
 
     The last window begins less than a stride behind the last that fits, so none does where a window is longer than a
     stride and that padding together.

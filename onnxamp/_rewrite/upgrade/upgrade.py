@@ -77,7 +77,7 @@ def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _check(step: Step, proto: NodeProto, site: Site) -> None:
-    """Refuse a node that uses what the new version lacks or does in another way; drop outputs that nobody reads.
+    """Refuse a node that uses what the new version lacks or does in another way; drop outputs that nothing reads.
 
     Raises:
         StuckError: it does.
