@@ -96,7 +96,7 @@ def convert_all(given: Given) -> None:
 
 
 def _given_options() -> frozenset[str]:
-    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    """Return the options of the conversion that were typed, or stand in a preset or the environment."""
     context = click.get_current_context()
     return frozenset(
         name

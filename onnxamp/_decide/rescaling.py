@@ -50,7 +50,7 @@ class Partial(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """What was measured, by name of a value.
+    """Measured ranges, by name of a value.
 
     ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16, and
     ``centred`` what normalisations make there that subtract a small mean.
@@ -99,7 +99,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
 
 
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
-    """Nodes that make or read a value that no exponent brings into range -> why."""
+    """Return nodes that make or read a value that no exponent brings into range -> why."""
     unfit = {row.value: row for row in (options.rescaling or Rescaling()).unfit}
     found: dict[int, str] = {}
     for value, name in value_names(graph).items() if unfit else ():
@@ -116,7 +116,7 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
 
 
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
-    """Nodes whose sums and means were measured, and fit float16: no guess counts there."""
+    """Return nodes whose sums and means were measured, and fit float16: no guess counts there."""
     names, made = graph.scopes[0].names, options.rescaling or Rescaling()
     values = (names[name] for name in made.sums if name in names)
     return frozenset(graph.values[value].producer for value in values)
@@ -125,7 +125,7 @@ def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
 def rows_of(
     equations: Equations, exponents: Sequence[int], largest: Mapping[int, float]
 ) -> tuple[Scaled, ...]:
-    """The values with an exponent, constants apart, which follow from the others."""
+    """Return the values with an exponent, constants apart, which follow from the others."""
     names = value_names(equations.graph)
     return tuple(
         Scaled(names[value], exponents[variable], largest.get(value))
@@ -201,7 +201,7 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
 def _solved(
     relation: Relation, exponents: Sequence[int | None]
 ) -> tuple[int, int] | None:
-    """The one unknown of a relation, and its exponent; None where there is no or more than one."""
+    """Return the one unknown of a relation, and its exponent; None where there is no or more than one."""
     unknown: Counter[int] = Counter()
     rest = 0
     for variable, number in relation:
@@ -251,7 +251,7 @@ def _wanted(
 
 
 def _window(largest: float, limit: float, low: Format, small: int) -> Window:
-    """The exponents with which a value stays below a limit and keeps its small elements."""
+    """Return the exponents with which a value stays below a limit and keeps its small elements."""
     least = _ceil_log2(largest / limit)
     room = -_ceil_log2(2.0**small / largest)
     tiny = largest < _TINY * low.smallest_normal
@@ -259,7 +259,7 @@ def _window(largest: float, limit: float, low: Format, small: int) -> Window:
 
 
 def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
-    """The window of a value whose sums have to fit, too, and whose terms must not be flushed."""
+    """Return the window of a value whose sums have to fit, too, and whose terms must not be flushed."""
     least = max(
         window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power)
     )
@@ -311,7 +311,7 @@ def _unfit(
     measured: Mapping[int, float],
     exponents: Mapping[int, int],
 ) -> Iterator[Unfit]:
-    """Values out of range whatever exponents do, and those at borders, whose Mul must stay in float32."""
+    """Yield values out of range whatever exponents do, and those at borders, whose Mul must stay in float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
     known = {
@@ -332,7 +332,7 @@ def _unfit(
 
 
 def chain_text(equations: Equations, chain: Iterable[int]) -> str:
-    """The nodes of a chain of relations in words."""
+    """Return the nodes of a chain of relations in words."""
     graph, labels = equations.graph, dict[str, None]()
     for relation in chain:
         owner = equations.owners[relation]

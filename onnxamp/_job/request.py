@@ -28,7 +28,7 @@ def failed_name(target: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """How a result is compared with the original before it is put in its place, and what happens if it fails.
+    """The validation of a result before it is written, and the reaction to a failure.
 
     Attributes:
         tolerance: the largest relative L2 error; None for the default of the low-precision type.

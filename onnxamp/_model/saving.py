@@ -67,7 +67,7 @@ _TOKEN: Final = 16
 
 
 class Saved(NamedTuple):
-    """What was written: the bytes of all weights, and in sentences what became of data files that are in use."""
+    """The written bytes of all weights, and sentences about data files that are in use."""
 
     size: int
     notes: tuple[str, ...] = ()
@@ -345,7 +345,7 @@ def _replacing(
     approve: Callable[[Path], None] | None,
     kept: Part | None = None,
 ) -> Iterator[Stage]:
-    """A stage for a result, here or behind a URL, which is put in its place at the end of the block if it is approved.
+    """A stage for a result, here or at a URL, which is put in its place at the end of the block if it is approved.
 
     ``left`` gets what becomes of data files that are in use, in sentences; the others are as for :func:`save_model`.
     """
@@ -391,7 +391,8 @@ def copy_file(
 
 
 def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path]:
-    """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
+    """Return the files to remove once ``path`` is replaced, which happens next: it is the last moment to look at
+    sources.
 
     Args:
         path: what is replaced.
@@ -422,7 +423,7 @@ def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path
 
 
 def _data_of(path: Path, keep: AbstractSet[Path]) -> dict[str, Path]:
-    """The data files of the present model at ``path`` that are not kept, by name."""
+    """Return the data files of the present model at ``path`` that are not kept, by name."""
     try:
         names = data_files_of(path) if path.exists() else set[str]()
     except (OSError, SourceChangedError):

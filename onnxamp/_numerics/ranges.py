@@ -43,7 +43,7 @@ from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
 _CONSTANTS_OPSET: Final = 13
-"""Where Constant takes numbers, and Flatten an axis from the end."""
+"""The opset from which Constant accepts numbers, and Flatten negative axes."""
 
 _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
@@ -65,7 +65,7 @@ class Watch(NamedTuple):
 
 
 def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Watch]]:
-    """A copy of the model that computes sums of magnitudes, too.
+    """Return a copy of the model that computes sums of magnitudes, too.
 
     Complexity: linear in nodes.
     """
@@ -131,7 +131,9 @@ def centred_norms(
     watched: Sequence[Watch],
     largest: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """What normalisations make whose mean is small beside the deviation: it can be subtracted in float16."""
+    """Outputs of normalisations whose mean is small relative to the deviation, so that it can be subtracted in
+    float16.
+    """
     norms = (
         item for item in watched if graph.nodes[item.node].key in profile.cancelling
     )
@@ -141,7 +143,7 @@ def centred_norms(
 
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
-    """Nodes of the main graph whose sums are float16, and do not follow from their results."""
+    """Yield nodes of the main graph whose sums are float16, and do not follow from their results."""
     products = {
         op for op, fact in profile.products.items() if fact.accumulator == "float16"
     }
@@ -200,14 +202,14 @@ _ROUNDS: Final = frozenset({"Loop", "Scan"})
 """Ops that run their body in rounds, and stack what it returns."""
 
 _LEAST_OPSET: Final = 9
-"""Where came with it, and Scan as it is today."""
+"""The opset that introduced Where, and Scan in its current form."""
 
 _AXES_INPUT: Final = 18
 """Opset from which on reductions take their axes as an input."""
 
 
 def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
-    """A copy of the model that also computes the ranges in bodies, and new value -> value whose magnitude it is.
+    """Return a copy of the model that also computes the ranges in bodies, and new value -> value whose magnitude it is.
 
     Complexity: linear in nodes.
     """
@@ -255,11 +257,11 @@ class _Writer:
     """Scope -> the vector of its magnitudes, and the values that these are of."""
 
     def floats(self, *numbers: float) -> str:
-        """The name of a float32 vector."""
+        """Return the name of a float32 vector."""
         return self.editor.constant(np.array(numbers, np.float32), "range_constant")
 
     def integers(self, numbers: Sequence[int]) -> str:
-        """The name of an int64 vector."""
+        """Return the name of an int64 vector."""
         return self.editor.ints(numbers, "range_constant")
 
     def op(
@@ -293,7 +295,7 @@ class _Writer:
             self.made[scope] = self.op(scope, "Concat", parts, axis=0), values
 
     def largest(self, scope: int, name: str) -> str:
-        """The largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
+        """Return the largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
         flat = self.op(
             scope, "Reshape", [self.op(scope, "Abs", [name]), self.integers([-1])]
         )
@@ -406,7 +408,7 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
 
 
 def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ranges]:
-    """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
+    """Return the float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
     Where the target keeps sums in float16, those on the way to values are measured, too.
 
@@ -442,7 +444,7 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
 def _beyond(
     graph: Graph, options: Options, largest: Mapping[str, float], limit: float
 ) -> Iterator[str]:
-    """Nodes that read or write a float beyond the limit, but for those that the user lowers."""
+    """Yield nodes that read or write a float beyond the limit, but for those that the user lowers."""
     wishes = find_overrides(graph, options).of_node
     large = {
         value

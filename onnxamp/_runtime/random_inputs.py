@@ -82,7 +82,7 @@ def random_inputs(
 
 
 class InputMaker(NamedTuple):
-    """What is known about a model's inputs, from which any number of samples can be generated."""
+    """Facts about a model's inputs, from which any number of samples can be generated."""
 
     graph: Graph
     entries: Mapping[int, ValueInfoProto]
@@ -101,7 +101,7 @@ class InputMaker(NamedTuple):
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
     ) -> dict[str, Feed]:
-        """The inputs of :func:`random_inputs` for a seed; raises the same.
+        """Return the inputs of :func:`random_inputs` for a seed; raises the same.
 
         Args:
             seed: non-negative.
@@ -161,7 +161,9 @@ class InputMaker(NamedTuple):
         return {**dict.fromkeys(self.named.pasts, max(lengths.values())), **lengths}
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
-        """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
+        """Return a generator of inputs with other sizes, and those that follow from them and the weights; given sizes
+        stay.
+        """
         determined = self.solved(sizes)
         maker = _maker(
             self.graph,
@@ -172,7 +174,7 @@ class InputMaker(NamedTuple):
         return maker._replace(dims=self.dims, tried=sizes, determined=determined)
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
-        """The sizes that follow from these, from those given, and from the weights."""
+        """Return the sizes that follow from these, from those given, and from the weights."""
         given = {**sizes, **self.dims}
         resolved = self.named.resolve(given)
         usual = {name: resolved[name] for name in self.named.plain}
@@ -208,7 +210,7 @@ class InputMaker(NamedTuple):
         return told.issuperset(named.plain)
 
     def shapes(self) -> Sequence[Shape | None]:
-        """The shapes of the model's values for inputs of these sizes, by value."""
+        """Return the shapes of the model's values for inputs of these sizes, by value."""
         kinds = (
             (entry.name, entry.type)
             for entry in self.entries.values()
@@ -224,7 +226,7 @@ class Draw:
     """Random samples of a seed. Each depends on it and on its own position alone."""
 
     maker: Callable[[], InputMaker]
-    """What is known about the model, which the first sample has to find out."""
+    """The facts about the model, which the first sample determines."""
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes that take the place of usual ones, with which the model does not run: determined ones, and tried ones."""
@@ -232,7 +234,7 @@ class Draw:
     """Sizes with which it does not run either."""
 
     def make(self, number: int) -> dict[str, Feed]:
-        """The sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
+        """Return the sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
         generated = (
             np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
             if number
@@ -241,7 +243,7 @@ class Draw:
         return self.maker().make(int(generated[0]), number)
 
     def others(self) -> Iterator["Draw"]:
-        """The same with sizes to try where the usual ones do not run: first those that the weights determine."""
+        """Yield the same with sizes to try where the usual ones do not run: first those that the weights determine."""
         maker = self.maker()
         found = maker.determined or maker.solved({})
         if maker.determined is None and found.sizes:
@@ -251,7 +253,7 @@ class Draw:
             yield Draw(cache(partial(maker.sized, tried)), self.seed, sizes)
 
     def determined(self) -> "Draw":
-        """The same with the sizes that the weights determine, which the first sample has to find out."""
+        """Return the same with the sizes that the weights determine, which the first sample has to find out."""
         return replace(self, maker=cache(lambda: self.maker().sized({})))
 
 
@@ -313,7 +315,7 @@ def _has_shape(kind: TypeProto) -> bool:
 
 
 def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
-    """The dimensions of an input: sizes, and names of those that are open."""
+    """Return the dimensions of an input: sizes, and names of those that are open."""
     return tuple(
         dim_name(name, axis, dim) if is_open(dim) else dim.dim_value
         for axis, dim in enumerate(shape.dim)

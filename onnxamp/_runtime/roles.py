@@ -1,4 +1,4 @@
-"""What a model does with its inputs: the roles that their numbers play."""
+"""The roles of a model's inputs: what their numbers mean to it."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ _NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
 
 
 def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
-    """The use of a model input, followed through data movement, Casts and bodies.
+    """Return the use of a model input, followed through data movement, Casts and bodies.
 
     Look-ups decide first (an input with "position" in its name is a position then), then the name, then masks
     (``1 - x``, a Cast to bool, an attention op), then sizes.
@@ -102,7 +102,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 
 def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
-    """The role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
+    """Return the role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
     name, kind = graph.values[value].name.lower(), graph.types[value] or ""
     roles = (
         role for role, numbers, part in _NAMES if numbers in kind and part.search(name)
@@ -114,7 +114,7 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
-    """(node, input position) pairs that read the value, directly or behind data movement."""
+    """(node, input position) pairs that read the value, directly or through data movement."""
     facts = op_facts()
     seen, stack = {value}, [value]
     while stack:
@@ -166,7 +166,7 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
 
 
 def _is_one(graph: Graph, value: int) -> bool:
-    """Whether the value is a constant 1 of any type, directly or behind a Cast."""
+    """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     producer = graph.producer(value)
     if producer is not None and producer.key == "Cast":
         value = producer.input(0)

@@ -48,11 +48,11 @@ class Sizes(NamedTuple):
     batches: frozenset[str]
     """Names of leading dimensions."""
     unnamed: frozenset[str]
-    """Those that only the place in the input names."""
+    """The dimensions that have no name of their own."""
 
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
-        """Those of the given inputs."""
+        """The sizes of the given inputs."""
         leading, elsewhere, alone, unnamed = (
             set[str](),
             set[str](),
@@ -95,7 +95,7 @@ class Sizes(NamedTuple):
         return [name for name, formula in self.formulas.items() if formula is None]
 
     def resolve(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The size of every dimension.
+        """Return the size of every dimension.
 
         Raises:
             ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
@@ -144,7 +144,8 @@ class Sizes(NamedTuple):
         return [name for name in self.plain if name in lengths]
 
     def turns(self, given: Collection[str]) -> list[dict[str, int]]:
-        """The sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes later.
+        """Return the sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes
+        later.
 
         Those in ``given`` stay. A model without caches, or without a name for its new tokens, has no turns: they are
         one without sizes of its own.
@@ -172,12 +173,12 @@ class Sizes(NamedTuple):
 
 
 def is_open(dim: TensorShapeProto.Dimension) -> bool:
-    """Whether a dimension has no size; some exporters write -1 for that."""
+    """Return whether a dimension has no size; some exporters write -1 for that."""
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
 def dim_name(entry: str, axis: int, dim: TensorShapeProto.Dimension) -> str:
-    """The name of an open dimension of an input."""
+    """Return the name of an open dimension of an input."""
     return dim.dim_param or f"{entry}[{axis}]"
 
 
@@ -187,7 +188,7 @@ def listed(sizes: Mapping[str, int]) -> str:
 
 
 def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
-    """The shape of a tensor, or of the innermost elements of optionals and sequences."""
+    """Yield the shape of a tensor, or of the innermost elements of optionals and sequences."""
     while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
         optional = kind.HasField("optional_type")
         kind = (
@@ -198,7 +199,9 @@ def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
 
 
 def _formula(name: str) -> _Formula | None:
-    """The formula that a dimension's name is; None if it is a name ("batch-size"), or nothing that can be read."""
+    """Return the formula that a dimension's name is; None if it is a name ("batch-size"), or nothing that can be
+    read.
+    """
     if re.search(r"[^\W\d][-/][^\W\d]", name):
         return None
     try:
@@ -229,7 +232,7 @@ def _is_known(part: ast.AST) -> bool:
 
 
 def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
-    """The value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
+    """Return the value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
     values: dict[_Formula, int] = {}
     for part in reversed(
         [part for part in ast.walk(formula) if isinstance(part, ast.expr)]

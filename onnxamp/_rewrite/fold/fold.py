@@ -46,7 +46,7 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
 
 
 def _place(fold: Fold) -> int:
-    """The node in whose place the new one stands."""
+    """Return the node in whose place the new one stands."""
     return fold.last if fold.first == ABSENT else fold.first
 
 
@@ -60,7 +60,7 @@ class _Going:
     weights: set[int] = field(default_factory=set)
 
     def find_orphans(self) -> None:
-        """Follow inputs of what goes back to producers that nobody else reads. Linear in what goes."""
+        """Follow inputs of what goes back to producers that nothing else reads. Linear in what goes."""
         self.nodes = {node for fold in self.folds for node in fold.nodes}
         reads: Counter[int] = Counter()
         for fold in self.folds:
@@ -111,7 +111,7 @@ class _Going:
 
 
 def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
-    """The new node, with Constants before it where weights must not come without a graph input."""
+    """Return the new node, with Constants before it where weights must not come without a graph input."""
     last, place, nodes = view.nodes[fold.last], view.nodes[_place(fold)], []
     inputs = []
     for item in fold.inputs:
@@ -146,7 +146,7 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which folds are made.
+    """The selection of folds.
 
     Attributes:
         every: all of them.
@@ -207,7 +207,7 @@ def _folded_first(options: Options) -> frozenset[str]:
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Whether there may be something to fold."""
+    """Return whether there may be something to fold."""
     del draft
     named = options.may_fold and options.folded
     return bool(options.folds or named or _folded_first(options))
@@ -259,7 +259,7 @@ def apply(draft: Draft, options: Options) -> Passed:
 def reachable(
     graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None
 ) -> int:
-    """The newest opset that folds want and at which no other node loses a kernel on the target."""
+    """Return the newest opset that folds want and at which no other node loses a kernel on the target."""
     current = graph.book.opsets[""]
     newest = min(ceiling or _newest(target), _newest(target))
     opsets = sorted(
@@ -271,7 +271,7 @@ def reachable(
 
 
 def _newest(target: str) -> int:
-    """The newest opset that the target's version of ONNX Runtime loads."""
+    """Return the newest opset that the target's version of ONNX Runtime loads."""
     return release(target).opset
 
 
@@ -320,7 +320,7 @@ def _why_late(
 
 
 def told(folds: Sequence[Fold]) -> str:
-    """How many of each kind: "12 LayerNorms and 24 Gelus"."""
+    """Return how many of each kind: "12 LayerNorms and 24 Gelus"."""
     counts = Counter(
         form_table().kinds[fold.kind].called
         if fold.kind in form_table().kinds
