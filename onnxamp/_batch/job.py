@@ -334,6 +334,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     judge, inputs = options.judge, _inputs(options, job, model)
     validation = Validation(
         tolerance=options.tolerance,
+        limits={} if job.package is None else job.package.kind.limits_of(model),
         accept=judge,
         layers=bool(job.page) or None,
         heals=options.cures,
