@@ -244,11 +244,8 @@ def opened(
         state = State(path, file)
         _lock(path, file, wait=renew and waits)
         _load(state, renew=renew)
-        try:
-            with cleaned_up(state._upload):
-                yield state
-        finally:
-            state._upload()
+        with cleaned_up(state._upload):
+            yield state
     except BaseException:
         with suppress(OSError):  # it is known what is wrong
             file.close()

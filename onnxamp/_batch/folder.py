@@ -492,20 +492,17 @@ def _work(
         for position in running:
             sweep(jobs[position].target)
 
-    try:
-        with (
-            cleaned_up(swept),
-            place.workers(len(jobs), once=once) as workers,
-            closing(run(workers, work, jobs, started=started)) as results,
-        ):
-            for position, found in results:
-                del running[position]
-                finished += 1
-                result = _result(jobs[position], found)
-                yield result, workers.count
-                tell(result.row)
-    finally:
-        swept()
+    with (
+        cleaned_up(swept),
+        place.workers(len(jobs), once=once) as workers,
+        closing(run(workers, work, jobs, started=started)) as results,
+    ):
+        for position, found in results:
+            del running[position]
+            finished += 1
+            result = _result(jobs[position], found)
+            yield result, workers.count
+            tell(result.row)
 
 
 def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
