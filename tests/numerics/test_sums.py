@@ -132,7 +132,7 @@ def test_normalisations_of_what_is_centred_are_low(mean: float) -> None:
 
 @pytest.mark.parametrize("mean", [0, 30])
 def test_bodies_are_measured_like_the_main_graph(mean: float) -> None:
-    """In both branches the mean is subtracted in float16, and the sum of the terms of a product fits or passes 65504."""
+    """In both branches the mean is subtracted in float16. The terms of one product add up to more than 65504."""
     text = """(float[2,256] X, bool c) => (float[2,8] Y) {
         Y = If (c) <
             then_branch = t () => (float[2,8] a) { n = LayerNormalization (X, g) h = MatMul (n, w) a = Tanh (h) },
