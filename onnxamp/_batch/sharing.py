@@ -56,11 +56,10 @@ def share_weights(jobs: Iterable[Job]) -> Iterator[Shared]:
     for group in _groups(jobs):
         stored: dict[bytes, DataLocation] = {}
         for job in group:
-            before = data_files_of(job.target)
             size = _refer(job.target, stored)
             if size is not None:
-                _remove(before, group)
                 yield Shared(job, size)
+        _remove_unused(group)
 
 
 def _groups(jobs: Iterable[Job]) -> list[list[Job]]:
@@ -104,17 +103,16 @@ def _refer(path: Path, stored: dict[bytes, DataLocation]) -> int | None:
     return size
 
 
-def _remove(names: Iterable[str], group: Sequence[Job]) -> None:
-    """Remove data files of results of a group to which no model refers any more."""
+def _remove_unused(group: Sequence[Job]) -> None:
+    """Remove the data files of earlier results to which no model refers any more."""
     folder = group[0].target.parent
-    gone = [
-        name
-        for name in names
-        if any(is_data_name(name, job.target.name) for job in group)
-        and (folder / name).is_file()
-        and is_own(folder / name)
-    ]
-    for name in sorted({*gone} - referring_models(folder, gone).keys()):
+    own = {
+        path.name
+        for path in folder.iterdir()
+        if any(is_data_name(path.name, job.target.name) for job in group)
+        and is_own(path)
+    }
+    for name in sorted(own - referring_models(folder, own).keys()):
         (folder / name).unlink()
 
 
