@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import towers
 from commands import run
 from onnx import ModelProto, TensorProto, numpy_helper
 
@@ -124,6 +125,21 @@ def test_optimum_keeps_names() -> None:
     found = types(onnx.load("out/model.onnx"))
     assert found["logits"] == TensorProto.FLOAT
     assert found["present.0.key"] == TensorProto.FLOAT16
+
+
+def test_towers_and_embeddings_run_on_made_up_inputs_and_fit_each_other() -> None:
+    towers.folder(Path("in"))
+    rows = convert().rows
+    assert [(row.name, row.outcome, row.message, row.healed) for row in rows] == [
+        (f"{name}.onnx", "converted", "", "") for name in ("embedding", "model", "speech", "vision")
+    ]
+    assert all(row.error is not None and 0 < row.error < 2e-3 for row in rows)
+    assert files("out") - {"model.onnx.data"} == files("in") - {"model.onnx.data"}
+    ends = {row.name: types(onnx.load(f"out/{row.name}")) for row in rows}
+    features = ends["vision.onnx"]["image_features"], ends["embedding.onnx"]["image_features"]
+    embeds = ends["embedding.onnx"]["inputs_embeds"], ends["model.onnx"]["inputs_embeds"]
+    assert {*features, *embeds, ends["speech.onnx"]["input_features"]} == {TensorProto.FLOAT16}
+    assert ends["model.onnx"]["logits"] == TensorProto.FLOAT
 
 
 def two_decoders(*, share: bool) -> None:
