@@ -22,8 +22,10 @@ from onnxamp._batch.job import (
     read_before,
     remembered,
     run_job,
+    written_by,
 )
 from onnxamp._batch.kinds import SAME, Packages, files_below
+from onnxamp._batch.sharing import share_weights
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
@@ -37,7 +39,7 @@ from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
-from onnxamp._state import State, as_data, opened
+from onnxamp._state import Part, State, as_data, from_data, opened
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place
@@ -351,6 +353,7 @@ def run_folder(
                 made_with = prints.failure if row.has_failed else prints.result
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 kept[row.name] = None if result.may_pass else as_data(entry)
+        _share(found, rows, kept)
         shipped = tuple(_shipped(found, rows, source, target, state))
     report = FolderReport(
         source=source,
@@ -380,6 +383,18 @@ def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
                 f"{job.name} is in a folder for {kind.name}, which takes no {dtype}: use {' or '.join(kind.dtypes)},"
                 " or convert the file alone."
             )
+
+
+def _share(jobs: Sequence[Job], rows: dict[str, Row], kept: Part) -> None:
+    """Let results share the weights that their models share, and remember them as they are then."""
+    done = [job for job in jobs if not rows[job.name].has_failed]
+    if all(rows[job.name].outcome == "up to date" for job in done):
+        return
+    for job, size in share_weights(done):
+        entry, row = from_data(Entry, kept[job.name]), rows[job.name]
+        rows[job.name] = replace(row, bytes_after=size)
+        told = replace(entry.row, bytes_after=size)
+        kept[job.name] = as_data(replace(entry, row=told, written=written_by(job)))
 
 
 def _shipped(

@@ -317,13 +317,15 @@ def _run(options: FolderOptions, job: Job) -> Entry:
         write_job_page(conversion, outcome.tuned, job.page)
     if row.has_failed:
         return Entry(row=row, read=read)
-    result = load_model(conversion.target)
-    written = stamps(
-        {conversion.target, *data_files(result, folder_of(conversion.target))}, job.home
-    )
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
     cured = conversion.plan.options.as_json() if is_cured else None
-    return Entry(row=row, read=read, written=written, cured=cured)
+    return Entry(row=row, read=read, written=written_by(job), cured=cured)
+
+
+def written_by(job: Job) -> Mapping[str, Stamp]:
+    """Stamps of the files that make up the result of a job."""
+    data = data_files(load_model(job.target), folder_of(job.target))
+    return stamps({job.target, *data}, job.home)
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:
@@ -335,6 +337,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     judge, inputs = options.judge, _inputs(options, job, model)
     validation = Validation(
         tolerance=options.tolerance,
+        limits={} if job.package is None else job.package.kind.limits_of(model),
         accept=judge,
         layers=bool(job.page) or None,
         heals=options.cures,

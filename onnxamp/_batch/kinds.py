@@ -52,6 +52,7 @@ class Kind:
     options: Mapping[str, Any] = field(default_factory=dict)
     low_io: tuple[str, ...] = ()
     high_io: tuple[str, ...] = ()
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = get_args(DtypeName)
     data_names: str = "onnx"
     names: tuple[Name, ...] = (SAME,)
@@ -95,6 +96,19 @@ class Kind:
                 name for name in _float_ends(model.proto) if not self.is_low(name)
             )
         return replace(options, **chosen)
+
+    def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
+        """What suffices where a model's outputs miss the usual limits: limits by metric, and by output."""
+        names = [entry.name for entry in model.proto.graph.output]
+        return {
+            metric: {
+                name: limit
+                for pattern, limit in limits.items()
+                for name in names
+                if fnmatchcase(name, pattern)
+            }
+            for metric, limits in self.limits.items()
+        }
 
     def is_low(self, name: str) -> bool:
         """Return whether the software takes an input or output in the low-precision type."""

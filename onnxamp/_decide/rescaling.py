@@ -74,9 +74,9 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     equations = find_equations(graph, borders=options.keep_io_types is True)
     low, measured = options.low, _measured(graph, ranges.largest)
     wanted = _wanted(graph, low, measured)
-    sums = {
-        graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()
-    }
+    names = value_names(graph)
+    values = {name: value for value, name in names.items()}
+    sums = {values[name]: partial for name, partial in ranges.sums.items()}
     for value, window in wanted.items():
         if value in sums:
             window = _for_sums(window, sums[value], low)  # noqa: PLW2901
@@ -94,7 +94,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
         for value, item in sums.items()
         if _fits(item, exponents.get(value, 0), low)
     )
-    known = (*(graph.values[value].name for value in fitting), *ranges.centred)
+    known = (*(names[value] for value in fitting), *ranges.centred)
     return Rescaling(scaled, unfit, sums=known, gap=solution.gap)
 
 
@@ -117,9 +117,9 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
 
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
     """Return nodes whose sums and means were measured, and fit float16: no guess counts there."""
-    names, made = graph.scopes[0].names, options.rescaling or Rescaling()
-    values = (names[name] for name in made.sums if name in names)
-    return frozenset(graph.values[value].producer for value in values)
+    known = frozenset((options.rescaling or Rescaling()).sums)
+    fitting = (value for value, name in value_names(graph).items() if name in known)
+    return frozenset(graph.values[value].producer for value in fitting)
 
 
 def rows_of(

@@ -26,7 +26,7 @@ class Row:
         error: worst relative L2 error of a float output; None if nothing was compared.
         seconds: how long it took.
         bytes_before: bytes of the weights of the model.
-        bytes_after: bytes of the weights of the result.
+        bytes_after: bytes of the weights of the result, without those that it shares with results before it.
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
         healed: what had to stay float32 to pass validation, and why; "" if nothing had to.

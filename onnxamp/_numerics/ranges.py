@@ -17,7 +17,7 @@ from onnxamp._graph.constants import summed_terms, terms_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
@@ -57,7 +57,10 @@ _LEAST_SPREAD: Final = 1e-12
 
 
 class Watch(NamedTuple):
-    """A node, the value that it makes, and what was added: it on magnitudes, or a norm's squared mean over variance."""
+    """A node, the value that it makes, and what was added: it on magnitudes, or a norm's squared mean over variance.
+
+    Names are those of :func:`value_names`.
+    """
 
     node: int
     value: str
@@ -69,13 +72,19 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
 
     Complexity: linear in nodes.
     """
-    editor, watched = GraphEditor(graph), list[Watch]()
-    magnitudes: dict[int, str] = {}
+    editor, watched, names = GraphEditor(graph), list[Watch](), value_names(graph)
+    magnitudes: dict[tuple[int, int], str] = {}
+
+    def watch(node: Node, name: str) -> None:
+        path = scope_path(graph, node.scope)
+        added = f"{path}/{name}" if path else name
+        watched.append(Watch(node.index, names[node.outputs[0]], added))
+
     for node in graph.nodes_of(profile.cancelling):
         is_new = graph.book.opsets.get("", 0) >= _CONSTANTS_OPSET
-        if node.scope == 0 and graph.types[node.inputs[0]] == FLOAT and is_new:
-            name = _add_squared_mean(graph, node, editor)
-            watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
+        is_open = not graph.scopes[node.scope].opaque
+        if is_open and graph.types[node.inputs[0]] == FLOAT and is_new:
+            watch(node, _add_squared_mean(graph, node, editor))
     for node in _summing(graph, profile):
         proto = copied(node.proto)
         if node.key in op_facts().biased:
@@ -84,17 +93,16 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
             value = node.inputs[port]
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
-            if value not in magnitudes:
-                magnitudes[value] = editor.names.fresh(
-                    f"{graph.values[value].name}_magnitude"
-                )
-                made = editor.make("Abs", [proto.input[port]], [magnitudes[value]], "")
+            if (value, node.scope) not in magnitudes:
+                name = editor.names.fresh(f"{graph.values[value].name}_magnitude")
+                made = editor.make("Abs", [proto.input[port]], [name], "")
                 editor.insert_after(node.index, made)
-            proto.input[port] = magnitudes[value]
+                magnitudes[value, node.scope] = name
+            proto.input[port] = magnitudes[value, node.scope]
         proto.name, name = "", editor.names.fresh(f"{node.proto.output[0]}_magnitude")
         proto.output[:] = [name]
         editor.insert_after(node.index, proto)
-        watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
+        watch(node, name)
     return editor.finish(), watched
 
 
@@ -143,7 +151,7 @@ def centred_norms(
 
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
-    """Yield nodes of the main graph whose sums are float16, and do not follow from their results."""
+    """Yield nodes whose sums are float16, and do not follow from their results."""
     products = {
         op for op, fact in profile.products.items() if fact.accumulator == "float16"
     }
@@ -151,8 +159,8 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
         op for op, fact in profile.sums.items() if fact.accumulator == "float16"
     } - _ROOTS
     for node in graph.nodes_of(frozenset(products | sums)):
-        value = node.outputs[0]
-        if node.scope == 0 and value != ABSENT and graph.types[value] == FLOAT:
+        value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
+        if is_open and value != ABSENT and graph.types[value] == FLOAT:
             yield node
 
 
@@ -172,7 +180,7 @@ def partial_sums(
         largest: largest magnitude by name, those included.
         shapes: shapes by value on the samples.
     """
-    found: dict[str, Partial] = {}
+    found, names = dict[str, Partial](), value_names(graph)
     for item in watched:
         node = graph.nodes[item.node]
         if node.key in profile.cancelling:
@@ -190,8 +198,8 @@ def partial_sums(
     for node in graph.nodes_of(
         _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
     ):
-        name = graph.values[node.outputs[0]].name
-        if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
+        name = names[node.outputs[0]]
+        if node.key == "ReduceL2" and largest.get(name):
             found[name] = Partial(
                 largest[name] ** 2, summed_terms(node, shapes) or 1, power=2
             )
@@ -420,25 +428,27 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
         if options.rescale and options.low is FLOAT16
         else None
     )
-    proto, inner = with_body_ranges(graph)
-    wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
+    wide, watched = graph, list[Watch]()
     if profile is not None and run.samples.has(0):
-        proto, watched = with_magnitudes(wide, profile)
+        proto, watched = with_magnitudes(graph, profile)
+        wide = Graph.of(proto, graph.folder) if watched else graph
+    proto, inner = with_body_ranges(wide)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = largest_magnitudes(written, run)
-    found = of_bodies(largest, inner, value_names(graph))
+    largest = of_bodies(largest_magnitudes(written, run), inner, value_names(wide))
+    own = set(value_names(graph).values())
+    found = {name: reach for name, reach in largest.items() if name in own}
     if profile is None or not watched:
         return graph, Ranges(found)
     feeds = check_inputs(graph.model, run.samples[0])
-    shapes = wide.shapes_of(
+    shapes = graph.shapes_of(
         {
             name: feed.shape
             for name, feed in feeds.items()
             if isinstance(feed, np.ndarray)
         }
     )
-    sums = partial_sums(wide, profile, watched, largest, shapes)
-    return graph, Ranges(found, sums, centred_norms(wide, profile, watched, largest))
+    sums = partial_sums(graph, profile, watched, largest, shapes)
+    return graph, Ranges(found, sums, centred_norms(graph, profile, watched, largest))
 
 
 def _beyond(

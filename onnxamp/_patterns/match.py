@@ -63,7 +63,10 @@ class Form(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The standard op that forms are, the opset it starts at, and attributes that it always has."""
+    """The standard op that forms are, the opset it starts at, and attributes that it always has.
+
+    ``own`` has the op of ONNX Runtime itself that stands for it where the opset cannot be reached, by target.
+    """
 
     name: str
     called: str
@@ -71,6 +74,7 @@ class Kind(NamedTuple):
     op: str
     opset: int
     attributes: Mapping[str, Any]
+    own: Mapping[str, str]
 
 
 class FormTable(NamedTuple):
@@ -94,6 +98,7 @@ def form_table() -> FormTable:
             row["op"],
             row["opset"],
             row.get("attributes", {}),
+            row.get("own", {}),
         )
         for name, row in data.items()
     }

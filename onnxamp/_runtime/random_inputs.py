@@ -3,12 +3,15 @@
 =====================================  =====================================================================
 input                                  numbers
 =====================================  =====================================================================
-indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if its size is unknown
+indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if its size is unknown; as many tokens as
+                                       there are features for them are the one that those replace
 positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table; a decoder's begin
                                        behind what its caches hold
 masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros; ones alone in a decoder with
 bool, attention masks)                 caches, which counts its tokens by them
 ``use_cache_branch``                   whether caches hold something
+grids (by name)                        1 frame, and rows and columns that the patches fill
+sizes of images (by name)              height and width of the images
 lengths (by name)                      the size of the first open dimension that is no leading one, or 1
 factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4
@@ -32,7 +35,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from math import prod
+from math import isqrt, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -294,8 +297,9 @@ def _maker(
         if axis and is_open(dim)
     )
     length = sizes.get(next(inner, ""), 1)
+    counts = [sizes[name] for name in named.counted]
     uses = {
-        value: use._replace(bound=length) if use.role is Role.LENGTH else use
+        value: _completed(use, length, next(iter(counts), 0), _extent(entries, sizes))
         for value, use in uses.items()
     }
     return InputMaker(
@@ -308,6 +312,33 @@ def _maker(
         sizes=sizes,
         uses=uses,
     )
+
+
+def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Use:
+    """A use with what follows from the sizes of other inputs: ``count`` patches or features, and images' ``extent``."""
+    match use.role:
+        case Role.LENGTH:
+            return use._replace(bound=length)
+        case Role.GRID:
+            rows = next(n for n in range(isqrt(max(count, 1)), 0, -1) if count % n == 0)
+            return use._replace(row=(1, rows, count // rows))
+        case Role.EXTENT:
+            return use._replace(row=extent)
+        case Role.INDEX if use.marker is not None:
+            return use._replace(marked=count)
+    return use
+
+
+def _extent(
+    entries: Mapping[int, ValueInfoProto], sizes: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Height and width of the images among the inputs."""
+    shapes = (
+        _shape(entry.name, entry.type, sizes)
+        for entry in entries.values()
+        if entry.type.tensor_type.elem_type == TensorProto.FLOAT
+    )
+    return next((shape[-2:] for shape in shapes if len(shape) > 3), (1, 1))
 
 
 def _has_shape(kind: TypeProto) -> bool:
@@ -374,7 +405,9 @@ def _tensor(
     if dtype.kind == "O":
         return np.full(shape, "a", dtype)
     if use.role is Role.INDEX:
-        numbers = generator.integers(0, max(use.bound or 1, 1), shape)
+        numbers = _indices(generator, shape, use)
+    elif use.row and shape[-1:] == (len(use.row),):
+        numbers = np.broadcast_to(use.row, shape)
     elif use.role is Role.POSITION:
         past = use.past or 0
         places = _last_axis(shape) + past
@@ -400,6 +433,18 @@ def _tensor(
     else:
         numbers = generator.standard_normal(shape)
     return np.asarray(numbers).astype(dtype)
+
+
+def _indices(
+    generator: np.random.Generator, shape: tuple[int, ...], use: Use
+) -> npt.NDArray[np.int64]:
+    """Indices, of which the first so many are the marker, if there is one, and no others."""
+    bound = max(use.bound or 1, 1)
+    numbers = generator.integers(0, bound, shape)
+    if use.marker is not None and use.marked:
+        numbers[numbers == use.marker] = (use.marker + 1) % bound
+        numbers.reshape(-1)[: use.marked] = use.marker
+    return numbers
 
 
 def _last_axis(shape: tuple[int, ...]) -> npt.NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from onnx import ModelProto, NodeProto, helper
@@ -16,6 +16,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import folded_first
 from onnxamp._ops.signature import lookup
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
@@ -242,6 +243,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     found = find_folds(graph, with_weights=selection.changes_weights)
     folds = [fold for fold in found if selection.takes(graph, fold)]
     reached = graph.book.opsets[""]
+    folds = [_own(fold, target) if fold.opset > reached else fold for fold in folds]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
     if late:
@@ -254,6 +256,13 @@ def apply(draft: Draft, options: Options) -> Passed:
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
     return Passed(result, tuple(notes), requested, tuple(refused))
+
+
+def _own(fold: Fold, target: str) -> Fold:
+    """The fold into an op of ONNX Runtime itself, which needs no opset; the same fold where the target has none."""
+    kind = form_table().kinds.get(fold.kind)
+    own = None if kind is None else kind.own.get(device_of(target))
+    return fold if own is None else replace(fold, op=own, opset=1)
 
 
 def reachable(
