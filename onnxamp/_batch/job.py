@@ -470,6 +470,6 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
         return replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
     if not diff.passed and not diff.skipped:
         why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
-        message = f"It failed its validation, and is in {conversion.target}: {why}"
+        message = f"It failed validation and was written to {conversion.target}: {why}"
         return replace(row, outcome="failed", message=message)
     return row

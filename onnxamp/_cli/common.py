@@ -144,11 +144,11 @@ def target_of(
     is_same = target.exists() and path.exists() and target.samefile(path)
     if is_same and not given.in_place:
         raise ArgumentError(
-            f"{str(target)!r} is the model itself: name another output, or replace it with --in-place."
+            f"{str(target)!r} is the model itself: choose another output, or use --in-place to replace it."
         )
     if given.in_place and not is_same:
         raise ArgumentError(
-            f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
+            f"--in-place replaces {str(path)!r}, but -o names {str(target)!r}: drop one of the two."
         )
     files = [file for file in model.files if not (file == path and is_same)]
     failed = failed_name(target) if may_fail else None
@@ -189,11 +189,11 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
     for path in wanted:
         target, name, fault = path.resolve(), repr(str(path)), ""
         if target in taken:
-            fault = f"{name} is read or written already: choose another name for the output."
+            fault = f"{name} is already read or written by this command: choose another name for the output."
         elif target.is_dir():
             fault = f"The output {name} is a folder: name a file."
         elif path in here and _is_printed_to(path):
-            fault = f"{name} is where reports and warnings go: name another file."
+            fault = f"{name} receives reports and warnings: name another file."
         elif path.exists() and not path.is_file():
             fault = f"The output {name} is not a regular file: choose another name."
         if fault:

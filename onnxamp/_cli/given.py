@@ -121,7 +121,7 @@ def given_samples(given: Given) -> "Samples | None":
         return None
     if given.dims or _changed(given):
         raise ArgumentError(
-            "--inputs replaces random inputs: --samples, --dim and --seed have no effect with it."
+            "--inputs replaces random inputs, so --samples, --dim and --seed have no effect."
         )
     from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
@@ -139,7 +139,7 @@ def given_prompts(given: Given) -> "Prompts | None":
         return None
     if given.inputs:
         raise ArgumentError(
-            "--inputs and --prompts both say what models run on: drop one of the two."
+            "--inputs and --prompts both supply inputs: drop one of the two."
         )
     from onnxamp._runtime.prompts import Prompts  # noqa: PLC0415 - few commands take prompts
 

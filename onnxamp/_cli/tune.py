@@ -119,16 +119,16 @@ def _compared(
 
 
 _OF_MODELS: Final = {
-    "inputs": "its function brings them",
-    "samples": "its function brings them",
-    "seed": "its function brings them",
-    "dims": "its function brings them",
+    "inputs": "its function supplies them",
+    "samples": "its function supplies them",
+    "seed": "its function supplies them",
+    "dims": "its function supplies them",
     "accept": "its function judges",
-    "pick": "choices are of each model",
+    "pick": "each model has its own candidates",
     "jobs": "its function runs all models in this process",
     "cluster": "its function runs all models in this process",
     "in_place": "results go to a folder",
-    "rescale": "exponents are found where they are needed",
+    "rescale": "a pipeline finds exponents where it needs them",
     "rounding": "weights are rounded to nearest",
 }
 """Options for a single model, and why a pipeline does not take them."""
@@ -148,7 +148,7 @@ def tune_manifest(given: Given) -> None:
         )
     if given.times != TIMES[0]:
         raise ArgumentError(
-            f"--times is for a single model: those of a pipeline are {TIMES[0]} estimates."
+            f"--times is for a single model: times of a pipeline are {TIMES[0]} estimates."
         )
     pipeline = make_pipeline(manifest, _settings(given, typed))
     folder = _folder(manifest, given.output)
@@ -182,7 +182,7 @@ def tune_manifest(given: Given) -> None:
     )
     if not tuned.held:
         raise click.ClickException(
-            f"The models are in {folder}, but exceed the tolerance together."
+            f"The models are in {folder}, but together they exceed the tolerance."
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, Final, TypeVar
@@ -12,8 +12,11 @@ from onnxamp._decide.decision import explain
 from onnxamp._decide.pins import variable_names
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._decide.words import told
+from onnxamp._dtypes import FLOAT
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
-from onnxamp._graph.view import ABSENT
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import Quantized, quantized_nodes
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.storage import write_file
 from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
@@ -63,6 +66,30 @@ class HazardRow:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedPart:
+    """Nodes of a quantized network that share a type and a role.
+
+    Attributes:
+        type: "int8", "float8e4m3fn", "int4", ...; "float" of what is not quantized.
+        role: "scales" (they quantize or dequantize), "products" (of dequantized factors), "integers" (kernels that
+            read integers) or "rest".
+        ops: op type -> number of nodes.
+        low: how many have low-precision floats.
+        float32: label of a node whose floats stay float32 -> why.
+    """
+
+    type: str
+    role: str
+    ops: Mapping[str, int]
+    low: int
+    float32: Mapping[str, str]
+
+
+_REST: Final = Quantized("float", "rest")
+_FIXED: Final = "its schema takes float32 alone"
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
     """Which float has which precision, and why. ``str(plan)`` is a table.
@@ -76,6 +103,7 @@ class Plan(Shown):
         cost: cost of the new Casts, of weights that stay float32, and of gains that were passed over, in 64ths of the
             launch of a Cast.
         warnings: about options that match nothing or cannot be obeyed, in sentences.
+        quantized: the nodes by type and role, where the model is quantized.
 
     Example:
         >>> import onnxamp
@@ -91,6 +119,7 @@ class Plan(Shown):
     casts: int
     cost: int
     warnings: tuple[str, ...]
+    quantized: tuple[QuantizedPart, ...] = ()
 
     @property
     def level(self) -> str:
@@ -155,12 +184,14 @@ def make_plan(analysis: Analysis) -> Plan:
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
     verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
+    of_nodes = dict[int, list[PlanRow]]()
     for name, variable, verdict in zip(names, variables, verdicts, strict=True):
         op = (
             "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
         )
         why = verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), *name, op, verdict.low, *why))
+        of_nodes.setdefault(variable.node, []).append(rows[-1])
     hazards = (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards)
     return Plan(
         options=analysis.options,
@@ -170,7 +201,34 @@ def make_plan(analysis: Analysis) -> Plan:
         casts=len(analysis.edits.casts),
         cost=analysis.decision.cost,
         warnings=analysis.pins.warnings,
+        quantized=tuple(_parts(graph, analysis.options.low.tensor, of_nodes)),
     )
+
+
+def _parts(
+    graph: Graph, low: str, of_nodes: Mapping[int, Sequence[PlanRow]]
+) -> Iterator[QuantizedPart]:
+    """Yield the nodes of a quantized network by type and role, in the order in which they come."""
+    quantized = graph.ask(quantized_nodes)
+    parts = dict[Quantized, list[Node]]()
+    for node in graph.nodes if quantized else ():
+        if node.index in quantized or (
+            node.index in of_nodes and node.key not in CONSTANTS
+        ):
+            parts.setdefault(quantized.get(node.index, _REST), []).append(node)
+    for (kind, role), nodes in sorted(parts.items(), key=lambda part: part[0] == _REST):
+        lows, kept = 0, dict[str, str]()
+        for node in nodes:
+            rows = of_nodes.get(node.index, ())
+            high = [row.why for row in rows if not row.low]
+            types = {graph.types[value] for value in node.inputs if value != ABSENT}
+            if rows and len(high) == len(rows):
+                kept[node.label] = high[0]
+            elif rows or low in types:
+                lows += 1
+            elif FLOAT in types:
+                kept[node.label] = _FIXED
+        yield QuantizedPart(kind, role, Counter(node.key for node in nodes), lows, kept)
 
 
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
@@ -186,6 +244,8 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan as JSON values, for :func:`plan_of`."""
     rest = {name: as_data(getattr(plan, name)) for name in _KEYS[2:]}
+    if not plan.quantized:
+        del rest["quantized"]
     return {"format": FORMAT, "options": plan.options.as_json(), **rest}
 
 
@@ -207,6 +267,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
         casts=_number(data, "casts"),
         cost=_number(data, "cost"),
         warnings=_records(str, data, "warnings"),
+        quantized=_records(QuantizedPart, {"quantized": [], **data}, "quantized"),
     )
 
 
@@ -251,7 +312,7 @@ def _check_keys(data: Any) -> None:
         raise ArgumentError("it is not an onnxamp plan; --save-plan writes one.")
     if data["format"] != FORMAT:
         raise ArgumentError(
-            f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}."
+            f"it has format {data['format']!r}, but this version of onnxamp reads {FORMAT}."
         )
     if unknown := sorted(data.keys() - _KEYS):
         raise ArgumentError(

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
+from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Several, Tensor
 
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
@@ -208,8 +209,13 @@ def _cumsum(call: Call) -> Grads:
     return call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)
 
 
+def _cast(call: Call) -> Tensor:
+    """Integers that have gradients have them in float32."""
+    return call.dy.cast(call.x.elem) if call.x.elem in FLOAT_ELEMS else call.dy
+
+
 RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("Cast", "CastLike"), lambda call: call.dy.cast(call.x.elem)),
+    **dict.fromkeys(("Cast", "CastLike"), _cast),
     "Abs": lambda call: call.dy * call.x.op("Sign"),
     "Acos": lambda call: -(call.dy / (1 - call.x * call.x).op("Sqrt")),
     "Acosh": lambda call: call.dy / (call.x * call.x - 1).op("Sqrt"),

@@ -10,7 +10,13 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import linear, movement, normalisations, pointwise
+from onnxamp._gradients import (
+    linear,
+    movement,
+    normalisations,
+    pointwise,
+    quantized,
+)
 from onnxamp._gradients.recurrent import UNROLLED, unroll
 from onnxamp._gradients.writer import (
     MIN_OPSET,
@@ -37,8 +43,9 @@ RULES: Final[Mapping[str, Rule]] = {
     **movement.RULES,
     **normalisations.RULES,
     **pointwise.RULES,
+    **quantized.RULES,
 }
-"""Rules by op type of ai.onnx."""
+"""Rules by key of the op."""
 
 FORWARD: Final[Mapping[str, Forward]] = {
     **linear.FORWARD,

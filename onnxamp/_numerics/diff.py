@@ -505,7 +505,7 @@ class UpgradeProof:
             self._verdicts[changed] = (
                 None
                 if is_same
-                else f"float32 results would change already: {why.rstrip('.')}"
+                else f"float32 results would change as well: {why.rstrip('.')}"
             )
         return self._verdicts[changed]
 

@@ -352,7 +352,7 @@ class Measurement:
         if self.broken:
             return f"Inf in {self.broken} of {self.elements} elements, where the largest is {self.reference_max:.4g}"
         if self.vanished:
-            return f"{self.vanished} of {self.elements} elements vanished: zero, where the reference is not small"
+            return f"{self.vanished} of {self.elements} elements vanished: they are zero where the reference is not small"
         return None
 
     def __add__(self, other: "Measurement") -> "Measurement":

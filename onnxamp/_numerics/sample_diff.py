@@ -426,9 +426,7 @@ def _differences(reference: Any, result: Any) -> list[str]:
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]
         texts = [f"The map lacks the {_keys(lost)}."] if lost else []
-        return texts + (
-            [f"Only the map of the result has the {_keys(new)}."] if new else []
-        )
+        return texts + ([f"Only the result's map has the {_keys(new)}."] if new else [])
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
             return [

@@ -11,7 +11,7 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -23,7 +23,12 @@ from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.statistics import SENTINEL
-from onnxamp._numerics.backward import SUMMED, WrittenPiece, expanded
+from onnxamp._numerics.backward import (
+    SUMMED,
+    WrittenPiece,
+    expanded,
+    moved_integers,
+)
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
@@ -154,6 +159,8 @@ class GradientWalk:
     low: Format
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
+    _integers: Container[str] = ()
+    """What has gradients though it is not float32."""
 
     def run(self, feeds: Feeds, number: int = 0) -> Sensitivities:
         """Measure a sample; its number seeds the signs.
@@ -163,6 +170,7 @@ class GradientWalk:
         """
         runner = self.model.prepare(feeds)
         flow = runner.flow
+        self._integers = moved_integers(flow.nodes, flow.types)
         parts = [
             nodes[at : at + _NODES]
             for nodes in parts_of(flow, range(len(flow.nodes)), self.model.budget // 4)
@@ -257,7 +265,7 @@ class GradientWalk:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, values[entry.name].shape())
         graph = Graph.of(expanded(model))
-        written = WrittenPiece(graph, self.low, flow, self.arithmetic)
+        written = WrittenPiece(graph, self.low, flow, self.arithmetic, self._integers)
         fed = written.finish(seeded)
         # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
         for entry in written.model.graph.input:

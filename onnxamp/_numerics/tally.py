@@ -90,12 +90,12 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
     )
     if floats and all(count == diff.size for diff, count in spoiled):
-        text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
+        text = "The reference's outputs are NaN or infinite throughout: there is nothing valid to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
     if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
         text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
         return replace(
-            report, skipped=f"{text}: its outputs cannot tell what low precision does."
+            report, skipped=f"{text}: its outputs say nothing about low precision."
         )
     return report
 

@@ -119,10 +119,10 @@ def _told(shipped: Shipped) -> Iterator[str]:
     yield f"A folder for {shipped.kind}: its models have the types that it takes, and {copied} beside them are copied."
     if shipped.left:
         names = ", ".join(shipped.left)
-        yield f"Left out, since their names say that they hold other types of the same network: {names}."
+        yield f"Skipped, because their names say that they are the same network in other types: {names}."
     if shipped.kept:
         names = ", ".join(shipped.kept)
-        yield f"These files were there in another form, and stay as they are: {names}."
+        yield f"These files already exist with other contents and stay as they are: {names}."
 
 
 def row_line(row: Outcome) -> str:
@@ -159,7 +159,7 @@ def _verdict(report: FolderReport) -> Verdict:
     processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
     has_failed = any(row.has_failed for row in report.rows)
-    why = "Nothing changed since these models failed, so nothing was tried; --retry tries again."
+    why = "These models failed before, and nothing has changed since: --retry tries them again."
     return Verdict(
         Status.FAILED if has_failed else Status.PASSED,
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",

@@ -50,6 +50,7 @@ def check_report(
         _figures(audit) if audit else (),
         (
             section("Findings", finding_items(audit)),
+            section("Scales at risk", _scales(audit) if audit else ()),
             section(
                 "Device placement", _placement(audit) if audit else (), on_page=False
             ),
@@ -159,6 +160,7 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
     domains = sorted(audit.opsets.items(), key=lambda entry: entry[0] != "")
     figures = [
         *node_figure(dtype, counted),
+        *_quantized(audit),
         *(traffic_figures(audit) if audit.nodes else ()),
         Figure("weights", size(sum(audit.weight_bytes.values())), ", ".join(weights)),
         *_providers(audit),
@@ -173,6 +175,28 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
         built = size(engine.bytes) if engine.built else "not built"
         figures.append(Figure("engine", built, f"strongly typed, {engine.by}"))
     return tuple(figures)
+
+
+def _quantized(audit: Audit) -> Iterator[Figure]:
+    """Nodes of a quantized network, by type and role."""
+    counts = Counter(node.quantized for node in audit.nodes if node.quantized)
+    if counts:
+        kinds = ", ".join(f"{times:,} {kind}" for kind, times in counts.most_common())
+        yield Figure("quantized nodes", f"{counts.total():,}", kinds)
+
+
+def _scales(audit: Audit) -> Table:
+    """Scales that low precision does not hold; those that are low come first."""
+    ranked = sorted(audit.scales, key=lambda scale: scale.stored != scale.low)
+    rows = (
+        Row(
+            (scale.node, scale.op, scale.type, scale.stored, scale.why),
+            Status.FAILED if scale.stored == scale.low else None,
+        )
+        for scale in ranked
+    )
+    columns = ("node", "op", "type", "scale", "why it is at risk")
+    return table(columns, rows, shown=_ROWS, prose=(4,), drop=(1, 2))
 
 
 def _precisions(audit: Audit) -> Counter[str]:
@@ -250,7 +274,7 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
             else "No exponents bring them into range."
         )
         return text, none
-    inputs = " on these made-up inputs" if run.fit.made_up else ""
+    inputs = " on these random inputs" if run.fit.made_up else ""
     which = f"{fitting:,} of them fit"
     if fitting == len(values):
         which = "It fits" if one else "All fit"

@@ -138,7 +138,7 @@ def first_bad_sentence(bad: FirstBad) -> str:
     made = f"{bad.value!r} ({where})"
     if bad.breaks:
         return f"The first bad value is {made}: {bad.alarm}."
-    return f"No single op is at fault: errors accumulate, and exceed the limit for good from {made} on: {bad.alarm}."
+    return f"No single op is at fault: errors accumulate, and stay above the limit from {made} on: {bad.alarm}."
 
 
 def outputs_match(diff: DiffReport) -> str:
@@ -223,7 +223,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
     return (
         section("Outputs", _outputs(diff)),
         section("Detections", _detections(diff)),
-        section("What quantization costs, and low precision", _costs(diff)),
+        section("Cost of quantization and of low precision", _costs(diff)),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )
@@ -350,8 +350,8 @@ def _detections(diff: DiffReport) -> list[Part]:
         for d in diff.detections
     )
     told = (
-        "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
-        " near-equal ones may change places (--metric elements compares them in place)."
+        "These outputs list what the model selected by value. onnxamp matches rows before it compares them,"
+        " because near-equal ones may swap places (--metric elements compares them in place)."
     )
     return [hint(told), table(columns, rows, right=range(1, 8), drop=(5, 6))]
 
@@ -387,7 +387,7 @@ def _layers(diff: DiffReport) -> list[Part]:
         return []
     columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
-    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2. Local: of this op alone."
+    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2, local ones those of the op alone."
     layers = table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6))
     return [hint(told), layers]
 

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from math import isfinite, isnan
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._errors import printable
 
@@ -102,6 +102,13 @@ def tally(names: Iterable[str], longest: int | None = None) -> str:
     )
     more = 0 if longest is None else len(counts) - longest
     return f"{shown} and {count(more, 'more op type')}" if more > 0 else shown
+
+
+def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
+    """Return nodes, each with the detail that there is."""
+    return tuple(
+        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
+    )
 
 
 def opset_text(opsets: Iterable[tuple[str, int]]) -> str:

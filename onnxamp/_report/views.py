@@ -37,13 +37,13 @@ class _View(NamedTuple):
 
 
 _VIEWS: Final[Mapping[str, _View]] = {
-    "Plan": _View("inspect", "plan_report", ("rows", "hazards")),
+    "Plan": _View("inspect", "plan_report", ("rows", "hazards", "quantized")),
     "Conversion": _View("conversion", "conversion_report", ("weights",)),
     "DiffReport": _View(
         "comparison", "diff_report", ("outputs", "layers", "judgements", "detections")
     ),
     "RunCheck": _View("check", "run_report", ("values",)),
-    "Audit": _View("check", "check_report", ("nodes", "findings")),
+    "Audit": _View("check", "check_report", ("nodes", "findings", "scales")),
     "TunedPipeline": _View("pipeline", "pipeline_report", ("models", "trials")),
     "Tuned": _View("tuning", "outcome_report", ("candidates", "kept")),
     "BenchReport": _View("bench", "bench_report", ("timings", "models", "causes")),

@@ -116,6 +116,7 @@ class Tuned(Shown):
         exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
         room: the share of the estimated time that a better use of the tolerance could still save, at most, by the
             errors of the candidates; None where time was not what was saved, or was measured on whole models.
+        coarse: the part of the tolerance that allows for what rounding to integers costs the model itself.
         compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
             fastest candidate was chosen, so that nothing was to be gained.
 
@@ -152,6 +153,7 @@ class Tuned(Shown):
     timed: tuple[tuple[str, float], ...] = ()
     compensation: Compensation | None = None
     room: float | None = None
+    coarse: float = 0.0
 
     @property
     def is_slower(self) -> bool:

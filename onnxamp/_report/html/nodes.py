@@ -32,7 +32,8 @@ class Message(NamedTuple):
 class NodeRow:
     """A node, while facts about it are gathered and when they are.
 
-    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown.
+    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown;
+    ``quantized`` is as in :class:`onnxamp._audit.findings.NodeFacts`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class NodeRow:
     scope: str = ""
     precision: str = ""
     provider: str = ""
+    quantized: str = ""
     verdicts: list[tuple[str, str, str, bool]] = field(default_factory=list)
     """(type parameter, reason, detail, low)."""
     messages: list[Message] = field(default_factory=list)
@@ -176,7 +178,7 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
             level = Level.WARNING if item.fault in _MILD else Level.ERROR
             yield Message(level, f"fault of {item.value}: {item.fault}{cause}")
         elif item.inherited:
-            yield Message(Level.NOTE, f"{item.value} inherits a fault of its inputs")
+            yield Message(Level.NOTE, f"{item.value} inherits a fault from its inputs")
         return
     if item.note:
         yield Message(Level.NOTE, f"{item.value} was not measured: {item.note}")
@@ -211,7 +213,14 @@ def _skeleton(audit: Audit | None, plan: Plan | None) -> list[NodeRow]:
     if audit is not None:
         nodes = sorted(audit.nodes, key=lambda node: node.position)
         return [
-            NodeRow(node.node, node.op, node.scope, node.precision, node.provider)
+            NodeRow(
+                name=node.node,
+                op=node.op,
+                scope=node.scope,
+                precision=node.precision,
+                provider=node.provider,
+                quantized=node.quantized,
+            )
             for node in nodes
         ]
     found: dict[tuple[str, str, int], NodeRow] = {}

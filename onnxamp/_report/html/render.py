@@ -202,7 +202,7 @@ def _data(page: Page) -> dict[str, Any]:
 
 
 def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
-    texts = ("op", "scope", "precision", "provider", "why", "reason")
+    texts = ("op", "scope", "precision", "provider", "quantized", "why", "reason")
     return {
         "name": [named(node.name) for node in nodes],
         **{text: _table(getattr(node, text) for node in nodes) for text in texts},
