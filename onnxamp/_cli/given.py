@@ -217,7 +217,7 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
     if path is None or is_remote(path):
         return options
     package = Packages(path.absolute().parent.parent).of(path.absolute())
-    if package is None:
+    if package is None or options.dtype not in package.kind.dtypes:
         return options
     if not given.quiet:
         folder, here = package.folder, Path.cwd()

@@ -72,9 +72,16 @@ def test_a_model_of_a_folder_gets_the_types_of_the_folder(kind: str) -> None:
     assert types(onnx.load("kept.onnx")) == types(onnx.load(path, load_external_data=False))
 
 
-def test_a_model_beside_nothing_is_like_any_other() -> None:
-    onnx.save(decoders.plain(), "model.onnx")
-    printed = run("convert", "model.onnx", "-o", "alone.onnx", "--no-validate")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_whose_folder_asks_for_nothing_is_like_any_other(dtype: str) -> None:
+    """There is no config, or the software does not take the type."""
+    if dtype == "float16":
+        onnx.save(decoders.plain(), "model.onnx")
+    else:
+        decoders.folder(Path("in"), "transformers.js", decoders.plain())
+        Path("in/onnx/model.onnx").rename("in/onnx/other.onnx")
+    path = "model.onnx" if dtype == "float16" else "in/onnx/other.onnx"
+    printed = run("convert", path, "-o", "alone.onnx", "--no-validate", "--dtype", dtype)
     assert "copies configs" not in printed.stderr
     assert set(types(onnx.load("alone.onnx")).values()) == {TensorProto.FLOAT, TensorProto.INT64}
 
