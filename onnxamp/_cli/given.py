@@ -9,13 +9,14 @@ from click.core import ParameterSource
 
 from onnxamp._cli.common import Given
 from onnxamp._cli.options import DataOption
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._ops.targets import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._target.targets import targets
@@ -195,6 +196,40 @@ def place_of(given: Given) -> Place:
         ArgumentError: a value is wrong.
     """
     return Place(given.jobs, given.cluster)
+
+
+def chosen_options() -> frozenset[str]:
+    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    context = click.get_current_context()
+    return frozenset(
+        name
+        for name in spelled_fields()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    )
+
+
+def in_its_folder(given: Given, options: Options, model: Model) -> Options:
+    """Return the options for a model, with the types that the software takes if its folder is of a kind that is known.
+
+    That is said, unless the command is quiet: converting the folder does more.
+    """
+    from onnxamp._batch.kinds import Packages  # noqa: PLC0415 - few commands write models
+
+    path = model.path
+    if path is None or is_remote(path):
+        return options
+    package = Packages(path.absolute().parent.parent).of(path.absolute())
+    if package is None or options.dtype not in package.kind.dtypes:
+        return options
+    if not given.quiet:
+        folder, here = package.folder, Path.cwd()
+        folder = folder.relative_to(here) if folder.is_relative_to(here) else folder
+        text = (
+            f"This model gets the types that {package.kind.name} takes, as it lies in such a folder."
+            f" 'onnxamp convert {folder} -o OUTDIR' also copies configs and tokenizers."
+        )
+        click.echo(printable(text), err=True)
+    return package.kind.adapted(options, chosen_options(), model)
 
 
 def run_options_of(given: Given, report: Report = silent) -> RunOptions:

@@ -16,7 +16,7 @@ from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.results import LayerDiff, Parting
-from onnxamp._numerics.texts import generated, perplexity
+from onnxamp._numerics.texts import defined, generated, perplexity
 from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_between
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.decoder import Decoder, tokens_input
@@ -123,6 +123,12 @@ class TwoModels(SideBySide):
             raise ArgumentError(
                 f"The models have different outputs: only the reference has {missing!r}."
             )
+        if self.decoder is not None and self.result.runs_whole(feeds):
+            one, other = (
+                defined(self.decoder, feeds, outputs)
+                for outputs in (walked.reference, walked.result)
+            )
+            walked = walked._replace(reference=one, result=other)
         detections, diffs = compare_matched(
             walked.reference, walked.result, self.selected
         )

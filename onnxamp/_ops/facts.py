@@ -55,6 +55,14 @@ class Product(NamedTuple):
         )
 
 
+class Window(NamedTuple):
+    """Outputs that hold a window of rows, while an attribute is set, and the input that counts them, less one."""
+
+    when: str
+    seen: int
+    caches: tuple[int, ...]
+
+
 class OutputParameter(NamedTuple):
     """The attribute that fixes a type parameter which only outputs have, and the element type where it is absent."""
 
@@ -151,6 +159,7 @@ class OpFacts:
     bounding_epsilons: Mapping[str, tuple[int, ...]]
     divisors: Mapping[str, tuple[int, ...]]
     products: Mapping[str, tuple[Product, ...]]
+    windows: Mapping[str, Window]
 
 
 @cache
@@ -204,6 +213,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),
     "tied_parameters": frozenset,
+    "windows": lambda row: Window(**row | {"caches": tuple(row["caches"])}),
 }
 """Readers of columns that hold more than values and lists of values."""
 

@@ -59,6 +59,7 @@ class Decoder(NamedTuple):
         positions: count the tokens along their last axis.
         masks: hold a one for each token that was seen, along their last axis.
         flags: say whether the caches hold something.
+        lengths: names of dimensions that are as long as a prompt.
     """
 
     tokens: str
@@ -66,6 +67,7 @@ class Decoder(NamedTuple):
     positions: frozenset[str]
     masks: frozenset[str]
     flags: frozenset[str]
+    lengths: frozenset[str]
 
     @classmethod
     def of(cls, model: Model) -> "Decoder":
@@ -102,14 +104,15 @@ class Decoder(NamedTuple):
         def those(role: Role) -> frozenset[str]:
             return frozenset(name for name in entries if roles[name] is role)
 
+        positions = those(Role.POSITION)
+        masks = {name for name in those(Role.MASK) if lengths[name] not in foreign}
         return cls(
             tokens=tokens,
             caches={name: present for name, present in caches.items() if present},
-            positions=those(Role.POSITION),
-            masks=frozenset(
-                name for name in those(Role.MASK) if lengths[name] not in foreign
-            ),
+            positions=positions,
+            masks=frozenset(masks),
             flags=those(Role.CACHED),
+            lengths=frozenset(lengths[name] for name in (tokens, *positions, *masks)),
         )
 
     def is_prompt(self, feeds: Feeds) -> bool:

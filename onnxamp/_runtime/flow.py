@@ -38,6 +38,7 @@ from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session
 from onnxamp._runtime.values import Feed, Feeds, as_typed
+from onnxamp._runtime.windows import with_defined_windows
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
@@ -236,6 +237,8 @@ def flow_of(
     graph = Graph.of(written)
     low, lowest = _low_values(graph), lowest_precision(graph.types)
     own = frozenset(graph.scopes[0].names)
+    graph = with_defined_windows(graph)
+    written = graph.model
     if lowest != "float32" and emulated:
         sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
         written = emulate_graph(

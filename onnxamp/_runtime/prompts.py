@@ -110,7 +110,7 @@ class PromptWriter:
         self.decoder = Decoder.of(reference.model)
         draw = draw_of(reference.model, seed, dims)
         maker = draw.determined().maker()
-        if not maker.is_told:
+        if maker.untold - self.decoder.lengths:
             # What a session keeps of made-up inputs is not of the prompts, which have the same numbers.
             aside = replace(reference, outputs=OutputCache())
             maker = suited(draw, aside).maker()
@@ -139,9 +139,13 @@ class PromptWriter:
         named = self._maker.named
         lengths = {
             **dict.fromkeys(named.pasts, 0),
-            **dict.fromkeys(named.news, length),
+            **dict.fromkeys(self.decoder.lengths & named.formulas.keys(), length),
         }
-        return self._maker.make(self._seed, 0, lengths)
+        sample = self._maker.make(self._seed, 0, lengths)
+        # Caches that slide have rows from the beginning, which hold nothing.
+        for cache in self.decoder.caches:
+            sample[cache] = np.zeros_like(np.asarray(sample[cache]))
+        return sample
 
 
 def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:

@@ -109,12 +109,14 @@ class InputMaker(NamedTuple):
         Args:
             seed: non-negative.
             number: position of the sample, which tells whose turn it is: a prompt's, or a step's of a decoder.
-            lengths: sizes of dimensions in place of those that the turn has.
+            lengths: sizes of dimensions in place of those of the turn; caches that slide stay as long as they are.
         """
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
         sizes = self._sizes_of_turn(number, lengths or {})
-        past = next((sizes[name] for name in self.named.pasts), None)
+        past = next(
+            ({**sizes, **(lengths or {})}[name] for name in self.named.pasts), None
+        )
         feeds = {}
         for value, entry in self.entries.items():
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
@@ -145,23 +147,20 @@ class InputMaker(NamedTuple):
             return self.sizes
         chosen = {**self.tried, **turns[number % len(turns)], **lengths}
         if self.determined is not None:
-            chosen |= self._filled_windows(self.determined)
+            windows = self._windows(self.determined)
+            if windows and not lengths:
+                chosen |= dict.fromkeys(self.named.pasts, max(windows.values()))
+            chosen |= windows
             chosen = {**self.solved(chosen).sizes, **chosen}
         return self.named.resolve({**chosen, **self.dims})
 
-    def _filled_windows(self, determined: Determined) -> Mapping[str, int]:
-        """Lengths of all caches where some slide, and are as long as their window.
-
-        The others hold as many tokens, since ONNX Runtime leaves the rest of a window that is not full undefined.
-        """
-        lengths = {
+    def _windows(self, determined: Determined) -> Mapping[str, int]:
+        """Lengths of the caches that slide, which are as long as their windows."""
+        return {
             name: determined.sizes[name]
             for name in self.named.pasts
             if name in determined.forced & determined.sizes.keys()
         }
-        if not lengths:
-            return {}
-        return {**dict.fromkeys(self.named.pasts, max(lengths.values())), **lengths}
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
         """Return a generator of inputs with other sizes, and those that follow from them and the weights; given sizes
@@ -204,13 +203,13 @@ class InputMaker(NamedTuple):
         )
 
     @property
-    def is_told(self) -> bool:
-        """Whether names and weights tell all sizes, so that none need be tried."""
+    def untold(self) -> frozenset[str]:
+        """Dimensions whose sizes neither names nor weights tell, and that may have to be tried."""
         named = self.named
         told = {*self.dims, *named.batches, *named.pasts, *named.news, *named.totals}
         if self.determined is not None:
             told |= self.determined.sizes.keys()
-        return told.issuperset(named.plain)
+        return frozenset(named.plain) - told
 
     def shapes(self) -> Sequence[Shape | None]:
         """Return the shapes of the model's values for inputs of these sizes, by value."""

@@ -57,6 +57,36 @@ def test_rows_name_options_and_presets_that_exist() -> None:
         assert kind.names[-1].pattern == "*"  # every model has a name
 
 
+@pytest.mark.parametrize("kind", ["genai", "transformers.js", "optimum"])
+def test_a_model_of_a_folder_gets_the_types_of_the_folder(kind: str) -> None:
+    home = decoders.folder(Path("in"), kind, decoders.plain())
+    path = next(home.rglob("model.onnx"))
+    (row,) = convert().rows
+    result = next(Path("out").rglob("*.onnx"))
+    printed = run("convert", path, "-o", "alone.onnx")
+    assert printed.exit_code == 0, printed.output
+    assert "'onnxamp convert in -o OUTDIR' also copies configs and tokenizers." in " ".join(printed.stderr.split())
+    assert types(onnx.load("alone.onnx")) == types(onnx.load(result, load_external_data=False))
+    assert row.casts == sum(node.op_type == "Cast" for node in onnx.load("alone.onnx").graph.node) - 1  # of the mask
+    quiet = run("convert", path, "-o", "kept.onnx", "-q", "--io-types", "keep", "--no-validate")
+    assert not quiet.output
+    assert types(onnx.load("kept.onnx")) == types(onnx.load(path, load_external_data=False))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_whose_folder_asks_for_nothing_is_like_any_other(dtype: str) -> None:
+    """There is no config, or the software does not take the type."""
+    if dtype == "float16":
+        onnx.save(decoders.plain(), "model.onnx")
+    else:
+        decoders.folder(Path("in"), "transformers.js", decoders.plain())
+        Path("in/onnx/model.onnx").rename("in/onnx/other.onnx")
+    path = "model.onnx" if dtype == "float16" else "in/onnx/other.onnx"
+    printed = run("convert", path, "-o", "alone.onnx", "--no-validate", "--dtype", dtype)
+    assert "copies configs" not in printed.stderr
+    assert set(types(onnx.load("alone.onnx")).values()) == {TensorProto.FLOAT, TensorProto.INT64}
+
+
 @pytest.mark.parametrize("int4", [False, True])
 def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped(int4=int4))
