@@ -104,6 +104,8 @@ def convert_model(
         keep_nodes: names of nodes, or of their outputs, taken literally: these nodes stay float32.
         low_weights: regular expressions: weights whose whole name matches, or that of a node that reads them, are
             stored in low precision. A reader that stays float32 gets them through a Cast.
+        weights_only: store weights in low precision and compute everything in float32: the file is smaller, and nothing
+            is faster. Weights that low precision does not hold, and small ones, stay float32.
         init_max: nodes that read a constant with an element beyond this magnitude stay float32.
         data_max: nodes that read or write a float beyond this magnitude on the samples stay float32; the model runs
             for that. Nodes in bodies of loops and branches are not looked at.
