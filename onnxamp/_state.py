@@ -131,8 +131,8 @@ class State:
         )
         if changed:
             raise ArgumentError(
-                f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since."
-                " Delete it to begin anew, or name another file."
+                f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since"
+                " then. Delete it to start again, or name another file."
             )
 
     def drop(self, name: str) -> None:
@@ -171,7 +171,7 @@ class State:
         self._file.seek(0)
         head = self._file.readline()
         if head != _HEAD and not _HEAD.startswith(head):
-            raise ValueError("it does not begin as one")
+            raise ValueError("its first line is not that of a state file")
         self._end = len(head) if head == _HEAD else 0
         for number, data in enumerate(self._file if self._end else (), 2):
             if not _is_whole(data):
@@ -244,11 +244,8 @@ def opened(
         state = State(path, file)
         _lock(path, file, wait=renew and waits)
         _load(state, renew=renew)
-        try:
-            with cleaned_up(state._upload):
-                yield state
-        finally:
-            state._upload()
+        with cleaned_up(state._upload):
+            yield state
     except BaseException:
         with suppress(OSError):  # it is known what is wrong
             file.close()
@@ -264,8 +261,8 @@ def _load(state: State, *, renew: bool) -> None:
         except ValueError as error:
             if not renew:
                 raise ArgumentError(
-                    f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it to"
-                    " begin anew, or name another file."
+                    f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it"
+                    " to start again, or name another file."
                 ) from None
             state._file.truncate(0)
             state._load()

@@ -32,7 +32,7 @@ class OptionWarning(OnnxAmpWarning):
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     model16 = onnxamp.convert_model("models/encoder.onnx", white_list=["Sofmax"])
         >>> print(caught[0].message)
-        The op type 'Sofmax' of your lists does not occur in the model. Did you mean 'Softmax'?
+        The op type 'Sofmax' in your lists does not occur in the model. Did you mean 'Softmax'?
     """
 
 

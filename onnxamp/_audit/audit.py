@@ -52,7 +52,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     """Yield the nodes around Casts that the target's builder may refuse. Complexity: linear in nodes."""
     builder = builder_of(graph, target)
     for node, position in builder.constant_reads():
-        text = f"input {position} is a constant: {target}'s builder takes none there"
+        text = f"input {position} is a constant: {target}'s builder accepts none there"
         yield finding(node, "error", "kernel", text, "Put an Identity before it.")
     for node, why, action in _doubts(builder):
         text = f"{why}: {target}'s builder may refuse that"
@@ -65,7 +65,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
     low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in builder.stacked_up():
         if name := low_names.get(types[node.outputs[0]] or ""):
-            why = f"a loop stacks up its {name} results unchanged"
+            why = f"a loop stacks its {name} results unchanged"
             yield node, why, "Convert for TARGET, or make it float32."
     for node, first, second in builder.split_scales():
         if types[first.outputs[0]] != types[second.outputs[0]]:
@@ -79,7 +79,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
         loop = graph.producer(state)
         readers = {node.key for value in moved for node, _ in graph.consumers(value)}
         if loop is not None and "Cast" in readers:
-            action = "Convert for TARGET, or give what reads the state one type."
+            action = "Convert for TARGET, or give all readers of the state one type."
             yield loop, "its body moves a state that is cast after the loop", action
     for read in builder.reads:
         cast = graph.producer(read.value)
@@ -146,10 +146,10 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
 def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
     newest = release(target)
     if model.ir_version > newest.ir_version:
-        yield f"its IR version is {model.ir_version}, and {newest.ir_version} the newest that is read"
+        yield f"its IR version is {model.ir_version}, and {newest.ir_version} is the newest that it reads"
     opset = graph.book.opsets.get("", 0)
     if opset > newest.opset:
-        yield f"its opset is {opset}, and {newest.opset} the newest that is known"
+        yield f"its opset is {opset}, and {newest.opset} is the newest that it knows"
 
 
 _LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
@@ -194,18 +194,20 @@ def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> 
     why = f" ({rule['rule']})" if rule else ""
     text = f"{by} refuses it: {refusal.text}{why}"
     if node is None:
-        action = rule.get("cure") or "Look at the ops that it names."
+        action = rule.get("cure") or "Check the ops that the message names."
         return finding(refusal.node, "error", "engine", text, action)
     if node.precision in _LOW:
         action = f"Keep it float32: convert with --target {target}, or with --keep-node NAME or --black {node.op}."
     else:
-        action = "No precision cures it: replace the op, or load a plugin that has it."
+        action = (
+            "No precision fixes this: replace the op, or load a plugin that has it."
+        )
     return Finding("error", "engine", node.node, node.op, text, action)
 
 
 _FOLD: Final = (
-    "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"
-    " float32."
+    "onnxamp convert --fold turns each into a single op. A normalisation can then be low precision, because its kernel"
+    " sums in float32."
 )
 _FLOATS: Final = {
     FLOAT: "float32",

@@ -44,9 +44,7 @@ def home(target: str) -> str:
 def advice(target: str, typing: "Typing", refused: str | None) -> str:
     """How to bring a node back to the target's provider."""
     if refused is not None:
-        return (
-            "If it costs too much, export it another way: no precision brings it back."
-        )
+        return "No precision brings it back: if that costs too much, export the model differently."
     if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     rows, since = typing.kernels(target), typing.signature.since
@@ -58,7 +56,7 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
         kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows
     ):
         return f"{home(target)} has a kernel for older versions of the op: export with opset {since - 1} or lower."
-    return "It falls back in every precision: if it costs too much, replace the op."
+    return "The op falls back in every precision: replace it if that costs too much."
 
 
 def cure(target: str, typing: "Typing") -> str:
@@ -332,7 +330,7 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
     """That float32 is float16 on the target, if there is any."""
     if not computes_low(target) or FLOAT not in graph.types:
         return []
-    text = f"{target} computes in float16 whatever the types say: float32 protects no value"
+    text = f"{target} computes in float16 regardless of types, so float32 protects no value"
     action = "Make all values fit: onnxamp convert --rescale."
     return [finding("", "note", "hazard", text, action)]
 
@@ -342,7 +340,7 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
     text = (
         "no schema is known for this op: its types, kernels and hazards are not checked"
     )
-    action = "Declare its types (--custom-ops FILE); if it is no custom op, check its spelling and the opset imports."
+    action = "Declare its types (--custom-ops FILE). If it is not a custom op, check its spelling and the opset imports."
     return [
         finding(node, "note", "schema", text, action)
         for node in graph.nodes
@@ -386,17 +384,17 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
     if wrapped and has_kernel(cpu_of(target), typing.typed(raised)):
         return _between_casts(target, typing._replace(bound=raised), at, refused)
     if signature.has_function:
-        text = f"no kernel ({at}), and perhaps none for some node of its function body"
-        action = "Load the model once to see, or keep the op in float32."
+        text = f"no kernel ({at}), and possibly none for a node of its function body"
+        action = "Load the model to find out, or keep the op in float32."
         return Place("", "warning", "kernel", text, action)
     where = " or ".join(map(home, _providers(target)))
-    text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
+    text = f"no kernel ({at}) on {where}: the model will not load, or will fail when it runs"
     return _unbuilt(text, cure(target, typing))
 
 
 def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
     """The CPU, where its kernel takes the types as they are."""
-    text = f"no kernel on {home(target)} ({at}): runs on CPU, with its data copied there and back"
+    text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
     return Place("CPU", "warning", "fallback", text, advice(target, typing, refused))
@@ -404,7 +402,7 @@ def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
 
 def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
     """The CPU, where it runs in float32."""
-    text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
+    text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
     if device_of(target) == CPU:
@@ -419,13 +417,13 @@ def _in_engine(target: str, typing: Typing) -> Place:
         return Place(home(target))
     refused = kernel_limit(target, typing.node.proto, bound)
     because = f" ({refused})" if refused else ""
-    text = f"it is refused with these types ({typing.precision}){because}: no engine will be built"
+    text = f"the builder refuses it with these types ({typing.precision}){because}: no engine will be built"
     if raised != bound and typing.runs_on(target, raised):
         return _unbuilt(
             text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}."
         )
     if not any(row.covers(signature.since) for row in typing.kernels(target)):
-        text = f"it is taken in no precision (op version {signature.since}): no engine will be built"
+        text = f"the builder accepts it in no precision (op version {signature.since}): no engine will be built"
     return _unbuilt(text, "Replace the op, or load a plugin that has it.")
 
 
@@ -435,8 +433,10 @@ def _control_flow(target: str, typing: Typing) -> Place:
     for low in FORMATS.values():
         held = (name for name in typing.flowing if low.tensor in name)
         if not all(carries(target, node.key, signature, name) for name in held):
-            text = f"no kernel of opset {signature.since} passes on {low.name} values: the model will not load"
-            return _unbuilt(text, "Keep what it passes on in float32, or use float16.")
+            text = f"no kernel of opset {signature.since} passes {low.name} values on: the model will not load"
+            return _unbuilt(
+                text, "Keep the values that it passes on in float32, or use float16."
+            )
     for provider in _providers(target):
         if any(kernel.covers(signature.since) for kernel in typing.kernels(provider)):
             return Place(home(provider))
@@ -478,7 +478,7 @@ def _summary(
         yield finding("", "warning", "fallback", text)
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
-        text = f"{nodes} with shapes on CPU, as ONNX Runtime intends: that costs next to nothing"
+        text = f"{nodes} with shapes on CPU, as ONNX Runtime intends, at almost no cost"
         yield finding("", "note", "fallback", text)
 
 

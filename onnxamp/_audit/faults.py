@@ -148,7 +148,7 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
         if found is None:
             continue
         if port is None:
-            return f"has {len(inputs)} inputs, more than its schema knows"
+            return f"has {len(inputs)} inputs, more than its schema has"
         wanted = (
             bound[signature.param(port, position)]
             if port.type in signature.params
@@ -214,7 +214,7 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
                 "error",
                 "schema",
                 text,
-                "Rename one of them; an empty name will do.",
+                "Rename one of them, or remove its name.",
             )
         taken.add((node.scope, node.proto.name))
 
@@ -231,7 +231,7 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
         sorted({(entry.domain, entry.version) for entry in model.opset_import})
     )
     if not imports:
-        text = "the model imports no opset: its ops have no version"
+        text = "the model imports no opset, so its ops have no version"
         action = "Add the opset that it was exported for to opset_import."
         return [finding("", "error", "opset", text, action)]
     reason = _refusal(model.ir_version, imports)
@@ -353,9 +353,7 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
 
 
 _FLOATS: Final = FLOAT_TENSORS | {"tensor(double)"}
-_CLEAN: Final = (
-    "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
-)
+_CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts without changing any number."
 
 
 def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
@@ -422,7 +420,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity, text = (
         "warning",
-        "casts a value to a type that another Cast casts it to as well",
+        "casts a value to the same type as another Cast",
     )
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
         severity, text = (
@@ -430,9 +428,11 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
             "casts to the type that its input already has: runtimes drop it while they load",
         )
     elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
-        text = "is in a chain of Casts of which the first loses nothing: one Cast or none does the same"
+        text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:
-        text = "is one of a pair around data movement, which could move the narrow type"
+        text = (
+            "is one of a pair around data movement, which could move the narrower type"
+        )
     return finding(node, severity, "cast", text, _CLEAN)
 
 
@@ -450,5 +450,5 @@ def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
         first, second, third = (element_name(graph.types[value]) for value in values)
         if first == third and not is_lossless(first, second):
             text = f"undoes a Cast to {second}: the pair rounds, and costs two passes over the data"
-            action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the rest."
+            action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the others."
             yield finding(node, "note", "cast", text, action)

@@ -179,9 +179,9 @@ def low_hazards(
     kept = {hazard.node for hazard in hazards} - fused
     whys = {
         "they would break in float16": kept,
-        "they are quantized, or compute between such nodes": fused,
+        "they are quantized, or are between quantized nodes": fused,
     }
-    text = "a conversion to float16 keeps up to {} of its nodes float32: {}"
+    text = "a conversion to float16 keeps up to {} of its nodes in float32: {}"
     action = "onnxamp inspect -v shows which, and why."
     return [
         finding("", "note", "hazard", text.format(len(them), why), action)
@@ -268,7 +268,7 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
         "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
         "softmax": "a softmax decomposed into single ops in LOW: "
         + ("exponentials beyond 11 overflow, and their sums" if narrow else digits),
-        "magnitude": "a magnitude in LOW: its squares need twice the range of the result",
+        "magnitude": "a magnitude in LOW, whose squares need twice the range of the result",
     }
     for kind, text in texts.items():
         for match in patterns_of(graph, kind):
@@ -320,7 +320,9 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
             graph, node, through_roots=node.key in adds
         ):
             yield _hazard(
-                graph, node, "its epsilon is 0 in LOW: what it guards divides by zero"
+                graph,
+                node,
+                "its epsilon is 0 in LOW, so the op that it guards divides by zero",
             )
 
 
@@ -363,8 +365,8 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
         if not any(stats is not None and stats.has_infinite for stats in stored):
             continue
         if node.key == "Mul":
-            text = "multiplies by an infinite constant: 0 times that is NaN"
-            action = "Convert the original again: onnxamp convert saturates masks, and keeps other large numbers float32."
+            text = "multiplies by an infinite constant, which turns 0 into NaN"
+            action = "Convert the original again: onnxamp convert saturates masks and keeps other large numbers in float32."
             yield _hazard(graph, node, text, "error", action)
         elif mask_path(graph, node):
             text = "masks with infinities in LOW: a fully masked row becomes NaN"
@@ -389,8 +391,8 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
             continue
         path = (graph.nodes[index] for index in mask_path(graph, node))
         if any(step.key in ("Add", "Sub") and graph.is_low(step) for step in path):
-            text = "masks with the largest number of LOW: with a score added it is infinite, and a masked row NaN"
-            action = "Convert the original again (onnxamp convert takes half of it), or add the mask in float32."
+            text = "masks with the largest number of LOW: adding a score makes it infinite, and a masked row NaN"
+            action = "Convert the original again (onnxamp convert uses half of that number), or add the mask in float32."
             yield _hazard(graph, node, text, action=action)
 
 
@@ -509,24 +511,24 @@ def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """One finding for all weights that cannot be read: mostly the whole data file is missing."""
     for name, why in failures[:1]:
         more = (
-            f" The same goes for {len(failures) - 1} more weights."
+            f" The same is true of {len(failures) - 1} more weights."
             if len(failures) > 1
             else ""
         )
-        action = "Hazards are not checked, since they depend on the weights."
+        action = "Hazards are not checked, because they depend on the weights."
         yield finding(name, "error", "weight", why + more, action)
 
 
 def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
     """NaN is never intended. Infinities may be in masks, which have few numbers."""
     if contents.nan:
-        text = f"NaN among {type_name} weights: what reads them becomes NaN"
+        text = f"NaN among {type_name} weights: every op that reads them returns NaN"
         yield finding(
             name,
             "warning",
             "weight",
             text,
-            "Look at where the weights come from: they are broken.",
+            "The weights are broken: check where they come from.",
         )
     if (
         contents.infinite
@@ -534,7 +536,7 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
         and contents.elements >= _MANY
     ):
         text = f"infinities among {type_name} weights"
-        action = "Harmless in a mask. Otherwise a conversion overflowed: convert the original again (onnxamp convert)."
+        action = "Harmless in a mask. Elsewhere, a conversion overflowed: convert the original again (onnxamp convert)."
         yield finding(name, "note", "weight", text, action)
 
 
@@ -552,7 +554,7 @@ def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Find
             f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
         )
         action = (
-            "bfloat16 holds such numbers in full (--dtype bfloat16)."
+            "bfloat16 represents such numbers with all its digits (--dtype bfloat16)."
             if low is FLOAT16
             else ""
         )

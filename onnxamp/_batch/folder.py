@@ -59,7 +59,7 @@ def index_of(html: Path | None) -> Path | None:
     )
     if path.parent.exists() and not path.parent.is_dir():
         raise ArgumentError(
-            f"The place for pages {str(path.parent)!r} is a file: pages of a folder go to a folder."
+            f"The page folder {str(path.parent)!r} is a file: name a folder for the pages."
         )
     return path
 
@@ -77,7 +77,7 @@ def check_options(options: FolderOptions) -> None:
         )
     if options.conversion.rule is not None:
         raise ArgumentError(
-            "A rule is a function, and cannot be compared with that of an earlier run: use patterns."
+            "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
         )
     if options.validate and options.provider is not None:
         choose_provider(options.provider)
@@ -99,7 +99,7 @@ def check_options(options: FolderOptions) -> None:
         )
     if not options.validate and options.conversion.level != Level.AUTO:
         raise ArgumentError(
-            "accept judges the validation: leave validate as it is, or accept out."
+            "accept judges the validation, which validate=False skips: drop one of the two."
         )
     Accept.of(options.accept)
 
@@ -114,11 +114,11 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
         raise ArgumentError(f"{str(source)!r} is not a folder.")
     if target.exists() and not target.is_dir():
         raise ArgumentError(
-            f"The output {str(target)!r} is a file: results of a folder go to a folder."
+            f"The output {str(target)!r} is a file: name a folder for the results."
         )
     if inputs is not None and not inputs.is_dir():
         raise ArgumentError(
-            f"The inputs {str(inputs)!r} are not a folder: models of a folder need one."
+            f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
         )
     home = target.resolve()
     if source.resolve() == home or source.resolve().is_relative_to(home):
@@ -150,14 +150,14 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
         )
     if left_out and not jobs:
         raise ArgumentError(
-            f"By their names, all models below {str(source)!r} hold other types than float32 ({', '.join(left_out)}):"
+            f"Going by their names, all models below {str(source)!r} are not float32 ({', '.join(left_out)}):"
             " convert the files that they were made from."
         )
     if not jobs:
         raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
     if inputs is not None and all(job.inputs is None for job in jobs):
         raise ArgumentError(
-            f"{str(inputs)!r} holds inputs of none of the models: those of {jobs[0].name} would be in"
+            f"{str(inputs)!r} holds inputs for none of the models: inputs for {jobs[0].name} belong in"
             f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
         )
     return jobs
@@ -492,20 +492,17 @@ def _work(
         for position in running:
             sweep(jobs[position].target)
 
-    try:
-        with (
-            cleaned_up(swept),
-            place.workers(len(jobs), once=once) as workers,
-            closing(run(workers, work, jobs, started=started)) as results,
-        ):
-            for position, found in results:
-                del running[position]
-                finished += 1
-                result = _result(jobs[position], found)
-                yield result, workers.count
-                tell(result.row)
-    finally:
-        swept()
+    with (
+        cleaned_up(swept),
+        place.workers(len(jobs), once=once) as workers,
+        closing(run(workers, work, jobs, started=started)) as results,
+    ):
+        for position, found in results:
+            del running[position]
+            finished += 1
+            result = _result(jobs[position], found)
+            yield result, workers.count
+            tell(result.row)
 
 
 def _result(job: Job, found: Entry | Failed | Crash) -> Entry:

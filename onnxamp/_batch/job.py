@@ -44,8 +44,9 @@ from onnxamp._numerics.limits import Accept
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._runtime.decoder import tokens_input
 from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.prompts import Prompts, takes_prompts
+from onnxamp._runtime.prompts import Prompts
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
@@ -367,7 +368,11 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
 
 def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
     """Return what a model runs on: its inputs, or texts if it is a decoder."""
-    if job.inputs is None and options.prompts is not None and takes_prompts(model):
+    if (
+        job.inputs is None
+        and options.prompts is not None
+        and tokens_input(model.proto) is not None
+    ):
         return Prompts(options.prompts)
     return job.inputs
 
@@ -448,7 +453,14 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     worst = max(
         (output.rel_l2 for output in diff.outputs if output.is_float), default=None
     )
-    row = replace(row, error=worst, message=diff.skipped or "")
+    row = replace(
+        row,
+        error=worst,
+        message=diff.skipped or "",
+        outputs=tuple(one for one in diff.outputs if one.kl_divergence is not None),
+        tokens=diff.tokens,
+        perplexity=diff.perplexity,
+    )
     if diff.cure is not None:
         cure = diff.cure
         healed = f"{cure.outcome} Without it: {cure.failure}"
@@ -458,6 +470,6 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
         return replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
     if not diff.passed and not diff.skipped:
         why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
-        message = f"It failed its validation, and is in {conversion.target}: {why}"
+        message = f"It failed validation and was written to {conversion.target}: {why}"
         return replace(row, outcome="failed", message=message)
     return row

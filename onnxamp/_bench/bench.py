@@ -61,18 +61,18 @@ _REST: Final = 0.02
 """Seconds before a model runs after one of another engine, whose threads still wait busily for work."""
 _WARM_UP: Final = 2.0
 """Seconds that warming up may take, per model and batch size."""
-_CPU_NOTE: Final = (
-    "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing of a"
+CPU_NOTE: Final = (
+    "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing about a"
     " GPU."
 )
 _BROWSER_NOTE: Final = (
-    "A browser is timed in its page, with outputs read back; it tells no times per op."
+    "Times in a browser include reading outputs back. There are no times per op."
 )
 _UNTOLD_NOTE: Final = (
-    "The engine does not tell what its kernels take: times per op are left out."
+    "The engine reports no kernel times, so times per op are left out."
 )
 _SOFTWARE_NOTE: Final = (
-    "The device is software on the CPU: these times say nothing of a GPU."
+    "The device is software on the CPU: these times say nothing about a GPU."
 )
 
 
@@ -242,7 +242,7 @@ def _make_inputs(
         )
     if feeds is not None and batches:
         raise ArgumentError(
-            "Batches are for made-up inputs: given inputs have the sizes they have."
+            "Batch sizes apply only to random inputs: leave --batch or the inputs out."
         )
     lead = _leading_dimension(proto) if batches else ""
     text = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
@@ -278,7 +278,7 @@ def _leading_dimension(proto: ModelProto) -> str:
         names[dims[0].dim_param] += 1
     if not names:
         raise ArgumentError(
-            "No input has an open first dimension: the batch is fixed. Leave --batch out."
+            "No input has a dynamic first dimension, so the batch size is fixed: leave --batch out."
         )
     return names.most_common(1)[0][0]
 
@@ -363,7 +363,7 @@ def _load(
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
         raise ArgumentError(
-            f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}."
+            f"{label} needs inputs that the first model lacks: {', '.join(map(repr, missing))}."
         )
     given = {name: feeds[name] for name in takes}
     try:
@@ -451,7 +451,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         model.facts.lowest != "float32" and model.engine.emulates for model in models
     )
     notes = {
-        _CPU_NOTE: emulated,
+        CPU_NOTE: emulated,
         _SOFTWARE_NOTE: any(", software" in name for name in ran),
         _BROWSER_NOTE: in_pages,
         _UNTOLD_NOTE: any(

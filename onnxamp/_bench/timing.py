@@ -330,7 +330,7 @@ def _casts(e: Evidence) -> Said:
         yield (
             "casts",
             text,
-            "Lower what is between them: --lists fast, --level O3, or --io-types low at the borders.",
+            "Lower the nodes between them (--lists fast, --level O3), or the inputs and outputs (--io-types low).",
         )
 
 
@@ -362,7 +362,7 @@ def _fallbacks(e: Evidence) -> Said:
         yield (
             "fallback",
             text,
-            "onnxamp check MODEL says why, node by node, and what would bring it back.",
+            "onnxamp check MODEL names the reason for each node, and what would bring it back.",
         )
 
 
@@ -380,29 +380,29 @@ def _fusions(e: Evidence) -> Said:
     )[0]
     attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
-        text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 are in the way"
+        text = f"{lost.pop(attention[0])} attentions are not fused, because {softmax} Softmax are in float32"
         yield (
             "softmax",
             text,
-            "--lists fast lowers Softmax, too; its kernel accumulates in float32 all the same.",
+            "--lists fast also lowers Softmax, whose kernel still accumulates in float32.",
         )
     convs = [op for op in lost if op in executed().conv_activations]
     if convs and e.model.lowest != "float32":
         count = sum(lost.pop(op) for op in convs)
-        text = f"{count} activations no longer run inside their Conv: FusedConv is float32 only"
+        text = f"{count} activations no longer run inside their Conv, because FusedConv exists only in float32"
         yield (
             "fused conv",
             text,
-            "Nothing brings that back; it costs one pass over each such output.",
+            "Nothing brings that back. It costs one pass over each of these outputs.",
         )
     if lost:
-        text = "fusions that the original gets and this model does not: " + ", ".join(
+        text = "fusions that only the original gets: " + ", ".join(
             f"{op} ×{n}" for op, n in lost.items()
         )
         yield (
             "fusion",
             text,
-            "Convert with --fold, or look with 'onnxamp inspect' for Casts inside the pattern.",
+            "Convert with --fold, or use 'onnxamp inspect' to find Casts inside the pattern.",
         )
 
 
@@ -440,7 +440,7 @@ def _search(e: Evidence) -> Said:
     convolves = any("Conv" in row.op for row in e.model.ops)
     if e.on_cuda and slow and convolves:
         first = max(t.latency.first for t in slow)
-        text = f"the first run at a new shape takes up to {first:.2g} s: cuDNN tries its algorithms"
+        text = f"the first run at a new shape takes up to {first:.2g} s, because cuDNN tries its algorithms"
         yield (
             "search",
             text,
@@ -457,7 +457,7 @@ def _launches(e: Evidence) -> Said:
         yield (
             "launches",
             text,
-            "A larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
+            "Use a larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
         )
 
 

@@ -80,7 +80,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
     saved: Path = given.reference
     if saved.suffix != ".json":
         raise ArgumentError(
-            "Name two models, or one comparison that was written with --save (.json)."
+            "Name two models, or one comparison that --save has written (.json)."
         )
     if (
         given.layers
@@ -91,7 +91,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         or sampling_arguments(given)
     ):
         raise ArgumentError(
-            "Nothing runs for a saved comparison: only limits and output options apply to it."
+            "A saved comparison is judged without running anything: only limits and output options apply to it."
         )
     return apply_limits(load_diff(saved), limits)
 
@@ -152,7 +152,7 @@ def _cure(
         return Cure(
             "",
             (),
-            f"Nothing was tried in the browser. {advice}",
+            f"No fix was tried in the browser. {advice}",
             confirmed=False,
             trials=0,
         )

@@ -155,15 +155,15 @@ def _sentence(error: Exception) -> str:
         return str(error)
     if isinstance(error, MemoryError):
         return (
-            "There is not enough memory. Take smaller inputs (--dim), fewer worker processes (--jobs), or a machine"
+            "There is not enough memory. Use smaller inputs (--dim), fewer worker processes (--jobs), or a machine"
             " with more."
         )
     if isinstance(error, OSError):
         file = "a file" if error.filename is None else repr(str(error.filename))
-        return f"Cannot read or write {file}: {reason_of(error)}. Check the disk, its room and its permissions."
+        return f"Cannot read or write {file}: {reason_of(error)}. Check free disk space and permissions."
     return (
-        f"{type(error).__name__}{_place(error)}: {reason_of(error)}. This may be a bug of onnxamp: run it again with -v"
-        " for the trace, and report it."
+        f"{type(error).__name__}{_place(error)}: {reason_of(error)}. This may be a bug in onnxamp: run the command again"
+        " with -v to get a traceback, and report it."
     )
 
 

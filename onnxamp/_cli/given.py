@@ -121,14 +121,14 @@ def given_samples(given: Given) -> "Samples | None":
         return None
     if given.dims or _changed(given):
         raise ArgumentError(
-            "--inputs replaces random inputs: --samples, --dim and --seed have no effect with it."
+            "--inputs replaces random inputs, so --samples, --dim and --seed have no effect."
         )
     from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
     return load_samples(given.inputs)
 
 
-def _given_prompts(given: Given) -> "Prompts | None":
+def given_prompts(given: Given) -> "Prompts | None":
     """The prompts that ``--prompts`` names; None without it.
 
     Raises:
@@ -139,7 +139,7 @@ def _given_prompts(given: Given) -> "Prompts | None":
         return None
     if given.inputs:
         raise ArgumentError(
-            "--inputs and --prompts both say what models run on: drop one of the two."
+            "--inputs and --prompts both supply inputs: drop one of the two."
         )
     from onnxamp._runtime.prompts import Prompts  # noqa: PLC0415 - few commands take prompts
 
@@ -202,7 +202,7 @@ def run_options_of(given: Given, report: Report = silent) -> RunOptions:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
     return RunOptions(
-        samples=_given_prompts(given) or given_samples(given),
+        samples=given_prompts(given) or given_samples(given),
         count=given.samples,
         seed=given.seed,
         dims=given.dims,

@@ -100,7 +100,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     black, causes = frozenset({Reason.BLACK}), list[Cause]()
     for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
         causes += ignoring(Reason.BLACK.value, advice, black, nodes)
-    advice = "--force-low REGEX lowers such nodes anyway, --no-hazards all of them"
+    advice = "--force-low REGEX lowers some of them anyway, --no-hazards all"
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
@@ -115,7 +115,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         )
         causes.append(wanted)
     if nodes := kept.get(Reason.RULE, set()):
-        wanted = changing(Reason.RULE.value, "your rule says so", nodes, rule=None)
+        wanted = changing(Reason.RULE.value, "your rule keeps them", nodes, rule=None)
         causes.append(wanted)
     if options.keep_io_types is not False:
         advice = "--io-types low lowers them as well"
@@ -154,7 +154,7 @@ def _black_listed(
 def _list_advice(options: Options, op: str) -> str:
     """Return what takes an op type off the black list."""
     if op in options.user_black:
-        return "they are on your own black list"
+        return "your own black list names them"
     default = Options(lists="default", dtype=options.dtype, target=options.target)
     if op not in default.black:
         return "--lists default lowers them, as the kernels accumulate in float32"
@@ -230,7 +230,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
-    text = f"{_told_as_decomposed(folds)}; without --no-fold each becomes one op"
+    text = f"{_told_as_decomposed(folds)}; without --no-fold, each becomes a single op"
     able = [fold for fold in folds if fold.op not in options.black]
     able = [
         fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)

@@ -164,7 +164,7 @@ def _in_float32(
         As :func:`analyse_model`.
     """
     prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
-    warnings = (*analysis.pins.warnings, f"The whole model stays float32: {error}")
+    warnings = (*analysis.pins.warnings, f"The whole model stays in float32: {error}")
     pins = analysis.pins._replace(warnings=warnings)
     return prepared, replace(analysis, pins=pins)
 

@@ -31,7 +31,7 @@ def prepared(model: Model, options: Options) -> Prepared:
         return ready
     if source is model:
         wanted = "low-precision" if options.from_dtype == "auto" else options.from_dtype
-        note = f"The model holds no {wanted} values: --from has nothing to raise."
+        note = f"The model has no {wanted} values, so --from has no effect."
         return replace(ready, notes=(note, *ready.notes))
     warn(_changed(model.ask(graph_of), options))
     held = held_types(model.ask(graph_of))

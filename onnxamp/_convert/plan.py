@@ -312,7 +312,7 @@ def _check_keys(data: Any) -> None:
         raise ArgumentError("it is not an onnxamp plan; --save-plan writes one.")
     if data["format"] != FORMAT:
         raise ArgumentError(
-            f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}."
+            f"it has format {data['format']!r}, but this version of onnxamp reads {FORMAT}."
         )
     if unknown := sorted(data.keys() - _KEYS):
         raise ArgumentError(

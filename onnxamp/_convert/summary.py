@@ -104,7 +104,7 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
 def _reason(
     analysis: Analysis,
     variable: int,
-    fixed: str = "schema: it takes float32 alone here",
+    fixed: str = "schema: only float32 is allowed here",
 ) -> str:
     if variable == HIGH:
         return fixed
@@ -114,7 +114,7 @@ def _reason(
 
 def _told(reason: str, detail: str) -> str:
     if reason in (Reason.CUT.value, Reason.EXACT.value):
-        return "fewest Casts: those for it would cost more than its bytes"
+        return "fewest Casts: its Casts would cost more than its bytes"
     return told(reason, detail)
 
 

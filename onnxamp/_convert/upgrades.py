@@ -282,9 +282,9 @@ class _Choice:
         if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(
             before
         ):
-            what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
+            what = f"{self.options.target} has no kernel for {lost}, and the CPU would take longer than low precision saves"
             self.refused.append(
-                f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless)."
+                f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it anyway)."
             )
             return None
         enough = max((held.first[node] for node in lowered), default=opset)

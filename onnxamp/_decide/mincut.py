@@ -105,7 +105,7 @@ class Network:
         flow, reached = solution or _maximum_flow(*arguments)
         if flow > total:
             raise InternalError(
-                "The precision problem has no solution: a pin to low contradicts one to float32."
+                "The precision problem has no solution: one pin requires low precision, another float32."
             )
         low[reached[reached >= 2] - 2] = True
         return Cut(low, flow)

@@ -28,7 +28,7 @@ def taken_off(options: Options) -> list[str]:
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
     return [
-        f"Your white list takes {op} off the black list of {options.preset.name!r}."
+        f"Your white list removes {op} from the black list of {options.preset.name!r}."
         for op in ops
     ]
 
@@ -134,7 +134,7 @@ def node_names(graph: Graph) -> list[str]:
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     if parts := [name for name in names if pattern.search(name)]:
         whole = f".*{pattern.pattern}.*"
-        return f" It matches a part of {first_of(parts)}: write {whole!r}."
+        return f" It matches only part of {first_of(parts)}: write {whole!r}."
     return suggestion(names, pattern.pattern)
 
 

@@ -153,7 +153,7 @@ def complete(equations: Equations, rescaling: Rescaling) -> list[int]:
     for row in rescaling.scaled:
         if row.value not in by_name:
             raise ArgumentError(
-                f"The model has no float32 value {row.value!r}: the exponents belong to another one."
+                f"The model has no float32 value {row.value!r}: the exponents belong to another model."
             )
         exponents[by_name[row.value]] = row.exponent
     return _completed(equations, exponents)
@@ -311,7 +311,7 @@ def _unfit(
     measured: Mapping[int, float],
     exponents: Mapping[int, int],
 ) -> Iterator[Unfit]:
-    """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
+    """Values out of range whatever exponents do, and those at borders, whose Mul must stay in float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
     known = {
@@ -325,7 +325,7 @@ def _unfit(
         if judged or number * 2.0**-exponent <= low.max_finite:
             continue
         if exponents.get(value, 0):
-            why = f"a Mul by 2^{exponents[value]} at the model's interface has to stay float32"
+            why = f"a Mul by 2^{exponents[value]} at the model's interface must stay in float32"
         else:
             why = chain_text(equations, solution.chain(equations.values[value]))
         yield Unfit(names[value], number, why)

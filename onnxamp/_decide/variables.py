@@ -303,7 +303,7 @@ class _Finder:
                 self.sparse.add(named)
 
     def signature_variable(self, value: Value) -> int:
-        """The variable of a graph input or output: HIGH unless keep_io_types is off for it, and its default fits.
+        """The variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
 
         What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
         """

@@ -268,7 +268,7 @@ def _find_centre(
         try:
             nodes = find_nodes(flat_view, names)
         except ArgumentError:
-            told = ["On this input the branch that it is in is not taken."]
+            told = ["The branch that contains it is not taken on this input."]
         else:
             told = [
                 "The Ifs of the main graph are replaced by the branches that were taken."
@@ -285,7 +285,7 @@ def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
         if node.scope != 0
     )
     return [
-        f"{n.label!r} is inside of {o.label!r} ({o.key}), which is taken as a whole."
+        f"{n.label!r} is inside of {o.label!r} ({o.key}), which can only be cut out as a whole."
         for n, o in pairs
     ]
 
@@ -338,7 +338,7 @@ def _record(
             )
         except RuntimeFailure as error:
             text = input_failure(
-                "The model does not run as far as the region",
+                "The model fails before it reaches the region",
                 error,
                 samples,
                 number,

@@ -115,7 +115,7 @@ def _unknown(view: View, text: str, reason: str) -> str:
     """The message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
     head = f"No node or node output is called {text!r}, or matches it as a regular expression"
     if reason:
-        head = f"No node or node output is called {text!r}, and it is no regular expression ({reason})"
+        head = f"No node or node output is called {text!r}, and it is not a regular expression ({reason})"
     for value in view.values:
         if value.name == text and value.producer == ABSENT:
             readers = dict.fromkeys(
@@ -204,8 +204,8 @@ def _comes_along(graph: MainGraph, value: int) -> bool:
     entering = graph.view.values[value]
     if not is_tensor and entering.origin is Origin.INPUT:
         raise ArgumentError(
-            f"The region would read the model input {entering.name!r}, a {type_name}, and files of arrays cannot hold"
-            " that: choose a node further behind it, or take fewer nodes before (--before)."
+            f"The region would read the model input {entering.name!r}, a {type_name}, which an .npz file cannot"
+            " hold: choose a node further downstream, or include fewer nodes before it (--before)."
         )
     return False
 
@@ -361,8 +361,8 @@ def _declared(
         )
     if kind is None:
         raise ArgumentError(
-            f"The value {name!r} at the border of the region is not a tensor, and files of arrays cannot hold it:"
-            " take more or fewer nodes (--before, --after)."
+            f"The value {name!r} at the border of the region is not a tensor, so an .npz file cannot hold"
+            " it: include more or fewer nodes (--before, --after)."
         )
     return ValueInfoProto(name=name, type=typed(kind))
 

@@ -124,7 +124,7 @@ class Tensor:
             sizes = [dim if isinstance(dim, int) else -1 for dim in x.dims]
             if sizes.count(-1) <= 1:
                 return self.op("Reshape", sizes)
-        return self.reshape(x.op("Shape"))
+        return self.op("Reshape", x.op("Shape"), allowzero=1)
 
     def transpose(self, perm: Sequence[int]) -> "Tensor":
         """The value with its axes permuted."""

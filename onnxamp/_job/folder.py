@@ -6,6 +6,8 @@ from typing import Literal
 
 from onnxamp._convert.misspelt import everywhere
 from onnxamp._decide.overrides import Unmatched
+from onnxamp._numerics.metrics import Perplexity, TensorDiff
+from onnxamp._numerics.results import Parting
 from onnxamp._public import Shown
 
 Outcome = Literal["converted", "up to date", "failed", "failed before"]
@@ -33,6 +35,8 @@ class Row:
         trace: traceback of an unexpected error.
         warnings: about options that cannot be obeyed, in sentences.
         unmatched: names in options that match nothing in this model; None where it was not looked at.
+        outputs: differences of the outputs that are logits.
+        tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
     """
 
     name: str
@@ -52,6 +56,9 @@ class Row:
     trace: str = ""
     warnings: tuple[str, ...] = ()
     unmatched: tuple[Unmatched, ...] | None = None
+    outputs: tuple[TensorDiff, ...] = ()
+    tokens: tuple[Parting, ...] = ()
+    perplexity: Perplexity | None = None
 
     @property
     def has_failed(self) -> bool:

@@ -75,7 +75,7 @@ def healed(
             )
             return conversion, replace(report, cure=cure)
     raise RuntimeFailure(
-        "The float32 model does not agree with itself in a second run: no result can be validated (--no-validate)."
+        "Two runs of the float32 model disagree, so no result can be validated (--no-validate skips validation)."
     )
 
 
@@ -198,7 +198,7 @@ class _Fallbacks:
                 failed=self.refused.report if self.is_tried else None,
                 rounder=self.job.rounder,
             )
-        _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
+        _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
         self.nodes, self.trials = cure.nodes, cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
@@ -206,7 +206,7 @@ class _Fallbacks:
                 cure,
                 outcome=cure.outcome
                 if fault
-                else "The cure that was found does not pass in the end.",
+                else "The fix that was found fails the final validation.",
             )
         self.outcomes.append(cure.outcome)
 
@@ -246,10 +246,10 @@ class _Fallbacks:
                 *self.command, tolerance, len(samples) if samples.made_up else 0
             )
             told = self.told(
-                "Level auto measures what each op costs, and passes.", command
+                "Level auto, which measures the error of each op, passes.", command
             )
             yield _Way(plan.options, told, Level.AUTO.value, plan)
-        self.outcomes.append("Level auto finds nothing that passes.")
+        self.outcomes.append("Level auto finds no result that passes.")
 
 
 def _tolerance(failed: DiffReport) -> float:
@@ -267,8 +267,8 @@ def _named_in(fault: str, model: Model) -> Cure:
         sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)
     )
     outcome = (
-        "It is refused with the nodes in float32 that are named, too."
+        "The result still fails when the nodes listed above stay in float32."
         if named
-        else "No node is named."
+        else "The message names no node."
     )
     return Cure("", named, outcome, bool(named), len(named))

@@ -323,10 +323,10 @@ def preview(
     notes = _notes(converted, plan)
     opset = converted.analysis.graph.book.opsets[""]
     if opset in trusted:
-        told = f"Nothing ran, so the upgrade to opset {opset} is trusted here:"
+        told = f"Nothing ran, so the upgrade to opset {opset} was not verified:"
         notes = (
             *notes,
-            f"{told} convert first sees whether the float32 model computes the same there.",
+            f"{told} convert first verifies that the float32 model computes the same at that opset.",
         )
     conversion = Conversion(
         source=model.path,

@@ -8,6 +8,7 @@ if nothing is there: such a model would read the weights of a stranger.
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,8 @@ _MODELS: Final = frozenset(
     }
 )
 """Suffixes of files that may hold a model."""
+_TRIES: Final = 3
+"""Times that a file is read again that was replaced while it was read."""
 _MOST_ABOVE: Final = 500
 """Models in parent folders that are looked into."""
 
@@ -184,11 +187,19 @@ def _models_in(folder: Path) -> list[Path]:
         return []
 
 
+def _settled(path: Path) -> bytes:
+    """Read a model file that another process may replace, as the conversion of a folder does with its results."""
+    for _ in range(_TRIES):
+        with suppress(SourceChangedError):
+            return read_graph(path)[0]
+    return read_graph(path)[0]
+
+
 def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
     """Return those of the names that a model file refers to; ``wanted`` holds their places."""
     try:
-        data, _ = read_graph(path)
-    except ValueError:  # it is larger than any model
+        data = _settled(path)
+    except (ValueError, FileNotFoundError):  # larger than any model; removed meanwhile
         return ()
     except (OSError, SourceChangedError):
         return list(wanted)

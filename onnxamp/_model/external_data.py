@@ -97,7 +97,7 @@ def data_location(
         isinstance(text, str) for text in entries.values()
     ):
         raise ExternalDataError(
-            f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are."
+            f"The weight {tensor.name!r} gives the location of its data twice, or not in UTF-8."
         )
     location = entries.get("location", "")
     if location.startswith(INSIDE):
@@ -124,7 +124,7 @@ def data_location(
     if length != expected or offset + length > size:
         raise ExternalDataError(
             f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
-            f" {str(path)!r}, which holds {size} bytes: copy or export both again."
+            f" {str(path)!r}, which holds {size} bytes: copy or export both files again."
         )
     return DataLocation(path, offset, length, stamp=known[location].stamp)
 
@@ -133,8 +133,8 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
     """The data file of a location."""
     if base_dir is None:
         raise ExternalDataError(
-            f"The weight {name!r} is stored in {location!r}, which only a path can locate: pass the model's"
-            " path, or load the data first (onnx.load does)."
+            f"The weight {name!r} is stored in {location!r}, which onnxamp can locate only from the model's"
+            " path: pass the path, or load the data first (onnx.load does)."
         )
     path = _resolved(base_dir, location)
     if path is None or not path.is_relative_to(base_dir.resolve()):
@@ -145,7 +145,7 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
         file = f"The data file {str(path)!r} of the weight {name!r}"
         if path.exists():
             raise ExternalDataError(f"{file} is not a regular file.")
-        raise MissingDataError(f"{file} is missing: copy it there, by that name.")
+        raise MissingDataError(f"{file} is missing: copy it there under that name.")
     return DataFile(path, FileStamp.of(path.stat()))
 
 

@@ -59,7 +59,7 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     if doubles:
         _drop_doubles(result.graph, doubles)
         notes.append(
-            f"Several constants had one name; the last counts, as in ONNX Runtime: {_listed(doubles)}."
+            f"Several constants had the same name, and the last one counts, as in ONNX Runtime: {_listed(doubles)}."
         )
     if is_dead:
         notes += [_replace_branch(*found) for found in _unreadable(result)]
@@ -68,7 +68,7 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
             list(_scopes(result.graph))
         ):  # bodies first, because ordering copies nodes
             _order(scope)
-        notes.append("Nodes were out of order, and were sorted.")
+        notes.append("Nodes were out of order and have been sorted.")
     return result, tuple(notes)
 
 
@@ -267,4 +267,4 @@ def _replace_branch(
 ) -> str:
     label = node.name or next(iter(node.output), "")
     dead.CopyFrom(other)
-    return f"The {name} of {label!r} never runs and cannot be read: the other branch stands in its place."
+    return f"The {name} of {label!r} never runs and cannot be read, so the other branch replaces it."

@@ -415,7 +415,7 @@ def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path
             removed.append(file)
         else:
             left.append(
-                f"{name}, with the weights of the model that was replaced, stays: onnxamp did not write it."
+                f"{name}, with the weights of the model that was replaced, stays, because onnxamp did not write it."
             )
     release_sources([path, *removed])
     return removed

@@ -44,7 +44,7 @@ class FileStamp(NamedTuple):
 def changed_error(path: Path) -> SourceChangedError:
     """Return the error to raise when a file is not the one that was read before."""
     return SourceChangedError(
-        f"{str(path)!r} changed while it was read: run again when nothing writes to it."
+        f"{str(path)!r} changed while onnxamp read it: run again when nothing else writes to it."
     )
 
 

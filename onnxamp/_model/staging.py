@@ -236,8 +236,8 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
         )
     while True:
         stage = _left(path, kept) or Stage(path, os.urandom(4).hex())
-        stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
-        try:
+        with cleaned_up(partial(_leave, stage, kept)):
+            stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
             with _locked(stage.folder, wait=True):
                 if (
                     not stage.folder.exists()
@@ -251,11 +251,8 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
                     (stage.folder / _KEPT).touch()
                     kept[_key(path)] = stage.token
                     stage.recall()
-                with cleaned_up(partial(_leave, stage, kept)):
-                    yield stage
+                yield stage
                 return
-        finally:
-            _leave(stage, kept)
 
 
 def _leave(stage: Stage, kept: Part | None) -> None:
@@ -298,6 +295,9 @@ def identity_of(file: Path) -> str:
 
 def _clear(stage: Stage) -> None:
     stage.withdraw()
+    if stage.main.exists():
+        # Without it, notes of old files would be taken for those of a finished result.
+        shutil.rmtree(stage.folder / "old", ignore_errors=True)
     shutil.rmtree(stage.folder, ignore_errors=True)
 
 
@@ -434,7 +434,5 @@ def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage
     stage = RemoteStage(path, known or os.urandom(4).hex(), kept=kept)
     if kept is not None:
         kept[_key(path)] = stage.token
-    try:
+    with cleaned_up(stage.clear):
         yield stage
-    finally:
-        stage.clear()

@@ -129,14 +129,14 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     except DecodeError as error:
         if "depth" in str(error).lower():
             raise ModelError(
-                f"{label} nests graphs deeper than protobuf, and so every runtime, can read."
+                f"{label} nests graphs more deeply than protobuf can read, and therefore any runtime."
             ) from None
-        fault = "is not an ONNX model, or only a part of one: it cannot be parsed. Download or export it again."
+        fault = "is not an ONNX model, or is incomplete: it cannot be parsed. Download or export it again."
     if not fault and not (
         model.HasField("graph") and (model.ir_version or model.opset_import)
     ):
         fault = (
-            "is not an ONNX model: it holds no graph."
+            "is not an ONNX model: it has no graph."
             if data
             else "is empty: download or export it again."
         )
@@ -297,5 +297,5 @@ def unwritable(path: Path, error: Exception) -> OutputError:
             f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it."
         )
     return OutputError(
-        f"Cannot write {str(path)!r}: {reason_of(error)}. What was there before is untouched."
+        f"Cannot write {str(path)!r}: {reason_of(error)}. The previous contents are untouched."
     )

@@ -91,7 +91,7 @@ def check_functions(model: ModelProto) -> None:
         amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
         raise ModelError(
             f"The model's functions are {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
-            f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: let functions"
+            f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: make functions"
             " call each other less often, or repeat calls in a Loop."
         )
 
@@ -133,7 +133,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         )
     if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
         raise ModelError(
-            f"{what} has the shape {shape}, which no array can have: it is damaged."
+            f"{what} has the shape {shape}, which is impossible: it is damaged."
         )
     if tensor.data_location == TensorProto.EXTERNAL:
         return
@@ -263,7 +263,7 @@ def check_wellformed(model: ModelProto) -> bool:
         ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
     """
     if not model.HasField("graph"):
-        raise ModelError("The model holds no graph.")
+        raise ModelError("The model has no graph.")
     for entry in model.graph.input:
         kind = entry.type.WhichOneof("value")
         if kind is None or (
@@ -552,7 +552,7 @@ def _check_bodies(
             body.input
         ):
             raise ModelError(
-                f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs."
+                f"Node {_label(node)!r} (Scan) cannot scan that many of its {len(body.input)} inputs."
             )
 
 

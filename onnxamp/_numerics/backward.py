@@ -156,7 +156,7 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     writer = call.writer
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
     places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)
-    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape(x.op("Shape"))
+    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape_like(x)
     node = copied(call.node.proto)
     node.input[position] = (x + x * signs * _STEP).name
     outputs = [

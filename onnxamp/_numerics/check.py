@@ -115,7 +115,7 @@ def check_run(
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     if stop and state is not None:
         raise ArgumentError(
-            "To stop at the first fault, nothing is kept to go on with: leave out state."
+            "A check that stops at the first fault saves no progress: leave out state, or stop (--stop)."
         )
     run = Run(
         inputs=samples,
@@ -288,7 +288,7 @@ def _in_words(row: ValueCheck) -> FirstBad:
         "Inf": f"Inf in {m.found_inf} of {m.elements} elements"
         + (f"; the exact result reaches {m.reference_max:.4g}" if m.broken else born),
         "all zero": f"all {m.elements} elements are zero; the exact result reaches {m.reference_max:.4g}",
-        "vanished": f"{m.vanished} of {m.elements} elements vanished: zero, where the exact result is not small",
+        "vanished": f"{m.vanished} of {m.elements} elements vanished: they are zero where the exact result is not small",
         "flushed": f"{m.flushed} of {m.elements} elements became zero, changing the value by {100 * m.rel_l2:.0f} %",
         "saturated": f"elements stay at {m.found_max:g}, the largest number of {row.dtype}",
     }

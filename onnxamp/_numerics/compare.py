@@ -326,7 +326,7 @@ def _divergence(a: Array, b: Array, width: int) -> float:
     """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
     found = []
     for one, other in _rows(a, b, width):
-        p, q = _log_softmax(one), _log_softmax(other)
+        p, q = log_softmax(one), log_softmax(other)
         with np.errstate(invalid="ignore"):
             terms = np.exp(p) * (p - q)
         terms[np.exp(p) == 0] = (
@@ -339,7 +339,8 @@ def _divergence(a: Array, b: Array, width: int) -> float:
     return float(rows.mean())
 
 
-def _log_softmax(logits: Array) -> Array:
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithms of the distributions that rows of logits stand for."""
     with np.errstate(invalid="ignore", divide="ignore"):
         shifted = logits - logits.max(axis=-1, keepdims=True)
         result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

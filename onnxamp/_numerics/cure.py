@@ -186,20 +186,20 @@ def cure_conversion(
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
         misses = (
-            f": trials{kept} miss the limits, too"
+            f": trials{kept} miss the limits as well"
             if report is not None or nodes
             else ""
         )
-        text = f"No cure was found{when}{misses}. {advice}".rstrip()
+        text = f"No fix was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
         device = recipe.options.target
         meant = "" if device == Options.target else f" for {device}"
-        text = f"Tried: a conversion{meant} with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
+        text = f"Tried: a conversion{meant} with onnxamp's lists and hazards passes (relative L2 {worst:.2g})."
     else:
-        text = f"Tried: with {node_count(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
+        text = f"Tried: with {node_count(nodes)} more in float32, the conversion passes (relative L2 {worst:.2g})."
     return Cure(
         recipe.command(*command, nodes),
         nodes,
@@ -280,7 +280,7 @@ def other_ways(target: str, dtype: str) -> str:
     has_other = dtype == "float16" and takes_anywhere(
         target, "MatMul", FORMATS["bfloat16"].tensor
     )
-    return f"Level O1{', bfloat16' if has_other else ''} or wider limits may do."
+    return f"Level O1{', bfloat16' if has_other else ''} or wider limits may help."
 
 
 def node_count(nodes: Sized) -> str:
@@ -355,7 +355,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
-        text = f"No cure was found{when}: {what} with up to {count} fail{where}, too."
+        text = f"No fix was found{when}: {what} with up to {count} fail{where}, too."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     options = [f"--target {target}"] if known is not None else []
     options += [f"--keep-fp32 {names}"] if nodes else []
@@ -464,7 +464,7 @@ _WAYS: Final = (
 NO_ISLANDS: Final = Cure(
     "",
     (),
-    "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
+    "Float32 nodes cannot fix it there, but --fold or --rescale may: onnxamp check --target float16-only tries both.",
     confirmed=False,
     trials=0,
 )
@@ -521,7 +521,5 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
             return Cure(
                 flag, (), "Tried: all values fit in a conversion with", True, trials
             )
-    text = (
-        "No cure was found: values do not fit float16 with --fold or --rescale either."
-    )
+    text = "No fix was found: even with --fold or --rescale, some values do not fit float16."
     return Cure("", (), text, confirmed=False, trials=len(_WAYS))

@@ -291,6 +291,8 @@ class Comparison:
             selected=self.selected,
             accept=self.limits.accept,
             layers=bool(layers),
+            is_text=not self.run.samples.made_up,
+            generates=self.run.samples.generates,
         )
         memory = {
             REFERENCE: (probe.key, self.reference),
@@ -306,7 +308,8 @@ class Comparison:
             and report.outputs
             and self.engine.runs_pieces
         ):
-            until, thorough = monotonic() + seconds, replace(probe, layers=True)
+            until = monotonic() + seconds
+            thorough = replace(probe, layers=True, generates=0)
             deep = self._judged(
                 *self._compared(thorough, activity, part, memory, until)
             )
@@ -379,6 +382,7 @@ class Comparison:
             other.origin is None,
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
+            self.run.samples.generates,
         )
         return facts | {
             "the function that accepts": accept.print if accept is not None else ""
@@ -501,7 +505,7 @@ class UpgradeProof:
             self._verdicts[changed] = (
                 None
                 if is_same
-                else f"float32 results would change already: {why.rstrip('.')}"
+                else f"float32 results would change as well: {why.rstrip('.')}"
             )
         return self._verdicts[changed]
 

@@ -34,8 +34,8 @@ AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 
 
 COARSE: Final = (
-    "The reference rounds values to integers, which may move outputs by {:.2g} (relative L2) wherever else a value is"
-    " rounded. The default limit allows for that."
+    "The reference rounds values to integers, so rounding anything else may move outputs by {:.2g} (relative"
+    " L2). The default limit allows for that."
 )
 _ROUNDINGS: Final = sqrt(2)
 """Two forms of a network that round to integers, each at other places, differ by what both are off."""
@@ -95,8 +95,8 @@ class Accept(NamedTuple):
         answer = called("accept", self.name, self.function, reference, result)
         if not isinstance(answer, (bool, np.bool_)):
             raise ArgumentError(
-                f"accept: {self.name!r} must return True or False, not {answer!r:.80}; what returns an error is a"
-                " metric (--metric)."
+                f"accept: {self.name!r} must return True or False, not {answer!r:.80}; a function that returns"
+                " an error is a metric (--metric)."
             )
         return bool(answer)
 
@@ -360,7 +360,7 @@ def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
     """
     if "rel_l2" in limits.of:
         raise ArgumentError(
-            "tolerance is the limit of rel_l2, which limits have, too: leave it out of one of them."
+            "tolerance and limits both set the limit of rel_l2: drop one of the two."
         )
     return replace(limits, of={**limits.of, **make_limits({"rel_l2": tolerance}).of})
 
@@ -400,7 +400,7 @@ def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
                 yield name, float(number)
             except ValueError:
                 raise ArgumentError(
-                    f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER."
+                    f"The limit {text!r} is neither a number nor of the form OUTPUT=NUMBER."
                 ) from None
     else:
         raise ArgumentTypeError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from math import inf, isfinite, log10, nan, sqrt
+from math import exp, inf, isfinite, log, log10, nan, sqrt
 from operator import add, attrgetter
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -236,6 +236,41 @@ class TensorDiff:
 
 
 @dataclass(frozen=True, slots=True)
+class Perplexity:
+    """How well two decoders predict texts: exp(-mean ln p), over tokens with one before them in the same sample.
+
+    Attributes:
+        tokens: number of tokens that were predicted.
+        reference: perplexity of the reference, where p is the probability that it gives to the token that follows.
+        result: that of the result.
+    """
+
+    tokens: int
+    reference: float
+    result: float
+
+    @classmethod
+    def of(cls, tokens: int, reference: float, result: float) -> "Perplexity":
+        """Return the perplexities of sums of -ln p, over so many tokens."""
+        of_sums = (_exp(total / tokens) for total in (reference, result))
+        return cls(tokens, *of_sums)
+
+    def __add__(self, other: "Perplexity") -> "Perplexity":
+        """Both together."""
+        pairs = (self.reference, other.reference), (self.result, other.result)
+        sums = (self.tokens * log(a) + other.tokens * log(b) for a, b in pairs)
+        return Perplexity.of(self.tokens + other.tokens, *sums)
+
+
+def _exp(x: float) -> float:
+    """The exponential function; infinite where it does not fit."""
+    return exp(x) if x < _LARGEST_EXPONENT else inf if x > 0 else nan
+
+
+_LARGEST_EXPONENT: Final = 709.0
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """How a tensor *f* differs from its reference *r*, over one or more samples of the same value.
 
@@ -317,7 +352,7 @@ class Measurement:
         if self.broken:
             return f"Inf in {self.broken} of {self.elements} elements, where the largest is {self.reference_max:.4g}"
         if self.vanished:
-            return f"{self.vanished} of {self.elements} elements vanished: zero, where the reference is not small"
+            return f"{self.vanished} of {self.elements} elements vanished: they are zero where the reference is not small"
         return None
 
     def __add__(self, other: "Measurement") -> "Measurement":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onnxamp._numerics.detections import Detections
-from onnxamp._numerics.metrics import Measurement, TensorDiff
+from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
 from onnxamp._public import Shown
 
 
@@ -37,8 +37,10 @@ class Parting:
     """Sequences of tokens that differ, over all samples.
 
     Attributes:
-        output: the output that holds them, [..., positions].
+        output: the output that holds them, [..., positions]; "" for tokens that were generated greedily, after each
+            prompt and for as long as both models choose the same.
         sequences: number of sequences; ``parted`` of them differ.
+        same: how many of the tokens that were generated are the same.
         sample, sequence, position: where the first that differs begins to differ.
         reference, result: the tokens there.
         gap: by how much the reference's logit of its own token exceeds that of the result's token there; None if it
@@ -54,12 +56,16 @@ class Parting:
     reference: int = 0
     result: int = 0
     gap: float | None = None
+    same: int = 0
 
     def and_then(self, later: "Parting") -> "Parting":
         """With those of a later sample, or of one in which nothing parts."""
         sequences, parted = self.sequences + later.sequences, self.parted + later.parted
         return replace(
-            self if self.parted else later, sequences=sequences, parted=parted
+            self if self.parted else later,
+            sequences=sequences,
+            parted=parted,
+            same=self.same + later.same,
         )
 
 
@@ -176,7 +182,9 @@ class DiffReport(Shown):
     cure: Cure | None = None
     detections: tuple[Detections, ...] = ()
     tokens: tuple[Parting, ...] = ()
-    """Outputs that hold tokens."""
+    """Outputs that hold tokens, and tokens that were generated after prompts."""
+    perplexity: Perplexity | None = None
+    """How well both models predict the texts of a decoder; None for made-up inputs."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on the device that ran against itself on the CPU: the largest on the
     first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not

@@ -14,10 +14,12 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
-from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, TensorDiff
+from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.results import LayerDiff, Parting
+from onnxamp._numerics.texts import generated, perplexity
 from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_between
 from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
     Outputs,
@@ -64,6 +66,7 @@ class SampleDiff:
     detections: tuple[Detections, ...] = ()
     layers: tuple[LayerDiff, ...] = ()
     tokens: tuple[Parting, ...] = ()
+    perplexity: Perplexity | None = None
     mismatches: tuple[str, ...] = ()
     rejected: str | None = None
     notes: tuple[str, ...] = ()
@@ -82,11 +85,15 @@ class TwoModels(SideBySide):
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
         layers: compare intermediate values, too.
+        decoder: what the inputs of both mean, if they are decoders that read given texts.
+        generates: tokens that both generate after a prompt.
     """
 
     selected: frozenset[str] = frozenset()
     accept: Accept | None = None
     layers: bool = False
+    decoder: Decoder | None = None
+    generates: int = 0
     _elsewhere: Session | None = None
     """The reference, where it did not run."""
 
@@ -124,6 +131,19 @@ class TwoModels(SideBySide):
             walked.reference, walked.result
         ):
             rejected = self.accept.name
+        tokens = [*self._tokens(number, feeds, flows[0], walked)]
+        if self.decoder is not None and self.decoder.is_prompt(feeds):
+            try:
+                tokens += generated(
+                    self.decoder,
+                    (self.reference, self.result),
+                    feeds,
+                    (walked.reference, walked.result),
+                    most=self.generates,
+                    sample=number,
+                )
+            except RuntimeFailure as error:
+                return replace(found, failure=str(error))
         return replace(
             found,
             noise=self._noise(feeds, walked.reference)
@@ -132,7 +152,10 @@ class TwoModels(SideBySide):
             outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)),
-            tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
+            tokens=tuple(tokens),
+            perplexity=None
+            if self.decoder is None
+            else perplexity(self.decoder, feeds, walked.reference, walked.result),
             mismatches=tuple(
                 f"Output {name!r}: {text}"
                 for name, value in walked.reference.items()
@@ -232,6 +255,7 @@ class DiffProbe(Probe[SampleDiff]):
         engine: where the result runs.
         whole: whether it runs in one session.
         layers: compare intermediate values, too.
+        is_text: whether the samples are given, so that a decoder reads texts.
         Others as for :class:`TwoModels`.
     """
 
@@ -246,6 +270,8 @@ class DiffProbe(Probe[SampleDiff]):
     selected: frozenset[str]
     accept: Accept | None
     layers: bool
+    is_text: bool
+    generates: int
 
     def open(self, memory: Memory) -> Opened[SampleDiff]:
         """As :meth:`Probe.open`."""
@@ -260,7 +286,10 @@ class DiffProbe(Probe[SampleDiff]):
             return result_on(self.engine, model, one, whole=self.whole)
 
         one = remembered(memory, REFERENCE, self.key, reference)
+        reads = self.is_text and tokens_input(one.model.proto) is not None
         models = TwoModels(
+            decoder=Decoder.of(one.model) if reads else None,
+            generates=self.generates,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
             selected=self.selected,
@@ -391,9 +420,7 @@ def _differences(reference: Any, result: Any) -> list[str]:
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]
         texts = [f"The map lacks the {_keys(lost)}."] if lost else []
-        return texts + (
-            [f"Only the map of the result has the {_keys(new)}."] if new else []
-        )
+        return texts + ([f"Only the result's map has the {_keys(new)}."] if new else [])
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
             return [

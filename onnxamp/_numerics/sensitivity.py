@@ -267,6 +267,10 @@ class GradientWalk:
         graph = Graph.of(expanded(model))
         written = WrittenPiece(graph, self.low, flow, self.arithmetic, self._integers)
         fed = written.finish(seeded)
+        # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
+        for entry in written.model.graph.input:
+            if entry.type.HasField("tensor_type"):
+                declare_dims(entry, [None] * len(entry.type.tensor_type.shape.dim))
         return _Backward(
             session=make_session(
                 written.model, runner.provider, optimize=False, lean=flow.large

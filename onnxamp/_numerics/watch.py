@@ -464,7 +464,7 @@ def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
     notes = (walked.failure, *(row.note for row in walked.compared.values()))
     note = next(filter(None, notes), None)
     if not values and note is not None:
-        raise RuntimeFailure(f"None of its ops runs by itself. {note}")
+        raise RuntimeFailure(f"None of its ops runs on its own. {note}")
     inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
     floats = {
         name: value

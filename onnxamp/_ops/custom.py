@@ -65,7 +65,7 @@ class CustomOp:
             raise ArgumentTypeError(f"A custom op needs a {bad[0]}, which is a string.")
         if self.domain == "ai.onnx":
             raise ArgumentError(
-                f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: name your domain."
+                f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: use a domain of your own."
             )
         if (
             isinstance(self.since, bool)

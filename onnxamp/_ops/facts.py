@@ -91,6 +91,7 @@ class OpFacts:
     kernel_free: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]
+    pointwise: frozenset[str]
     position_sinks: frozenset[str]
     position_sources: frozenset[str]
     quantize: frozenset[str]

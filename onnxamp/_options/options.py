@@ -139,8 +139,8 @@ class Options:
             )
         if self.low is not FLOAT16 and computes_low(self.target):
             raise ContradictionError(
-                f"{self.target} computes in float16 alone, and dtype (--dtype) is {self.dtype}: take float16, or"
-                " another target."
+                f"{self.target} computes only in float16, but dtype (--dtype) is {self.dtype}: choose"
+                " float16, or another target."
             )
         _ = (
             self.preset,

@@ -117,7 +117,7 @@ class RemotePath(Remote, _Base):
         scheme, rest = found[1].lower(), found[2]
         if "::" in url:
             raise ArgumentError(
-                f"{url!r} is a chain of URLs: name a file of one file system."
+                f"{url!r} is a chain of URLs: name a file on a single file system."
             )
         file_system(scheme)
         return cls(
@@ -353,6 +353,6 @@ def file_system(scheme: str) -> Any:
 
 def _unusable(scheme: str, error: Exception) -> ArgumentError:
     return ArgumentError(
-        f"The file system of {scheme}://... cannot be used as it is ({reason_of(error)}): set it up in fsspec's"
-        " configuration, or copy the file here."
+        f"The file system of {scheme}://... cannot be used with its present settings ({reason_of(error)}): set it up in"
+        " fsspec's configuration, or copy the file here."
     )

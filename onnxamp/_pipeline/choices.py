@@ -124,7 +124,7 @@ class PipelineModel:
             feeds = check_inputs(self.proto, input_feed)
         except ArgumentError as error:
             raise ArgumentError(
-                f"The model {self.name!r} is fed what it does not take. {error}"
+                f"The model {self.name!r} is called with unexpected inputs. {error}"
             ) from None
         if self.calls is not None:
             self.calls.note(feeds)

@@ -299,12 +299,12 @@ class PipelineRuns:
         value = self.value
         if value is not None and not isfinite(value):
             raise RuntimeFailure(
-                f"The function {self.pipeline.called!r} returned {value} in float32: nothing can hold."
+                f"The function {self.pipeline.called!r} returned {value} in float32, so no conversion can pass."
             )
         if never := [name for name, calls in self.calls.items() if not calls.count]:
             raise ArgumentError(
-                f"The function {self.pipeline.called!r} never runs the model {never[0]!r}: take it out of the pipeline,"
-                " or run it."
+                f"The function {self.pipeline.called!r} never runs the model {never[0]!r}: remove it from the"
+                " pipeline, or run it."
             )
 
     @property
@@ -337,12 +337,14 @@ class PipelineRuns:
             return Measured(None, inf, str(error)[:_LONGEST])
         if isinstance(result, Mapping) != isinstance(self.reference, Mapping):
             raise ArgumentError(
-                f"The function {self.pipeline.called!r} returns now a number, now outputs."
+                f"The function {self.pipeline.called!r} returns sometimes a number, sometimes outputs: return one kind."
             )
         if isinstance(result, Mapping):
             if result.keys() != self.reference.keys():
                 return Measured(
-                    None, inf, "The function returned other outputs than in float32."
+                    None,
+                    inf,
+                    "The function did not return the same outputs as in float32.",
                 )
             return Measured(None, self.metric.error(self.reference, result))
         value = float(result)

@@ -194,7 +194,7 @@ def run_tuning(
         ":" in pipeline.called and isinstance(pipeline.metric, str)
     ):
         raise ArgumentError(
-            "A state file needs a function that has a name: write it as 'package:function'."
+            "A state file needs a function with a name: write it as 'package:function'."
         )
     with ExitStack() as stack:
         for member in pipeline.members:
@@ -375,8 +375,8 @@ class _Job:
         ):
             raise RuntimeFailure(
                 f"As written, the pipeline is {found.error:.3g} worse than in float32, more than the tolerance of"
-                f" {self.asked.tolerance:g}: {found.failure or 'sessions of ONNX Runtime compute something else'}. Nothing"
-                " was put in place."
+                f" {self.asked.tolerance:g}: {found.failure or 'its sessions compute something else'}. The"
+                " results were not put in place."
             )
         return found.error, ""
 

@@ -3,7 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from onnxamp._bench.records import Bench, BenchReport, Cause, OpTime, Timing
+from onnxamp._bench.records import (
+    Bench,
+    BenchReport,
+    Cause,
+    Generation,
+    GenerationReport,
+    OpTime,
+    Timing,
+)
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Figure,
@@ -192,6 +200,67 @@ def _ran(row: OpTime | None) -> str:
         if row.seconds is None
         else f"{row.seconds * 1e3:.3f} ×{row.nodes}"
     )
+
+
+def generation_report(report: GenerationReport) -> Report:
+    """Decoders that generated text, the first of which is what the others are compared with."""
+    columns = (
+        "model",
+        "engine",
+        "load s",
+        "first token ms",
+        "read per s",
+        "generated per s",
+        "speed-up [95 %]",
+        "same tokens",
+        "memory",
+        "device memory",
+    )
+    rows = (_generation(one, report.tokens) for one in report.runs)
+    table_of_runs = table(
+        columns, rows, right=range(2, 10), drop=(9, 2, 4, 7), key="model"
+    )
+    return Report(
+        "bench, generation",
+        Verdict(Status.PASSED, "The models generated text."),
+        (),
+        (report.ran_on, report.inputs),
+        tuple(map(_generation_figure, report.runs)),
+        sections=(
+            section("Generation", table_of_runs),
+            section("Notes", notes((_MEMORY, *report.notes))),
+        ),
+    )
+
+
+_MEMORY: Final = "Memory is the most that a process held, with Python, the engine, and the files that it maps."
+
+
+def _generation(one: Generation, tokens: int) -> tuple[str, ...]:
+    sped = one.step_ratio
+    return (
+        one.model,
+        one.runtime,
+        f"{one.load:.2f}",
+        f"{one.first.median * 1e3:.1f}",
+        f"{one.prefill:.0f}",
+        f"{one.decode:.1f}",
+        "" if sped is None else f"{sped.value:.2f} [{sped.low:.2f}, {sped.high:.2f}]",
+        f"{one.same:,} of {tokens:,}",
+        "–" if one.memory is None else size(one.memory),
+        "–" if one.device_memory is None else size(one.device_memory),
+    )
+
+
+def _generation_figure(one: Generation) -> Figure:
+    value = f"{one.decode:.1f} per s"
+    told = f"{one.model}; first token after {one.first.median * 1e3:.1f} ms"
+    return Figure(f"tokens, {one.runtime}", value, told, f"{value} ({one.runtime})")
+
+
+def generation_json(report: GenerationReport) -> str:
+    """Decoders that generated text; times in seconds, memory in bytes."""
+    return document("bench generation", {"report": report})
 
 
 def bench_json(report: BenchReport) -> str:

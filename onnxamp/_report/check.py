@@ -274,7 +274,7 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
             else "No exponents bring them into range."
         )
         return text, none
-    inputs = " on these made-up inputs" if run.fit.made_up else ""
+    inputs = " on these random inputs" if run.fit.made_up else ""
     which = f"{fitting:,} of them fit"
     if fitting == len(values):
         which = "It fits" if one else "All fit"

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from math import isnan
-from typing import Final
+from typing import Final, Protocol
 
 from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.metrics import TensorDiff, metric_name
+from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -30,6 +30,18 @@ from onnxamp._report.parts import (
     table,
 )
 from onnxamp._report.text import change, count, magnitude, number, shape
+
+
+class Compared(Protocol):
+    """A comparison of two language models, or what a folder keeps of it."""
+
+    @property
+    def outputs(self) -> tuple[TensorDiff, ...]: ...
+    @property
+    def tokens(self) -> tuple[Parting, ...]: ...
+    @property
+    def perplexity(self) -> Perplexity | None: ...
+
 
 _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
@@ -126,7 +138,7 @@ def first_bad_sentence(bad: FirstBad) -> str:
     made = f"{bad.value!r} ({where})"
     if bad.breaks:
         return f"The first bad value is {made}: {bad.alarm}."
-    return f"No single op is at fault: errors accumulate, and exceed the limit for good from {made} on: {bad.alarm}."
+    return f"No single op is at fault: errors accumulate, and stay above the limit from {made} on: {bad.alarm}."
 
 
 def outputs_match(diff: DiffReport) -> str:
@@ -181,16 +193,27 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
     return (
         Figure(label, number(error), f"output {output}", f"error {number(error)}"),
-        *(
-            Figure(
-                "KL divergence",
-                number(found.kl_divergence),
-                f"nats, output {found.name}",
-            )
-            for found in diff.outputs
-            if found.kl_divergence is not None
-        ),
+        *text_figures(diff),
     )
+
+
+def text_figures(diff: Compared) -> Iterator[Figure]:
+    """What language models are judged by: next tokens, how well texts are predicted, and what is generated."""
+    for found in diff.outputs:
+        if found.kl_divergence is not None:
+            where = f"output {found.name}"
+            yield Figure("KL divergence", number(found.kl_divergence), f"nats, {where}")
+            agreed = _share(found.argmax_agreement)
+            yield Figure("top-1 agreement", agreed, f"of rows, {where}")
+    if (text := diff.perplexity) is not None:
+        both = f"{number(text.reference, 5)} → {number(text.result, 5)}"
+        told = f"reference → result, {count(text.tokens, 'token')} of the texts"
+        yield Figure("perplexity", both, told)
+    for one in diff.tokens:
+        if not one.output:
+            told = f"greedily, after {count(one.sequences, 'prompt')}"
+            told += f", {one.parted:,} of which part" if one.parted else ""
+            yield Figure("same tokens", f"{one.same:,}", told)
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
@@ -200,7 +223,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
     return (
         section("Outputs", _outputs(diff)),
         section("Detections", _detections(diff)),
-        section("What quantization costs, and low precision", _costs(diff)),
+        section("Cost of quantization and of low precision", _costs(diff)),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )
@@ -226,15 +249,22 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
 
 def _tokens(found: Parting) -> str:
     """Where sequences of tokens part."""
+    if not found.output:
+        where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
+        return f"{where}: {_change(found)}."
     where = f"position {found.position}"
     where += f" of sequence {found.sequence}" if found.sequences > 1 else ""
     where += f" of sample {found.sample}" if found.sample else ""
+    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
+    return f"Output {found.output!r}: {parted} part, the first at {where}: {_change(found)}."
+
+
+def _change(found: Parting) -> str:
+    """The tokens where sequences part, and how close they are."""
     gap = ""
     if found.gap is not None:
         gap = f", where the reference's logits are {number(found.gap)} apart"
-    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
-    change = f"{found.result} instead of {found.reference}{gap}"
-    return f"Output {found.output!r}: {parted} part, the first at {where}: {change}."
+    return f"{found.result} instead of {found.reference}{gap}"
 
 
 def _outputs(diff: DiffReport) -> Table:
@@ -320,8 +350,8 @@ def _detections(diff: DiffReport) -> list[Part]:
         for d in diff.detections
     )
     told = (
-        "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
-        " near-equal ones may change places (--metric elements compares them in place)."
+        "These outputs list what the model selected by value. onnxamp matches rows before it compares them,"
+        " because near-equal ones may swap places (--metric elements compares them in place)."
     )
     return [hint(told), table(columns, rows, right=range(1, 8), drop=(5, 6))]
 
@@ -357,7 +387,7 @@ def _layers(diff: DiffReport) -> list[Part]:
         return []
     columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
-    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2. Local: of this op alone."
+    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2, local ones those of the op alone."
     layers = table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6))
     return [hint(told), layers]
 

@@ -92,7 +92,7 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
     why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
-    text = "This command converts the model, and compares the result with the original."
+    text = "This command converts the model and compares the result with the original."
     return conversion_report(made, audit)._replace(
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
         verdict=Verdict(
@@ -118,14 +118,13 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
         yield f"{subject} no kernel on {target}, in float32 either, and {verb} on the CPU: {ops}."
     if found.overridable:
         yield (
-            f"{count(len(found.overridable), 'weight')} can be overridden by callers, being graph inputs as well: each"
-            " keeps the type of its input, and is cast in every run where another type is needed. --freeze-defaults"
-            " makes them plain weights."
+            f"{count(len(found.overridable), 'weight')} are also graph inputs, so callers can override them: each"
+            " keeps the type of its input, and every run casts it where needed. --freeze-defaults makes them plain weights."
         )
     if found.unknown:
         yield (
             f"No schema is known for {', '.join(found.unknown)}: these nodes stay float32. If these are custom ops,"
-            " --custom-ops declares their types; if not, check the spelling and the opset imports."
+            " --custom-ops declares their types. Otherwise, check the spelling and the opset imports."
         )
     subnormal = sum(counts.subnormal for counts in made.weights.values())
     if subnormal:
@@ -190,7 +189,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
         yield Item(first_bad_sentence(cure.first_bad))
     told = cure.outcome
     if cure.confirmed:
-        kept = "Known hazards stay float32, see below"
+        kept = "Known hazards stay in float32, see below"
         if cure.level:
             kept = cure.outcome.removesuffix(".")
         elif cure.nodes:
@@ -200,9 +199,11 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
         told = f"{kept}{_price(cure)}{trials}."
     yield Item(told, members=cure.nodes)
     if validation.inputs.startswith("made-up"):
-        yield Item("The inputs are made up. Real ones (--inputs) may pass without it.")
+        yield Item(
+            "The inputs are random. The conversion may pass without this fix on real ones (--inputs)."
+        )
     yield hint(
-        "--no-cure writes the conversion as it was asked for, under another name."
+        "--no-cure writes the conversion as you asked for it, under another name."
     )
 
 
@@ -227,7 +228,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     ):
         told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
         return Verdict(
-            status, "The model stays float32: no conversion passed validation.", told
+            status, "The model stays in float32: no conversion passed validation.", told
         )
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
@@ -294,7 +295,7 @@ def _hazards(plan: Plan) -> Iterator[Part]:
         yield Item(as_sentence(title_of(reason)), level, nodes, detailed(mine))
     if hazards and plan.options.hazards:
         yield hint(
-            "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
+            "--force-low REGEX converts some of these nodes anyway, with all that share their precision; --no-hazards all."
         )
 
 

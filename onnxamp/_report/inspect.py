@@ -47,7 +47,9 @@ def inspection_report(
         opset_text(opset_imports(model).items()),
     )
     nodes = sum(operators.values())
-    none = Item("No level applies: the opset is too old. Upgrade it with --opset.")
+    none = Item(
+        "No level applies, because the opset is too old: upgrade it with --opset."
+    )
     return Report(
         "inspect",
         models=(str(path),),
@@ -122,7 +124,7 @@ def lists_report(presets: Sequence[Preset]) -> Report:
         section(
             f"{preset.name}: {len(preset.names)} names of the framework",
             _sources(
-                ("name", "op types, and forms in ordinary ops"),
+                ("name", "op types, and patterns of ordinary ops"),
                 {
                     name: ", ".join((*ops, *preset.forms.get(name, ())))
                     for name, ops in preset.names.items()

@@ -10,6 +10,8 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.comparison import text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
@@ -43,16 +45,16 @@ from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 _OPS: Final = 6
 """Op types that an item names."""
 _WHY: Final = {
-    "never run": "No sample runs them: they stay float32, as at level O2",
-    "costs accuracy": "The error they would add is better spent elsewhere",
+    "never run": "No sample runs them: they are decided as at level O2",
+    "costs accuracy": "The tolerance is better spent elsewhere",
     "breaks on its own": "They overflow or vanish on their own, or break the outputs",
     "goes with others": "They share their precision with others",
     "not worth its Casts": "Their Casts would take longer than they save",
     "not measured": "Their effect could not be measured",
 }
 _EXPECTED: Final = (
-    "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without it"
-    " were measured on the converted model with all samples."
+    "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without"
+    " it were measured on the converted model with all samples."
 )
 _UNMEASURED: Final = frozenset(
     {
@@ -74,15 +76,28 @@ def tuning_report(
     *,
     state: Path | None = None,
     audit: Audit | None = None,
+    compared: DiffReport | None = None,
 ) -> Report:
-    """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
+    """All that a tuning has to say.
+
+    Args:
+        made: the conversion.
+        tuned: what was found.
+        state: the file that its measurements are in.
+        audit: of the result.
+        compared: the result against the original on texts, where nothing judged it.
+    """
     base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
     told = Step(
         "--pick K with the same --state writes candidate K without measuring again."
     )
     report = base._replace(
-        figures=(*mine.figures, *base.figures),
+        figures=(
+            *mine.figures,
+            *(() if compared is None else text_figures(compared)),
+            *base.figures,
+        ),
         sections=(*mine.sections, *base.sections),
         steps=(*base.steps, *([told] if several else [])),
     )
@@ -134,7 +149,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
             f" allows for {number(tuned.coarse)} more. --tolerance X allows for X alone."
         )
     if tuned.stopped:
-        yield "The search ended because its time was over: --search-time SECONDS gives it more."
+        yield "The search reached its time limit: --search-time SECONDS raises it."
     if tuned.noise:
         yield f"Run twice, the float32 model differs from itself by {tuned.noise:.2g}."
     if tuned.device_noise is not None:
@@ -142,7 +157,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
     never = len(tuned.unseen) + sum(row.why == "never run" for row in tuned.kept)
     if never:
         yield (
-            f"No sample runs {count(never, 'node')}: precision there is that of level O2 ({len(tuned.unseen):,} low),"
+            f"No sample runs {count(never, 'node')}: they are decided as at level O2 ({len(tuned.unseen):,} low),"
             " and its error is unknown. Add inputs that reach them."
         )
 
@@ -153,7 +168,7 @@ def _room(tuned: Tuned, room: float) -> str:
     if any(one.time < written.time for one in tuned.candidates):
         share = percent(room, 1.0)
         return (
-            "Going by the errors of the faster candidates, using up the rest of the tolerance would save at most"
+            "Going by the errors of the faster candidates, using the rest of the tolerance would save at most"
             f" {share} of the time."
         )
     return "No candidate is faster than the one that was written, whatever its error."
@@ -162,7 +177,7 @@ def _room(tuned: Tuned, room: float) -> str:
 def _exponents(tuned: Tuned, found: Exponents) -> str:
     """Whether exponents are used, and what they save."""
     other = found.other
-    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two, so as not to overflow"
+    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
     if other is None:
         return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
     with_them, without = _ways(tuned, other, found.error, used=found.used)
@@ -295,14 +310,14 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         return Verdict(
             status,
-            "Nothing was gained: the model stays as it is.",
+            "No candidate is faster: the model stays as it is.",
             (f"Timed whole, the candidate takes {lead}.", text),
         )
     lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
     if lost is not None:
         return Verdict(
             status,
-            "Nothing was gained by the estimate: the model stays as it is.",
+            "No candidate is faster by the estimate: the model stays as it is.",
             (_slower(tuned, lost), text),
         )
     why = "no node can be in low precision within the tolerance"
@@ -396,13 +411,16 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
             yield Item(text, label=count(times, "node"))
 
 
-def tuning_json(made: Conversion, tuned: Tuned) -> str:
-    """A conversion likewise, and the tuning under "tuning"."""
+def tuning_json(
+    made: Conversion, tuned: Tuned, compared: DiffReport | None = None
+) -> str:
+    """A conversion likewise, the tuning under "tuning", and a comparison that nothing judged under "comparison"."""
     facts = as_data(tuned)
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
     return document(
         "tune",
-        conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts},
+        conversion_data(made)
+        | {"verdict": tuning_status(tuned), "tuning": facts, "comparison": compared},
     )

@@ -10,14 +10,17 @@ from typing import Final, NamedTuple
 from onnx import TensorProto
 
 from onnxamp._decide.decision import Decision
+from onnxamp._decide.hazards.scales import vanishing_scales
 from onnxamp._decide.ports import LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
+from onnxamp._model.blobs import Chosen
+from onnxamp._model.lowering import Scratch, lower
 from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+from onnxamp._rewrite.edits import Edits, NewCast, NewConstant, NewDequantize
 
 
 @dataclass(slots=True)
@@ -179,15 +182,18 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         names=originals.names,
         shadowed=graph.ask(shadowing),
     )
+    maker.find_doubled(problem)
     for value, variable in enumerate(ports.produced):
         if variable != NONE:
             maker.value(graph.values[value])
     maker.lowered_values()
+    maker.dequantize_twice()
     originals.remove_idle()
     maker.readers()
     maker.returns()
     originals.remove_dead()
     maker.halve_sentinels(problem.sentinels)
+    maker.keep_positive()
     return maker.edits
 
 
@@ -206,6 +212,28 @@ class _Maker:
     names: dict[int, Versions]
     shadowed: Mapping[int, int]
     """See :func:`shadowing`."""
+    doubled: dict[int, str] = field(default_factory=dict)
+    """Nodes that dequantize in both precisions -> the name of their second result."""
+
+    def find_doubled(self, problem: Problem) -> None:
+        """Find what dequantizes in both precisions; the last one first, which may dequantize a scale of another."""
+        for index in sorted(problem.twofold & self.ports.of_node.keys(), reverse=True):
+            if all(self.needs(self.graph.nodes[index].outputs[0])):
+                self.doubled[index] = ""
+
+    def dequantize_twice(self) -> None:
+        """Add the second nodes of what dequantizes in both precisions."""
+        for index, target in self.doubled.items():
+            node = self.graph.nodes[index]
+            scales = self.names[node.inputs[1]]
+            is_low = self.low[self.ports.produced[node.outputs[0]]]
+            scale = scales.high if is_low else scales.low
+            assert scale is not None
+            name = self.new.fresh(f"{target}/{node.proto.op_type}")
+            elem = TensorProto.FLOAT if is_low else self.edits.low.elem
+            self.edits.dequantized.append(
+                NewDequantize(index, scale, target, name, elem)
+            )
 
     def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
         """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
@@ -217,6 +245,16 @@ class _Maker:
                 stats = constants.stats(value) if self.low[variable] else None
                 if stats is not None and stats.has_sentinel(self.edits.low):
                     self.edits.halved.add(constants.source(value))
+
+    def keep_positive(self) -> None:
+        """Let low scales of weights that would become 0 be the smallest number."""
+        low, stored = self.edits.low, {copy.value for copy in self.edits.copies}
+        for scale, numbers in vanishing_scales(self.graph, low):
+            if scale in self.edits.weights | stored:
+                flat = numbers.reshape(-1)
+                bits, counts = lower(flat, low, low.max_finite, Scratch(flat.size))
+                bits[(bits == 0) & (flat != 0)] = 1
+                self.edits.rounded[scale] = Chosen(bits, counts)
 
     def fresh(self, base: str, *, low: bool) -> str:
         """A new name for a value in the other precision."""
@@ -236,6 +274,8 @@ class _Maker:
         consumed, low, nodes = self.ports.consumed, self.low, self.graph.nodes
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
+            if node in self.doubled:
+                return True, True  # its scale
             variable = consumed[node][port]
             if variable >= 0 or (
                 variable != NONE and (variable != LOW or nodes[node].key != "Cast")
@@ -318,6 +358,9 @@ class _Maker:
             if not is_low:
                 self.edits.types[value.index] = self.edits.low.tensor
         producer = self.graph.producer(value.index)
+        if value.producer in self.doubled:
+            self.doubled[value.producer] = other
+            return
         source = own
         if value.index in self.ports.free and producer is not None:
             source = producer.proto.input[0]

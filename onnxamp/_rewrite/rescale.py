@@ -243,7 +243,7 @@ class _Rescaling:
             if rescaling.gap
             else ""
         )
-        least = "; no exponents do with fewer" if rescaling.gap == 0 else least
+        least = "; no exponents need fewer" if rescaling.gap == 0 else least
         muls = (
             f" {_count(self.muls, 'Mul')} at the model's interface."
             if self.muls
@@ -251,7 +251,7 @@ class _Rescaling:
         )
         yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
         if self.adds:
-            yield f"{_count(self.adds, 'Add')} behind logarithms: there, results differ by a rounding."
+            yield f"{_count(self.adds, 'Add')} after logarithms: results differ there by a rounding."
         for name, count in self.lost.items():
             what = f"{_count(count, 'element')} of {name!r}"
             yield f"{what} left float32's range when multiplied: results differ slightly."

@@ -198,6 +198,15 @@ class InputMaker(NamedTuple):
             for name in self.named.plain
         )
 
+    @property
+    def is_told(self) -> bool:
+        """Whether names and weights tell all sizes, so that none need be tried."""
+        named = self.named
+        told = {*self.dims, *named.batches, *named.pasts, *named.news, *named.totals}
+        if self.determined is not None:
+            told |= self.determined.sizes.keys()
+        return told.issuperset(named.plain)
+
     def shapes(self) -> Sequence[Shape | None]:
         """The shapes of the model's values for inputs of these sizes, by value."""
         kinds = (

@@ -107,6 +107,8 @@ class Samples:
     readers: Sequence[Callable[[], Sample]]
     draw: Draw | None = None
     """Where they come from if they are made up."""
+    generates: int = 0
+    """Tokens that a decoder generates greedily after each prompt, where two are compared."""
 
     @property
     def made_up(self) -> bool:
@@ -177,8 +179,10 @@ class SampleSource(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def samples_of(self, model: ModelSource, seed: int = 0) -> Samples:
-        """Return the samples for a model; ``seed`` is of what nobody gives."""
+    def samples_of(
+        self, model: ModelSource, seed: int = 0, reference: Session | None = None
+    ) -> Samples:
+        """Return the samples for a model; ``seed`` is of what nobody gives, ``reference`` keeps what it computes."""
 
 
 SamplesLike: TypeAlias = (
@@ -425,7 +429,7 @@ def as_samples(
             draw, usual_count(reference, draw, *engines) if count is None else count
         )
     if isinstance(samples, SampleSource):
-        return samples.samples_of(model, seed)
+        return samples.samples_of(model, seed, reference)
     if isinstance(samples, (str, PathLike)):
         return load_samples(samples)
     if not isinstance(samples, Samples):

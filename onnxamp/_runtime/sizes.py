@@ -114,7 +114,7 @@ class Sizes(NamedTuple):
         sizes = {
             name: BATCH if name in self.batches else OTHER for name in self.plain
         } | dict(dims)
-        for name, (past, new) in self._totals().items():
+        for name, (past, new) in self.totals.items():
             if name not in dims:
                 sizes[name] = sizes[past] + (sizes[new] if new else 1)
         for name, formula in self.formulas.items():
@@ -122,7 +122,8 @@ class Sizes(NamedTuple):
                 sizes[name] = max(_value(formula, sizes), 0)
         return sizes
 
-    def _totals(self) -> dict[str, tuple[str, str | None]]:
+    @property
+    def totals(self) -> dict[str, tuple[str, str | None]]:
         """Total lengths -> the past and new lengths that they are the sum of, by the names that exporters use."""
         known, found = set(self.plain), {}
         for name in known:
@@ -159,7 +160,7 @@ class Sizes(NamedTuple):
 
         Those in ``given`` stay. What has no name may be a batch, too: at last each is tried where all others are 1.
         """
-        fixed = {*given, *self.batches, *self._totals(), *self.pasts}
+        fixed = {*given, *self.batches, *self.totals, *self.pasts}
         free = [name for name in self.plain if name not in fixed]
         for size in _TRIED if free else ():
             yield dict.fromkeys(free, size)

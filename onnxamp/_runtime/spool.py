@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final, overload
 import numpy as np
 
 from onnxamp._errors import OutputError
+from onnxamp._workers.executor import temporary_path
 from onnxamp._workers.signals import when_gone
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
             self._room -= size
             return partial(dict, {name: _copied(feed) for name, feed in sample.items()})
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="onnxamp-"))
+            self._folder = temporary_path()
             when_gone(self, partial(shutil.rmtree, self._folder, ignore_errors=True))
+            self._folder.mkdir(mode=0o700)
         path = self._folder / f"{len(self._readers)}.sample"
         try:
             with path.open("wb") as stream:

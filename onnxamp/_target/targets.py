@@ -116,7 +116,7 @@ def with_versions() -> tuple[str, ...]:
 
 
 def version_meant(target: str) -> str:
-    """Return the version of ONNX Runtime that a target names, or else the newest that is known for its device."""
+    """Return the version of ONNX Runtime that a target names, or else is the newest that it knows for its device."""
     return version_of(target) or known_versions(device_of(target))[-1]
 
 

@@ -79,7 +79,7 @@ class Search:
         """
         if state is not None and not isinstance(self.metric, str):
             raise ArgumentError(
-                "A state file needs a metric that has a name: write it as 'package:function'."
+                "A state file needs a metric with a name: write it as 'package:function'."
             )
 
 

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from threading import RLock
 from typing import (
     Any,
@@ -248,12 +248,16 @@ def ending(code: int | None) -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is removed at the end of the block, with all that is in it."""
-    with (
-        TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
-        cleaned_up(partial(shutil.rmtree, folder, ignore_errors=True)),
-    ):
-        yield Path(folder)
+    """Make a folder that is removed at the end of the block, with all that is in it."""
+    folder = temporary_path()
+    with cleaned_up(partial(shutil.rmtree, folder, ignore_errors=True)):
+        folder.mkdir(mode=0o700)
+        yield folder
+
+
+def temporary_path() -> Path:
+    """Return a path for temporary files that nothing has: what removes it can be there before it is made."""
+    return Path(gettempdir()) / f"onnxamp-{os.urandom(8).hex()}"
 
 
 THREADS: Final = "ONNXAMP_THREADS"

@@ -125,7 +125,7 @@ NAIVE = {
     "mask_lowest": ("error", "Mul", "infinite constant"),
     "mask_lowest_where_opset17": ("note", "Where", "masks with infinities"),
     "mask_lowest_table": ("note", "Add", "masks with infinities"),
-    "mask_that_fits": ("warning", "Mul", "forgets its scores (constant -1e+04)"),
+    "mask_that_fits": ("warning", "Mul", "loses its scores (constant -1e+04)"),
     "index_from_cumsum": ("warning", "CumSum", "counts exactly up to 2048"),
     "index_as_float": ("warning", "Mul", "counts exactly up to 2048"),
     "position_to_sin": ("warning", "MatMul", "counts exactly up to 2048"),
@@ -221,7 +221,7 @@ def test_a_float32_model_gets_one_note() -> None:
     audit = audit_model(CASES["rms_norm_pow"].build())
     (note,) = found(audit, kind="hazard")
     assert (note.severity, note.node) == ("note", "")
-    assert "nodes float32" in note.text
+    assert "nodes in float32" in note.text
 
 
 # --- types and versions -------------------------------------------------------------------------------------------

@@ -377,7 +377,9 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
     onnx.save(network(), path)
     made = convert_file(path, tmp_path / "low.onnx", fold=False, **wishes, validate=False)
     hint = next(note for note in made.notes if "--no-fold" in note)
-    assert hint.startswith("1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold each becomes one")
+    assert hint.startswith(
+        "1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold, each becomes a single"
+    )
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
     assert ("--lists default" in hint) == ("lists" in wishes)
@@ -453,11 +455,11 @@ def test_a_plan_repeats_the_folds_that_were_found_to_pay(tmp_path: Path) -> None
 
 
 def test_a_fold_that_would_change_results_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UpgradeProof, "__call__", lambda *_: "float32 results would change already")
+    monkeypatch.setattr(UpgradeProof, "__call__", lambda *_: "float32 results would change as well")
     onnx.save(network(), tmp_path / "model.onnx")
     told = commands.run("convert", tmp_path / "model.onnx", "-o", tmp_path / "low.onnx")
     assert told.exit_code == 0, told.output
-    assert "Not folded into single ops: float32 results would change already." in told.output
+    assert "Not folded into single ops: float32 results would change as well." in told.output
     assert "LayerNormalization" not in ops(onnx.load(tmp_path / "low.onnx"))
 
 

@@ -150,11 +150,14 @@ def _loses(graph: Graph, value: int, low: Format) -> bool:
 
 KIND: Final = Kind(
     "epsilon",
-    title="low precision loses an epsilon, or what it guards",
+    title="low precision loses an epsilon, or the small values that it guards",
     rule=epsilons,
     is_measurable=True,
     audit=Audit(
-        3, "LOW loses an epsilon here, or what the epsilon guards", "", _is_telling
+        3,
+        "LOW loses an epsilon here, or the small values that it guards",
+        "",
+        _is_telling,
     ),
     loses=_loses,
 )

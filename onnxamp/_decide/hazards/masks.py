@@ -160,7 +160,7 @@ KIND: Final = Kind(
     rule=masks,
     audit=Audit(
         1,
-        "masks in LOW with a number so large that a fully masked row forgets its scores",
+        "adds a mask in LOW that is so large that a fully masked row loses its scores",
         "",
         _is_telling,
         must_tell=True,

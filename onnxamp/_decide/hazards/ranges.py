@@ -108,7 +108,10 @@ KIND: Final = Kind(
     rule=constant_ranges,
     is_cured_by_exponents=True,
     audit=Audit(
-        2, "works in LOW at the end of its range", ": it ends at {end:.6g}", _is_telling
+        2,
+        "computes in LOW near the end of its range",
+        ": it ends at {end:.6g}",
+        _is_telling,
     ),
     loses=is_out_of_range,
 )

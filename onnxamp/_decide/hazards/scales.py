@@ -5,6 +5,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxamp._decide.hazards.ranges import readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
@@ -47,6 +48,8 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         if grid is None or bounds is None:
             continue
         smallest, largest = bounds
+        if graph.constants.is_constant(quantized) and largest >= low.smallest_normal:
+            smallest = largest  # a channel whose weights vanish beside others
         if why := _lost(low, grid, smallest, largest):
             yield Hazard(node.index, KIND, why)
         if grid.end * largest > low.max_finite:
@@ -58,6 +61,26 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
                 else _makers(graph, node)
             )
             yield from (Hazard(one.index, KIND, why) for one in around)
+
+
+def vanishing_scales(
+    graph: Graph, low: Format
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield scales of weights, and their numbers, some of which low precision would make 0, and that may be low.
+
+    Engines refuse a scale of 0 (TensorRT-RTX 1.7.1: "Scale coefficients must all be positive"). Complexity: linear in
+    scales.
+    """
+    for node in graph.nodes_of(op_facts().dequantize):
+        scale = node.input(1)
+        bounds = _bounds(graph, scale)
+        if bounds is None or not graph.constants.is_constant(node.input(0)):
+            continue
+        smallest, largest = bounds
+        if smallest <= low.smallest_subnormal / 2 and largest >= low.smallest_normal:
+            source = graph.constants.source(scale)
+            tensor = graph.constants.tensors[source]
+            yield source, read_array(tensor, graph.folder).astype(np.float32)
 
 
 def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:

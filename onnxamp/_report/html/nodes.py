@@ -178,7 +178,7 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
             level = Level.WARNING if item.fault in _MILD else Level.ERROR
             yield Message(level, f"fault of {item.value}: {item.fault}{cause}")
         elif item.inherited:
-            yield Message(Level.NOTE, f"{item.value} inherits a fault of its inputs")
+            yield Message(Level.NOTE, f"{item.value} inherits a fault from its inputs")
         return
     if item.note:
         yield Message(Level.NOTE, f"{item.value} was not measured: {item.note}")

@@ -11,7 +11,7 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion
-from onnxamp._numerics.results import DiffReport, LayerDiff, RunCheck
+from onnxamp._numerics.results import DiffReport, RunCheck
 from onnxamp._report.check import check_report, finding_items
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_report, preview_report
@@ -198,7 +198,7 @@ def conversion_page(
     diff: DiffReport | None,
     audit: Audit | None,
     tuned: Tuned | None = None,
-    layers: Iterable[LayerDiff] = (),
+    compared: DiffReport | None = None,
 ) -> Page:
     """The page of a conversion.
 
@@ -207,20 +207,20 @@ def conversion_page(
         diff: the result against the original, None where nothing was compared.
         audit: of the result.
         tuned: what level auto had to choose from.
-        layers: measured values, if there is no ``diff`` that holds them.
+        compared: the result against the original where nothing judged it: its values, and the figures of texts.
     """
     if made is None:
         return diff_page(diff, audit)
-    made = replace(made, validation=diff)
+    made, shown = replace(made, validation=diff), diff or compared
     report = (
-        tuning_report(made, tuned, audit=audit)
+        tuning_report(made, tuned, audit=audit, compared=compared)
         if tuned
         else conversion_report(made, audit)
     )
     page = _page(
         _with_findings(report, audit),
         audit,
-        diff.layers if diff else layers,
+        shown.layers if shown else (),
         diff,
         made.plan,
     )

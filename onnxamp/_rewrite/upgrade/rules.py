@@ -44,7 +44,9 @@ def _pads(proto: NodeProto, _: Site) -> list[NodeProto]:
 def _one_input(proto: NodeProto, _: Site) -> list[NodeProto]:
     """Split-2 has its sizes in the attribute alone."""
     if len(proto.input) > 1 and proto.input[1]:
-        raise StuckError("its sizes are an input, which the op lacks there")
+        raise StuckError(
+            "its sizes are an input, which the op does not have at that opset"
+        )
     del proto.input[1:]
     return [proto]
 
@@ -119,7 +121,7 @@ def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
         scales = site.floats_of(proto.input[1])
         if scales is None or min(scales) < 1 < max(scales):
             raise StuckError(
-                "it takes the nearest pixel, which depends on scales that are unknown or both below and above 1"
+                "it takes the nearest pixel, which depends on scales that are unknown, or that both shrink and enlarge"
             )
         if min(scales) < 1:
             set_attribute(proto, "nearest_mode", "ceil")
@@ -193,7 +195,7 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
             for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)
         ):
             raise StuckError(
-                "ceil_mode leaves out windows that begin in the padding there"
+                "at that opset, ceil_mode leaves out windows that begin in the padding"
             )
     return [proto]
 

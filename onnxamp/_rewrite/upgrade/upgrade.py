@@ -83,7 +83,7 @@ def _check(step: Step, proto: NodeProto, site: Site) -> None:
         StuckError: it does.
     """
     if step.is_closed:
-        raise StuckError(step.why or "what changes there is not known here")
+        raise StuckError(step.why or "onnxamp does not know what changes at that opset")
     for name, allowed in (step.only or {}).items():
         value = attribute(proto, name)
         value = step.defaults.get(name) if value is None else value
@@ -278,7 +278,7 @@ def upgraded(graph: Graph, opset: int) -> Graph:
     if plan.obstacle is not None:
         far = plan.opset if plan.opset > graph.book.opsets[""] else None
         advice = (
-            f" --opset {far} is as far as the model goes."
+            f" --opset {far} is the highest opset that the model can reach."
             if far
             else " Leave the opset out, or pass keep."
         )
