@@ -104,6 +104,8 @@ def convert_model(
         keep_nodes: literal names of nodes or of their outputs: these nodes stay in float32.
         low_weights: regular expressions: weights are stored in low precision if their full name matches,
             or that of a node that reads them. A reader in float32 gets them through a Cast.
+        weights_only: store weights in low precision and compute everything in float32: the file is smaller, and nothing
+            is faster. Weights that low precision does not hold, and small ones, stay in float32.
         init_max: nodes that read a constant with an element beyond this magnitude stay in float32.
         data_max: nodes that read or write a float beyond this magnitude on the samples stay in float32, which
             runs the model. Nodes in bodies of loops and branches are ignored.

@@ -136,6 +136,7 @@ def all_unsound(model: Model, options: Options) -> Options:
         unsound=tuple(unsound),
         keep_io_types=True,
         low_weights=(),
+        weights_only=False,
         keep_functions=True,
         fold=False,
         folded=(),

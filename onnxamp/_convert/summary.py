@@ -24,6 +24,7 @@ from onnxamp._rewrite.prepare import Prepared
 _SHARE: Final = 100
 _SMALLEST: Final = 4096
 """Weights are large that take more than a hundredth of all, and these bytes."""
+_UNHELD: Final = "low precision does not hold its numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,16 @@ def kept_weights(
         )
         size = FLOAT32_BYTES * elements(graph.shapes[value.index])
         is_large = size >= _SMALLEST and size * _SHARE > stored
-        if graph.types[value.index] != FLOAT or not is_stored or not is_large:
+        variable = analysis.ports.produced[value.index]
+        is_low = analysis.decision.is_low(variable) and value.index not in copies
+        if graph.types[value.index] != FLOAT or not is_stored or not is_large or is_low:
             continue
         if readers := dict(_float32_readers(analysis, value.index)):
             readers = {
                 label: planned.get(label, reason) for label, reason in readers.items()
             }
+            if analysis.options.weights_only:
+                readers = dict.fromkeys(readers, _UNHELD)
             found.append(KeptWeight(value.name, size, value.index in copies, readers))
     return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
 

@@ -277,6 +277,8 @@ def write_conversion(
         saved = Saved(stored.size, tuple(copies))
         counts = {}
     _LOG.info("wrote %s: %d bytes of weights", target, saved.size)
+    gains = not converted.analysis.options.weights_only  # others store less
+    explained = gains and job.plan is None
     return Conversion(
         source=source,
         target=target,
@@ -286,8 +288,8 @@ def write_conversion(
         weights=counts,
         bytes_before=stored.size,
         bytes_after=saved.size,
-        causes=find_causes(converted.analysis) if job.plan is None else (),
-        speed_up=expected_speed_up(converted.analysis, shapes),
+        causes=find_causes(converted.analysis) if explained else (),
+        speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
     )
 
 

@@ -67,6 +67,7 @@ class Options:
     force_low: tuple[str, ...] = ()
     keep_nodes: tuple[str, ...] = ()
     low_weights: tuple[str, ...] = ()
+    weights_only: bool = False
     init_max: float | None = None
     data_max: float | None = None
     keep_io_types: bool | frozenset[str] = True
@@ -130,6 +131,11 @@ class Options:
         if both := sorted(self.user_white & self.user_black):
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
+            )
+        if self.weights_only and self.level in (Level.O0, Level.AUTO):
+            raise ContradictionError(
+                f"weights_only (--weights-only) computes in float32, and level {self.level} decides something else:"
+                " drop one."
             )
         if self.low is not FLOAT16 and computes_low(self.target):
             raise ContradictionError(

@@ -219,7 +219,8 @@ def _price(cure: Cure) -> str:
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     plan, status = made.plan, status_of(validation)
-    head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
+    verb = "Stored weights in" if plan.options.weights_only else "Converted to"
+    head, why = f"{verb} {plan.dtype}", tuple[str, ...]()
     cure = validation.cure if validation is not None else None
     if (
         validation is not None
@@ -302,6 +303,8 @@ def _hazards(plan: Plan) -> Iterator[Part]:
 
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
     """Return the hazards that decided something: at level auto, measurements replace those that samples show."""
+    if plan.options.weights_only:
+        return ()
     if plan.level != "auto":
         return plan.hazards
     reasons = {row.reason for row in plan.rows if not row.low}
