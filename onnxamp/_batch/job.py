@@ -249,10 +249,10 @@ class Job:
 
 
 def run_job(options: FolderOptions, job: Job) -> Entry:
-    """Run a job, and write its page if one is wanted. Whatever goes wrong ends up in the row.
+    """Run a job, and write its page if requested. All errors end up in the row.
 
     Raises:
-        MemoryError: the memory does not suffice.
+        MemoryError: there is not enough memory.
     """
     start = time.perf_counter()
     read = read_before(job)

@@ -365,7 +365,7 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
 
 
 def nan_inputs(feeds: Feeds) -> Iterator[str]:
-    """Sentences about inputs that hold NaN, which spoils whatever it meets."""
+    """Sentences about inputs that hold NaN, which spreads through the model."""
     for name, feed in feeds.items():
         if (
             isinstance(feed, np.ndarray)
