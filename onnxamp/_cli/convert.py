@@ -10,6 +10,7 @@ import click
 from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_page
 from onnxamp._cli.given import (
     check_dims,
+    in_its_folder,
     options_of,
     run_options_of,
     sampling_arguments,
@@ -61,6 +62,8 @@ def _convert(given: Given) -> None:
         the_loader().start()  # before ONNX Runtime is loaded here
         choose_provider(given.provider)  # fails before anything is read
     model = Model.of(given.model)
+    if plan is None:
+        options = in_its_folder(given, options, model)
     check_dims(model, given)
     if plan is not None:
         tell(_overridden())
@@ -125,7 +128,7 @@ def _ignore(warnings: Iterable[str]) -> None:
 
 
 def _overridden() -> list[str]:
-    """A warning about options that a plan replaces."""
+    """Return a warning about options that a plan replaces."""
     typed = typed_options() & {*spelled_fields(), "level"}
     params = click.get_current_context().command.params
     given = [item.opts[0] for item in params if item.name in typed]

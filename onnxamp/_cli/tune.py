@@ -17,6 +17,7 @@ from onnxamp._cli.common import (
 )
 from onnxamp._cli.given import (
     flag_of,
+    in_its_folder,
     options_of,
     run_options_of,
     sink_of,
@@ -53,7 +54,8 @@ def run(given: Given) -> None:
 
 
 def _tune(given: Given) -> None:
-    asked, model = options_of(given, Level.AUTO), Model.of(given.model)
+    model = Model.of(given.model)
+    asked = in_its_folder(given, options_of(given, Level.AUTO), model)
     target = target_of(model, given, asked.dtype)
     tell(unlike_target(given, asked.target))
     search = Search(
@@ -187,7 +189,7 @@ def tune_manifest(given: Given) -> None:
 
 
 def _settings(given: Given, typed: frozenset[str]) -> dict[str, Any]:
-    """What the command line says in place of the manifest."""
+    """Return the options that override the manifest."""
     keywords = {
         name: spelled.meaning(getattr(given, name))
         for name, spelled in spelled_fields().items()

@@ -23,7 +23,7 @@ from onnxamp._options.options import Options
 
 
 def taken_off(options: Options) -> list[str]:
-    """Which ops the user's white list takes off the preset's black list."""
+    """Warn about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
@@ -264,7 +264,7 @@ def _all_weights(graph: Graph, options: Options) -> list[int]:
 def _told(
     found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
 ) -> Iterator[str]:
-    """A sentence per option and kind of hazard; rows are hazards by what the option names."""
+    """Yield a sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
         what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
@@ -299,7 +299,7 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
 def _matching(
     patterns: Iterable[re.Pattern[str]], names: Iterable[str]
 ) -> Iterator[str]:
-    """The patterns that match one of the names."""
+    """Return the patterns that match one of the names."""
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 
@@ -366,7 +366,7 @@ def unmet_lists(
 _SCHEMA: Final = "schema"
 _OF_TYPES: Final = frozenset({_SCHEMA, Reason.NO_KERNEL.value})
 _OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
-"""What the user wants of single nodes is no news."""
+"""Overrides of single nodes need no warning."""
 
 
 def _refusal(

@@ -1,4 +1,4 @@
-"""What two decoders make of texts: how well they predict them, and what they generate after prompts."""
+"""Comparison of two decoders on texts: how well they predict them, and the tokens that they generate after prompts."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,15 @@ from onnxamp._numerics.results import Parting
 from onnxamp._runtime.decoder import Decoder, logits_of
 from onnxamp._runtime.engines import Outputs, Session
 from onnxamp._runtime.values import Feeds
+
+
+def defined(decoder: Decoder, feeds: Feeds, outputs: Outputs) -> Outputs:
+    """Return outputs with zeros in rows of caches that no token has reached, which engines leave open."""
+    seen = max((np.asarray(feeds[name]).shape[-1] for name in decoder.masks), default=0)
+    caches = {name: np.array(outputs[name]) for name in decoder.caches.values()}
+    for cache in caches.values() if seen else ():
+        cache[..., seen:, :] = 0
+    return {**outputs, **caches}
 
 
 def perplexity(

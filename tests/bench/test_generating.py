@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def benched(*arguments: str) -> dict[str, Any]:
     printed = run("bench", *arguments, *QUICK, "--format", "json")
     assert printed.exit_code == 0, printed.output
-    found: dict[str, Any] = json.loads(printed.output)["report"]
+    found: dict[str, Any] = json.loads(printed.stdout)["report"]
     return found
 
 

@@ -126,7 +126,7 @@ def test_commands_show_the_figures(command: str) -> None:
         assert figure in printed.output
         assert figure in page
     again = run(*(arguments[:-2] if command == "folder" else arguments), "--format", "json")
-    facts = json.loads(again.output)
+    facts = json.loads(again.stdout)
     found = {
         "diff": lambda: facts,
         "convert": lambda: facts["validation"],
