@@ -297,6 +297,14 @@ def test_a_channel_of_tiny_weights_beside_others_keeps_a_scale_above_zero() -> N
     np.testing.assert_allclose(outputs(emulate(result)), outputs(model), rtol=5e-3)
 
 
+def test_tiny_scales_of_sums_stay_float32_since_their_integers_may_be_large() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,2] y)
+        <float[2] s = {0.001, 0.0000001}, int32[2] b = {1000, 9000000}> {
+            c = DequantizeLinear <axis = 0> (b, s) m = MatMul (x, k) y = Add (m, c) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 2), np.float32), "k"))
+    assert "rounding a scale of 1e-07" in why(model, "c", target="tensorrt")[0]
+
+
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("scale", [0.03, 1e-8])
 def test_an_engine_is_built_with_low_scales_and_without_zero_ones(scale: float) -> None:
