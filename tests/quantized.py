@@ -247,11 +247,19 @@ LEAST: Final = {"modelopt fp8": 19, "modelopt awq": 21}
 """The first opset that has what a tool writes."""
 
 
+LARGE = {"k1": 18, "b1": 18, "b2": 18, "w1": -18}
+"""Powers of two that take the values between k1 and w1 out of the range of float16, and change no result."""
+
+
 @cache
-def quantized(tool: str, opset: int = 21) -> ModelProto:
-    """The float network as a tool quantizes it; for reading only."""
+def quantized(tool: str, opset: int = 21, *, is_large: bool = False) -> ModelProto:
+    """The float network as a tool quantizes it, with values in its middle that float16 lacks; for reading only."""
     logging.getLogger().setLevel(logging.ERROR)  # the tools advise to preprocess
+    model = float_network(max(opset, LEAST.get(tool, opset)))
+    for tensor in model.graph.initializer if is_large else ():
+        factor = np.float32(2.0 ** LARGE.get(tensor.name, 0))
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * factor, tensor.name))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "quantized.onnx")
-        TOOLS[tool](float_network(max(opset, LEAST.get(tool, opset))), path)
+        TOOLS[tool](model, path)
         return onnx.load(path)

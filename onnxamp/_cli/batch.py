@@ -36,14 +36,14 @@ def convert_all(given: Given) -> None:
     source = given.model
     if given.state is not None:
         raise ArgumentError(
-            "A folder of models keeps its own state, in the folder of the results: drop --state."
+            "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
         )
     single = [name for name in _SINGLE_MODEL if getattr(given, name)]
     if given.metric != "auto":
         single.append("metric")
     if single:
         raise ArgumentError(
-            f"{flag_of(single[0])} is for a single model, and {str(source)!r} is a folder."
+            f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
         )
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent
@@ -96,7 +96,7 @@ def convert_all(given: Given) -> None:
 
 
 def _given_options() -> frozenset[str]:
-    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    """Return the options of the conversion that were typed, or stand in a preset or the environment."""
     context = click.get_current_context()
     return frozenset(
         name

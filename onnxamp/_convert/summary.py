@@ -75,7 +75,7 @@ def kept_weights(
 
 
 def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]]:
-    """Who reads or returns a weight in float32, and why."""
+    """Return the readers that keep a weight in float32, with the reasons."""
     graph, ports = analysis.graph, analysis.ports
     if graph.values[value].origin is Origin.DEFAULT:
         yield (
@@ -99,7 +99,7 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
 def _reason(
     analysis: Analysis,
     variable: int,
-    fixed: str = "schema: it takes float32 alone here",
+    fixed: str = "schema: only float32 is allowed here",
 ) -> str:
     if variable == HIGH:
         return fixed
@@ -109,7 +109,7 @@ def _reason(
 
 def _told(reason: str, detail: str) -> str:
     if reason in (Reason.CUT.value, Reason.EXACT.value):
-        return "fewest Casts: those for it would cost more than its bytes"
+        return "fewest Casts: its Casts would cost more than its bytes"
     return told(reason, detail)
 
 
@@ -207,7 +207,7 @@ def summarize(
 
 
 def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
-    """How many of these Casts stand behind one another in pairs."""
+    """Return how many of these Casts stand one after another in pairs."""
     free = set(removed)
     for index in sorted(removed):
         maker = graph.producer(graph.nodes[index].inputs[0])
@@ -217,7 +217,7 @@ def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
 
 
 def _precision(analysis: Analysis, index: int) -> str:
-    """The precision of a node in the result."""
+    """Return the precision of a node in the result."""
     node, ports, decision = (
         analysis.graph.nodes[index],
         analysis.ports,
@@ -230,7 +230,7 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 
 def _by_types(analysis: Analysis, node: Node) -> str:
-    """The precision of a node in the original."""
+    """Return the precision of a node in the original."""
     values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
     types = set(map(analysis.graph.types.__getitem__, values))
     if FLOAT in types:

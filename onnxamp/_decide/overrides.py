@@ -21,12 +21,12 @@ from onnxamp._options.options import Options
 
 
 def taken_off(options: Options) -> list[str]:
-    """Which ops the user's white list takes off the preset's black list."""
+    """Warn about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
     return [
-        f"Your white list takes {op} off the black list of {options.preset.name!r}."
+        f"Your white list removes {op} from the black list of {options.preset.name!r}."
         for op in ops
     ]
 
@@ -132,7 +132,7 @@ def node_names(graph: Graph) -> list[str]:
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     if parts := [name for name in names if pattern.search(name)]:
         whole = f".*{pattern.pattern}.*"
-        return f" It matches a part of {first_of(parts)}: write {whole!r}."
+        return f" It matches only part of {first_of(parts)}: write {whole!r}."
     return suggestion(names, pattern.pattern)
 
 
@@ -221,7 +221,7 @@ def lost_weights(
 def _told(
     found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
 ) -> Iterator[str]:
-    """A sentence per option and kind of hazard; rows are hazards by what the option names."""
+    """Yield a sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
         what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
@@ -256,7 +256,7 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
 def _matching(
     patterns: Iterable[re.Pattern[str]], names: Iterable[str]
 ) -> Iterator[str]:
-    """The patterns that match one of the names."""
+    """Return the patterns that match one of the names."""
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 
@@ -323,7 +323,7 @@ def unmet_lists(
 _SCHEMA: Final = "schema"
 _OF_TYPES: Final = frozenset({_SCHEMA, Reason.NO_KERNEL.value})
 _OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
-"""What the user wants of single nodes is no news."""
+"""Overrides of single nodes need no warning."""
 
 
 def _refusal(

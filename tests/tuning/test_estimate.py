@@ -114,7 +114,7 @@ def test_what_is_slower_and_smaller_is_offered_and_written_only_if_it_is_picked_
     assert (smaller.weights, float32.weights) == (2**13 * 8 + 2**14 * 4, 2**14 * 12)
     assert 1 < smaller.time / float32.time < 4 / 3
     told = " ".join(str(tuned).split())
-    assert "Nothing was gained by the estimate: the model stays as it is." in told
+    assert "No candidate is faster by the estimate: the model stays as it is." in told
     assert f"{smaller.time / float32.time - 1:.0%}".replace("%", " %") + " longer than float32" in told
     assert "for weights that are 33 % smaller. --pick 0 writes them, and --allow-slower as much low precision" in told
     assert "Candidate 0 is slower than float32, and its weights are 33 % smaller: --pick 0." in told
@@ -141,7 +141,7 @@ def test_smaller_weights_are_not_worth_more_time(count: int, kept: int, smaller:
     assert tuned.rejected is not None
     assert tuned.rejected.weights < tuned.candidates[-1].weights
     told = " ".join(str(tuned).split())
-    assert "Nothing was gained by the estimate: the model stays as it is." in told
+    assert "No candidate is faster by the estimate: the model stays as it is." in told
     assert f"for weights that are {smaller} smaller. --allow-slower converts them anyway." in told
     _, tuned = tune_model(model, **HOW, allow_slower=True)
     assert tuned.candidates[tuned.chosen].nodes == count
@@ -153,7 +153,7 @@ def test_what_the_clock_says_is_told() -> None:
     timed = (("float32", 1e-3), ("result", 1.25e-3))
     kept = replace(tuned, chosen=len(tuned.candidates) - 1, timed=timed)
     told = " ".join(str(kept).split())
-    assert "Nothing was gained: the model stays as it is." in told
+    assert "No candidate is faster: the model stays as it is." in told
     assert "Timed whole, the candidate takes 25 % longer than float32." in told
 
 

@@ -25,9 +25,7 @@ def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]
             continue
         fed, feeds = _between(graph, node)
         if fed or (feeds and node.key not in op_facts().kernel_free):
-            yield Hazard(
-                node.index, KIND, "stands between dequantize and quantize nodes"
-            )
+            yield Hazard(node.index, KIND, "is between dequantize and quantize nodes")
 
 
 def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
@@ -54,7 +52,7 @@ def _is_alone(graph: Graph, node: Node) -> bool:
 
 
 def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
-    """Nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
+    """Return nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
 
     A scale that is rounded moves an input by at most a sixteenth of what rounding it to integers did, and a result by a
     sixteenth of what that will do. Complexity: linear in nodes.
@@ -83,11 +81,11 @@ def _reads_integers(graph: Graph, node: Node) -> bool:
 
 
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
+    """Yield nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
     for node in graph.nodes_of(op_facts().fused_blindly):
         is_lone = len(graph.uses[node.outputs[0]]) == 1 and _is_alone(graph, node)
         if is_lone and _between(graph, node)[0]:
-            yield Hazard(node.index, KIND, "ONNX Runtime loads it in float32 alone")
+            yield Hazard(node.index, KIND, "ONNX Runtime loads it only in float32")
 
 
 def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
@@ -138,7 +136,7 @@ KIND: Final = Kind(
     breaks=False,
     audit=Audit(
         5,
-        "scales integer sums in LOW, whose range they exceed",
+        "scales integer sums in LOW, which exceed its range",
         ": it ends at {end:.6g}",
         rule=integer_products,
     ),
