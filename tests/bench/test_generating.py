@@ -53,7 +53,7 @@ def test_a_result_generates_beside_its_original() -> None:
         assert (one["step_ratio"] is None) == (one["model"] == str(Path("llama", "model.onnx")))
         assert one["memory"] is None or one["memory"] > 10_000_000
         assert one["device_memory"] is None
-    assert any("nothing of a GPU" in note for note in report["notes"])
+    assert any("these times say nothing" in note for note in report["notes"])
 
 
 @pytest.mark.usefixtures("home")
