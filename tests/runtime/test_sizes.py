@@ -314,8 +314,8 @@ def test_images_have_sizes_of_their_own_beside_texts() -> None:
 
 def test_sizes_of_many_dimensions_that_nobody_knows_are_not_taken_for_large() -> None:
     text = """(float[N,length] x) => (float[a,b,c,d,e,f] z) {
-        y = Reshape (x, rows) t = Cast <to = 7> (x) r = ReduceMax <keepdims = 0> (t) u = Mul (r, none) v = Add (u, shape)
-        w = Expand (y, v) z = Neg (w) }"""
+        y = Reshape (x, rows) t = Cast <to = 7> (x) r = ReduceMax <keepdims = 0> (t) u = Mul (r, none)
+        v = Add (u, shape) w = Expand (y, v) z = Neg (w) }"""
     model = model_of(text, {})
     numbers = {"rows": np.array([-1, 32]), "none": np.array([0]), "shape": np.array([1, 1, 1, 1, 1, 32])}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in numbers.items())
