@@ -1,4 +1,4 @@
-"""Sizes of made-up inputs follow from what weights and ops say."""
+"""Sizes of random inputs follow from what weights and ops say."""
 
 import os
 import subprocess
@@ -223,7 +223,7 @@ def test_sizes_that_nothing_determines_are_tried_without_running_those_that_cont
         draws, "check_inputs", lambda proto, feeds: ran.append(feeds["x"].shape) or checked(proto, feeds)
     )
     report = onnxamp.diff_models(model, model, provider="cpu")
-    assert report.inputs == "made-up inputs (seed 0, C=3, H=224, W=224)"
+    assert report.inputs == "random inputs (seed 0, C=3, H=224, W=224)"
     assert ran == [(1, 8, 8, 8), (1, 3, 224, 224)]
 
 
