@@ -138,7 +138,7 @@ def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """Return a hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
+    """Return a hash of plain data, paths, sets and regular expressions, regardless of the order of keys and sets."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Path):

@@ -68,7 +68,7 @@ class Watch(NamedTuple):
 
 
 def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Watch]]:
-    """Return a copy of the model that computes sums of magnitudes, too.
+    """Return a copy of the model that computes also sums of magnitudes.
 
     Complexity: linear in nodes.
     """

@@ -84,7 +84,7 @@ class TwoModels(SideBySide):
     Attributes:
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
-        layers: compare intermediate values, too.
+        layers: compare intermediate values as well.
         decoder: what the inputs of both mean, if they are decoders that read given texts.
         generates: tokens that both generate after a prompt.
     """
@@ -260,7 +260,7 @@ class DiffProbe(Probe[SampleDiff]):
         is_converted: whether the result was converted from the reference.
         engine: where the result runs.
         whole: whether it runs in one session.
-        layers: compare intermediate values, too.
+        layers: compare intermediate values as well.
         is_text: whether the samples are given, so that a decoder reads texts.
         Others as for :class:`TwoModels`.
     """
