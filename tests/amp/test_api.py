@@ -327,7 +327,7 @@ def test_files_that_are_no_models(tmp_path: Path, content: bytes) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(onnxamp.ModelError, match=r"nothing\.onnx.*No such file"):
         onnxamp.convert_model(tmp_path / "nothing.onnx")
-    with pytest.raises(onnxamp.ModelError, match="directory"):
+    with pytest.raises(onnxamp.ModelError, match="it is a folder"):
         onnxamp.convert_model(tmp_path)
 
 

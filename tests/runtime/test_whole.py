@@ -112,7 +112,7 @@ def test_the_noise_floor_stands_beside_the_error() -> None:
     model = onnx.load(CLASSIFIER)
     found = replace(diff_models(model, model, provider="cpu"), ran_on="CUDA (Test)", lowest="float16", noise=3.25e-7)
     text = shown(found)
-    assert "CUDA (Test), made-up" in text
+    assert "CUDA (Test), random" in text
     assert "Noise floor: in float32, the reference on CUDA differs from itself on the CPU by 3.25e-7." in text
     assert "emulated" not in text
 
