@@ -127,10 +127,10 @@ def unchanged() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
-        (lambda: checkpoint(seed=1), (), "the model changed since"),
-        (lambda: None, ("--level", "O3"), "the options changed since"),
-        (lambda: None, ("--shard-size", "2MB"), "the options changed since"),
-        (lambda: None, ("-o", "out/other.onnx"), "the output changed since"),
+        (lambda: checkpoint(seed=1), (), "the model changed since then"),
+        (lambda: None, ("--level", "O3"), "the options changed since then"),
+        (lambda: None, ("--shard-size", "2MB"), "the options changed since then"),
+        (lambda: None, ("-o", "out/other.onnx"), "the output changed since then"),
     ],
     ids=["model", "level", "shards", "output"],
 )

@@ -126,11 +126,11 @@ def test_a_sample_that_changed_is_compared_again() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda: onnx.save(onnxamp.convert_model(CLASSIFIER, "O1"), "low.onnx"), "the result changed since"),
-        (lambda: Path("judge.py").write_text(JUDGE + "# other"), "the function that accepts changed since"),
+        (lambda: onnx.save(onnxamp.convert_model(CLASSIFIER, "O1"), "low.onnx"), "the result changed since then"),
+        (lambda: Path("judge.py").write_text(JUDGE + "# other"), "the function that accepts changed since then"),
         (
             lambda: np.savez("samples/0.npz", **random_samples(CLASSIFIER, 1, dims={"batch": 5})[0]),
-            "the first input changed since",
+            "the first input changed since then",
         ),
     ],
     ids=["model", "function", "input"],

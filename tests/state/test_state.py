@@ -93,9 +93,9 @@ def test_the_error_says_what_changed_and_nothing_is_lost(path: Path) -> None:
     filled(path, a=1)
     kept = path.read_bytes()
     for facts, said in [
-        ({**FACTS, "the model": "n"}, "the model changed since"),
-        ({"the model": "n", "the inputs": "j"}, "the model and the inputs changed since"),
-        ({**FACTS, "the options": "o"}, "the options changed since"),
+        ({**FACTS, "the model": "n"}, "the model changed since then"),
+        ({"the model": "n", "the inputs": "j"}, "the model and the inputs changed since then"),
+        ({**FACTS, "the options": "o"}, "the options changed since then"),
     ]:
         with opened(path) as state:
             assert state is not None
