@@ -1,4 +1,4 @@
-"""What not everybody has installed: the packages of optional rooms, and ONNX Runtime.
+"""Optional packages: those of optional rooms, and ONNX Runtime.
 
 ``_data/optional.toml`` lists optional rooms, which are loaded when they are first used. Each stands behind an interface
 of the core, which knows only its name in that list.

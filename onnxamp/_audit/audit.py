@@ -1,4 +1,4 @@
-"""What can be said about a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
+"""Audit of a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +92,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
-    """The oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
+    """Return the oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
 
     None where the newest one does not load it either, or the target has no versions.
 
@@ -188,7 +188,7 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
 
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
-    """A refusal, with what to do about it."""
+    """Return a refusal, with what to do about it."""
     rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
     rule = next((row for row in rows if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
@@ -225,20 +225,20 @@ def audit_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     build: Mapping[str, Any] | None = None,
 ) -> Audit:
-    """Find what is wrong with a model, or slow, without running it. The model may have been converted by any tool.
+    """Find what is wrong or slow in a model, converted by any tool, without running it.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
-            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
-            no types; or "any" (ignores kernels).
-        base_dir: folder of a ModelProto's external data; a path says it itself.
-        shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
-        build: build an engine for the shapes of these inputs (name -> array), of those at least whose shapes the model
-            leaves open; "tensorrt" only. None to build none.
+            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that
+            ignore types; or "any" (ignores kernels).
+        base_dir: folder of the external data of a ModelProto; not needed for a path.
+        shapes: input name -> shape, for estimates. By default, unknown dimensions count as 64.
+        build: build an engine for the shapes of these inputs (name -> array; at least those with
+            dynamic shapes); "tensorrt" only. None builds none.
 
     Returns:
-        The findings, the worst first, and a record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
+        The findings, worst first, and one record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
         there are no ``nodes``, and an error says why.
 
     Raises:
@@ -267,7 +267,7 @@ def audit_model(
 def _static(
     source: Model, target: str, shapes: Mapping[str, Sequence[int]] | None
 ) -> Audit:
-    """What is known without building an engine."""
+    """Return the audit without building an engine."""
     proto = source.proto
     contents = weight_findings(proto, source.folder)
     try:
@@ -341,7 +341,9 @@ def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
 
 
 def _precision(graph: Graph, node: Node) -> str:
-    """The precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no others."""
+    """Return the precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no
+    others.
+    """
     free, fixed = set[str](), set[str]()
     signature = node.signature
     sides = (

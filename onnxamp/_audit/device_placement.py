@@ -37,12 +37,12 @@ from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
 def home(target: str) -> str:
-    """The target's provider, as reports name it."""
+    """Return the target's provider, as reports name it."""
     return device_of(target).upper()
 
 
 def advice(target: str, typing: "Typing", refused: str | None) -> str:
-    """How to bring a node back to the target's provider."""
+    """Return how to bring a node back to the target's provider."""
     if refused is not None:
         return "No precision brings it back: if that costs too much, export the model differently."
     if device_of(target) == CPU:
@@ -60,7 +60,7 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
 
 
 def cure(target: str, typing: "Typing") -> str:
-    """What to do about a node without a kernel."""
+    """Return the advice about a node without a kernel."""
     signature, raised = typing.signature, in_float32(typing.bound)
     rows = [row for place in _providers(target) for row in typing.kernels(place)]
     if any(row.takes(signature, raised) for row in rows):
@@ -155,7 +155,7 @@ def _prefers_host(
     target: str,
     on_host: AbstractSet[int],
 ) -> bool:
-    """Whether all inputs of the node are on the host, and not because its kernel expects them there."""
+    """Return whether all inputs of the node are on the host, and not because its kernel expects them there."""
     wanted = memory_table(target, "inputs").get(node.key, frozenset())
     for port, value in enumerate(node.inputs):
         if value == ABSENT or graph.types[value] in _STAYING:
@@ -180,7 +180,7 @@ def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
 
 
 def _reader(view: View, maker: int, user: int) -> int:
-    """The node in the maker's own graph that reads its value: the user, or the node around the user."""
+    """Return the node in the maker's own graph that reads its value: the user, or the node around the user."""
     while view.nodes[user].scope != view.nodes[maker].scope:
         user = view.scopes[view.nodes[user].scope].owner
     return user
@@ -275,22 +275,22 @@ class Typing(NamedTuple):
         return " with ".join(ordered) or "no types known"
 
     def kernels(self, target: str) -> Sequence[Kernel]:
-        """The kernels of a target for the op, of any version and types."""
+        """Return the kernels of a target for the op, of any version and types."""
         return kernel_table(target).get(self.node.key, ())
 
     def typed(self, bound: Mapping[str, str]) -> Typed:
-        """The node with these types, as targets are asked about it."""
+        """Return the node with these types, as targets are asked about it."""
         return Typed(self.signature, bound, self.node.proto)
 
     def runs_on(self, target: str, bound: Mapping[str, str]) -> bool:
-        """Whether a target runs the op with these types."""
+        """Return whether a target runs the op with these types."""
         return runs_on(target, self.typed(bound))
 
 
 def distinct_typings(
     graph: Graph, target: str
 ) -> tuple[list[object], dict[object, Typing]]:
-    """The typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
+    """Return the typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
     keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
         if (
@@ -336,7 +336,7 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
-    """Nodes without a schema: nothing can be said about them."""
+    """Return nodes without a schema: nothing can be said about them."""
     text = (
         "no schema is known for this op: its types, kernels and hazards are not checked"
     )
@@ -349,7 +349,7 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
 
 
 def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
-    """Where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
+    """Return where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
     if typing.node.key in op_facts().control_flow:
         return _control_flow(target, typing)
     if target_of(target).builds:
@@ -393,7 +393,7 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
 
 
 def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """The CPU, where its kernel takes the types as they are."""
+    """Return the CPU, where its kernel takes the types as they are."""
     text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
@@ -401,7 +401,7 @@ def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
 
 
 def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """The CPU, where it runs in float32."""
+    """Return the CPU, where it runs in float32."""
     text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
@@ -446,7 +446,7 @@ def _control_flow(target: str, typing: Typing) -> Place:
 def _summary(
     graph: Graph, volumes: Sized, copied: set[int], shaping: int
 ) -> Iterator[Finding]:
-    """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
+    """Yield the cost of all fallbacks together, and a note that shape arithmetic on the CPU costs nothing."""
     if copied:
         crossing = {
             value
@@ -483,7 +483,7 @@ def _summary(
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
-    """Values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
+    """Yield values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
         if (

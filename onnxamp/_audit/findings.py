@@ -1,4 +1,4 @@
-"""What an audit returns: frozen records, which reports print and save."""
+"""Results of an audit: frozen records, which reports print and save."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -129,7 +129,7 @@ class LoadsFrom:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What building an engine showed: which builder was asked (``by``), whether it built one, and its ``bytes``."""
+    """Result of building an engine: the builder (``by``), whether it built one, and its ``bytes``."""
 
     by: str
     built: bool
@@ -141,16 +141,16 @@ class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:
-        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps with a version of ONNX Runtime ("cuda@1.24").
+        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version of ONNX Runtime ("cuda@1.24").
         opsets: domain -> version, with "" for ai.onnx.
         nodes: one record per node.
         findings: errors first, then warnings, then notes.
         casts: estimated Cast traffic.
         weight_bytes: element type -> bytes of weights.
-        scales: those that low precision does not hold; of a model without low precision, that float16 does not hold.
-        loads_from: which versions of ONNX Runtime load the model; None where the newest does not, or the target has
-            no versions.
-        engine: the engine that was built; None if none was asked for.
+        scales: scales that low precision (float16 for a model without low precision) cannot hold.
+        loads_from: which versions of ONNX Runtime load the model; None if the newest does not, or if the
+            target has no versions.
+        engine: the engine that was built; None if none was requested.
 
     Example:
         >>> import onnxamp

@@ -61,7 +61,7 @@ class RaisedConstants(Constants):
         return super().stats(value)
 
     def number(self, value: int) -> float | None:
-        """The number that all elements of the constant have, as it is stored."""
+        """Return the number that all elements of the constant have, as it is stored."""
         stored = self.stored(value)
         return None if stored is None else stored.uniform
 
@@ -97,7 +97,7 @@ class RaisedGraph(Graph):
         )
 
     def is_low(self, node: Node) -> bool:
-        """Whether the node computes in low precision. Casts only convert."""
+        """Return whether the node computes in low precision. Casts only convert."""
         if node.key == "Cast":
             return False
         return any(
@@ -124,7 +124,7 @@ class RaisedGraph(Graph):
 
 
 def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
-    """The graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
+    """Return the graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
         model=graph.model,
         book=graph.book,
@@ -150,7 +150,7 @@ LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
 def low_hazards(
     graph: Graph, shapes: Sequence[Shape | None], target: str
 ) -> list[Finding]:
-    """What is known to break among the low-precision nodes of a model.
+    """Find low-precision nodes that are known to break.
 
     Of a float32 model: one note with the number of nodes that a conversion would keep float32.
 
@@ -197,14 +197,14 @@ def _hazard(
     severity: str = "warning",
     action: str = _KEEP,
 ) -> Finding:
-    """A hazard of a low-precision node; LOW in the text becomes the name of the type."""
+    """Return a hazard of a low-precision node; LOW in the text becomes the name of the type."""
     return finding(
         node, severity, "hazard", text.replace("LOW", graph.low.name), action
     )
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
-    """What the rules of kinds find that have an audit; one finding per low-precision node and kind."""
+    """Yield the findings of kinds with an audit, one per low-precision node and kind."""
     audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
@@ -246,7 +246,7 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
-    """The constants of a node that show its hazard."""
+    """Return the constants of a node that show its hazard."""
     if audit.is_telling is None:
         return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
@@ -278,7 +278,7 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
-    """The first low-precision node of a pattern that squares, exponentiates or sums up."""
+    """Return the first low-precision node of a pattern that squares, exponentiates or sums up."""
     growing = op_facts().growing
     for node in (graph.nodes[index] for index in sorted(nodes)):
         squares = node.key == "Mul" and node.input(0) == node.input(1)
@@ -304,7 +304,7 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
-    """An epsilon that a conversion flushed to zero, in front of what it guarded."""
+    """Yield an epsilon that a conversion flushed to zero, in front of what it guarded."""
     adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
     for node in graph.nodes:
         # Clip and Max with 0 are common without any epsilon, and so is a Sqrt of their result.
@@ -327,7 +327,7 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _is_single(graph: RaisedGraph, value: int) -> bool:
-    """Whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
+    """Return whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
     maker = graph.producer(graph.constants.source(value))
     return elements(graph.shapes[value]) == 1 and (
         maker is None or maker.key == "Constant"
@@ -335,7 +335,7 @@ def _is_single(graph: RaisedGraph, value: int) -> bool:
 
 
 def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
-    """Whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
+    """Return whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
     stack, seen = [start], {start.index}
     while stack and len(seen) < _REACH:
         for reader, port in graph.readers(stack.pop()):
@@ -541,7 +541,7 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
 
 
 def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
-    """How many low-precision weights are subnormal, with the tensor that has most of them."""
+    """Yield how many low-precision weights are subnormal, with the tensor that has most of them."""
     for low, tensors in lows.items():
         total = sum(contents.elements for contents in tensors.values())
         subnormal = sum(contents.subnormal for contents in tensors.values())

@@ -87,7 +87,7 @@ class Entry:
     def is_current(
         self, folder: Path, fingerprint: str, needed: Iterable[Path]
     ) -> bool:
-        """Whether nothing has changed since, and all files that are ``needed`` were read then."""
+        """Return whether nothing has changed since, and all files that are ``needed`` were read then."""
         return (
             self.made_with == fingerprint
             and self._read(folder, needed)
@@ -95,7 +95,7 @@ class Entry:
         )
 
     def is_cure(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
-        """Whether the options that passed are known, and would pass again."""
+        """Return whether the options that passed are known, and would pass again."""
         return (
             self.cured is not None
             and self.searched_with == fingerprint
@@ -113,7 +113,7 @@ class Entry:
 
 
 def remembered(part: Part) -> dict[str, Entry]:
-    """What is remembered by name of the model, but for what another version wrote in another form."""
+    """Return the remembered entries by name of the model, without those in the form of another version."""
     entries = {}
     for name in part:
         with suppress(KeyError, TypeError, ValueError):
@@ -126,19 +126,19 @@ def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
 
 
 def _found(path: str, folder: Path) -> Path:
-    """The path of a name that :func:`_relative` made."""
+    """Return the path of a name that :func:`_relative` made."""
     named = as_path(path)
     return named if is_remote(named) else folder / named
 
 
 def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
-    """The stamp of each file that exists, by path relative to ``folder``."""
+    """Return the stamp of each file that exists, by path relative to ``folder``."""
     every = {_relative(path, folder): _stamp(path) for path in paths}
     return {path: stamp for path, stamp in every.items() if stamp is not None}
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """A hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
+    """Return a hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Path):
@@ -179,7 +179,7 @@ _TRANSIENT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """What to do with every model of a folder, see :func:`onnxamp.convert_folder`.
+    """Options for every model of a folder, see :func:`onnxamp.convert_folder`.
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
     ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
@@ -272,7 +272,7 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
 
 
 def failed(job: Job, error: Exception) -> Entry:
-    """What becomes of a job that an unexpected error ended."""
+    """Return the outcome of a job that an unexpected error ended."""
     trace = "".join(traceback.format_exception(error))
     row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
     return _failure(job, read_before(job), row, error)
@@ -284,7 +284,7 @@ def read_before(job: Job) -> Mapping[str, Stamp]:
 
 
 def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
-    """What is remembered of a failure. The data files of a model that cannot be read are not known, and not read."""
+    """Return the entry of a failure. The data files of a model that cannot be read are unknown."""
     data = frozenset[Path]()
     with suppress(OnnxAmpError, OSError):
         data = Model.read(job.source).stock.files
@@ -317,13 +317,15 @@ def _run(options: FolderOptions, job: Job) -> Entry:
         write_job_page(conversion, outcome.tuned, job.page)
     if row.has_failed:
         return Entry(row=row, read=read)
-    result = load_model(conversion.target)
-    written = stamps(
-        {conversion.target, *data_files(result, folder_of(conversion.target))}, job.home
-    )
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
     cured = conversion.plan.options.as_json() if is_cured else None
-    return Entry(row=row, read=read, written=written, cured=cured)
+    return Entry(row=row, read=read, written=written_by(job), cured=cured)
+
+
+def written_by(job: Job) -> Mapping[str, Stamp]:
+    """Stamps of the files that make up the result of a job."""
+    data = data_files(load_model(job.target), folder_of(job.target))
+    return stamps({job.target, *data}, job.home)
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:
@@ -335,6 +337,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     judge, inputs = options.judge, _inputs(options, job, model)
     validation = Validation(
         tolerance=options.tolerance,
+        limits={} if job.package is None else job.package.kind.limits_of(model),
         accept=judge,
         layers=bool(job.page) or None,
         heals=options.cures,
@@ -389,19 +392,21 @@ def _files(inputs: Path | None) -> list[Path]:
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
-    """The given sizes of those dimensions that the model has."""
+    """Return the given sizes of those dimensions that the model has."""
     named = Sizes.of(model.graph.input).formulas
     return {name: size for name, size in options.dims.items() if name in named}
 
 
 def _absent_dims(options: FolderOptions, model: ModelProto) -> Iterator[Unmatched]:
-    """The given dimensions that the model lacks."""
+    """Yield the given dimensions that the model lacks."""
     for name in sorted(options.dims.keys() - _dims(options, model).keys()):
         yield Unmatched("dims", name, f"The inputs have no dimension {name!r}.")
 
 
 def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
-    """The row with the names that match nothing in its model, which may match in others, apart from its warnings."""
+    """Return the row with the names that match nothing in its model, which may match in others, apart from its
+    warnings.
+    """
     texts = {one.text for one in unmatched}
     warnings = tuple(text for text in row.warnings if text not in texts)
     return replace(row, warnings=warnings, unmatched=unmatched)

@@ -78,12 +78,12 @@ _SOFTWARE_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How to run and time a model.
+    """Options for running and timing a model.
 
     Attributes:
-        tf32: CUDA: let float32 products use TF32.
+        tf32: CUDA: allow TF32 in float32 products.
         nhwc: CUDA: prefer the NHWC layout for convolutions.
-        cuda_graph: CUDA: record a run as a CUDA graph, and replay it.
+        cuda_graph: CUDA: capture a run as a CUDA graph and replay it.
         threads: CPU: threads of one operator; 0 leaves the choice to ONNX Runtime.
         provider: where this model runs; None for the provider of all.
         seconds: how long to time each model at each batch size.
@@ -104,7 +104,7 @@ class BenchOptions:
     provider: Provider | None = None
 
     def cuda_options(self) -> dict[str, str]:
-        """The options of the CUDA provider, none left to its defaults."""
+        """Return all options of the CUDA provider, explicitly."""
         flags = {
             "use_tf32": self.tf32,
             "prefer_nhwc": self.nhwc,
@@ -128,14 +128,14 @@ def bench_models(
     """Time models in turns on the same inputs, which are copied to the device beforehand.
 
     Args:
-        models: one or more, as ModelProto or path. The first is the reference: others must take its inputs, with
-            floats in their own types, and are compared with it.
+        models: one or more, as ModelProto or path. The first is the reference. The others must accept its inputs,
+            with floats in their own types, and are compared with it.
         provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser"; None for CUDA if there
             is a device. A session never falls back to the CPU as a whole.
-        batches: sizes of the dimension that leads the inputs; () for the inputs as they are.
-        dims: sizes of named dimensions of made-up inputs.
-        feeds: arrays by input name, in place of made-up inputs; excludes ``batches``.
-        seed: seed of made-up inputs.
+        batches: sizes of the first dimension of the inputs; () for the inputs as they are.
+        dims: sizes of named dimensions of random inputs.
+        feeds: arrays by input name, instead of random inputs; excludes ``batches``.
+        seed: seed of random inputs.
         options: how to run: one for all models, or one for each.
         told: progress callback, called with (steps done, steps in all).
         clock: returns the time in seconds.
@@ -219,7 +219,7 @@ class _Inputs(NamedTuple):
     text: str
 
     def at(self, batch: int | None) -> dict[str, Feed]:
-        """The inputs at a batch size."""
+        """Return the inputs at a batch size."""
         if self.feeds is not None:
             return check_inputs(self.proto, self.feeds)
         sizes = dict(self.dims) if batch is None else {**self.dims, self.lead: batch}
@@ -430,7 +430,7 @@ def _time(
 def _ready(
     model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
 ) -> Timed:
-    """The model with its inputs, which ran once; in a browser it is timed there."""
+    """Return the model with its inputs, which ran once; in a browser it is timed there."""
     if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
         timer: Timed = model.session.time

@@ -31,7 +31,7 @@ from onnxamp._runtime.values import Feeds
 from onnxamp._workers.executor import temporary_folder
 
 _LENGTH: Final = 64
-"""Tokens of a prompt that is made up."""
+"""Tokens of a prompt that is random."""
 _ROUNDS: Final = (3, 20)
 """The least and the largest number of rounds that count, after one that does not."""
 _GENAI_CONFIG: Final = "genai_config.json"
@@ -57,8 +57,8 @@ def bench_decoders(
         prompts: texts; None for one prompt of made-up tokens.
         count: how many tokens to generate after each prompt, at least 2.
         provider: "cpu", "cuda", or a plugin provider; None for CUDA if there is a device.
-        dims: sizes of named dimensions of made-up inputs.
-        seed: seed of made-up inputs.
+        dims: sizes of named dimensions of random inputs.
+        seed: seed of random inputs.
         seconds: how long to time each model on each engine.
         threads: threads of one operator on the CPU; 0 leaves the choice to the engine.
         told: progress callback, called with (steps done, steps in all).
@@ -129,7 +129,7 @@ class _Run:
         return float(sum(found["firsts"]) + sum(found["steps"]))
 
     def blocks(self, what: str) -> Blocks:
-        """The seconds of all rounds that count."""
+        """Return the seconds of all rounds that count."""
         return [found[what] for found in self.rounds[1:]]
 
 
@@ -185,14 +185,14 @@ def _loaded(
 
 
 def _is_for_genai(path: Path, decoder: Decoder, read: Sequence[Feeds]) -> bool:
-    """Whether ONNX Runtime GenAI is installed, and runs the model in this folder with tokens alone."""
+    """Return whether ONNX Runtime GenAI is installed, and runs the model in this folder with tokens alone."""
     known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
     is_alone = all(known.issuperset(feeds) for feeds in read)
     return is_alone and path.with_name(_GENAI_CONFIG).is_file() and is_there(GENAI)
 
 
 def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, Any]:
-    """What a process answers.
+    """Return the answer of a process.
 
     Raises:
         RuntimeFailure: it ended, or says what is wrong.
@@ -215,7 +215,7 @@ def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
 
 
 def _outcome(run: _Run, runs: Sequence[_Run], read: int) -> Generation:
-    """What was measured of a run, beside the first one on its engine."""
+    """Return the measurements of a run, next to the first one on its engine."""
     reference = next(one for one in runs if one.kind == run.kind)
     firsts, steps = run.blocks("firsts"), run.blocks("steps")
     ratios = (

@@ -142,7 +142,7 @@ class _Timer:
 
 
 def _peak_memory() -> int | None:
-    """The most memory that this process has held, in bytes; None where the system does not tell."""
+    """Return the most memory that this process has held, in bytes; None where the system does not tell."""
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         line = next(line for line in lines if line.startswith("VmHWM:"))

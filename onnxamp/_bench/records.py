@@ -1,4 +1,4 @@
-"""What a benchmark returns: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
+"""Results of a benchmark: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BenchReport(Shown):
-    """Models beside each other, all on the same inputs.
+    """Times of models on the same inputs, side by side.
 
     Attributes:
         ran_on: "CUDA (name of the device)", "CPU", or the name of another engine and its device.

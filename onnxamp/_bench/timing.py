@@ -45,7 +45,7 @@ class Executed(NamedTuple):
 
 @cache
 def executed() -> Executed:
-    """The facts, parsed at the first call."""
+    """Return the facts, parsed at the first call."""
     data = read_table("executed")
     ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
     return Executed(
@@ -72,7 +72,7 @@ _RESAMPLES: Final = 2000
 
 
 def timed(run: Run, clock: Clock) -> Timed:
-    """A function, timed from outside."""
+    """Return a function, timed from outside."""
 
     def block(count: int) -> list[float]:
         taken = []
@@ -141,7 +141,7 @@ def latency(first: float, blocks: Blocks) -> Latency:
 
 
 def ratio(reference: Blocks, other: Blocks) -> Ratio:
-    """How many times as fast ``other`` is: the median over rounds of the ratio of the two medians of a round.
+    """Return how many times as fast ``other`` is: the median over rounds of the ratio of the two medians of a round.
 
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
@@ -203,7 +203,7 @@ def profile(
 
 
 def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
-    """Nodes of a profile by op, provider and type, slowest first.
+    """Return nodes of a profile by op, provider and type, slowest first.
 
     Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
@@ -274,7 +274,7 @@ def _nodes(
 
 
 def _dtype(args: Mapping[str, Any]) -> str:
-    """The lowest float type that a node reads or writes."""
+    """Return the lowest float type that a node reads or writes."""
     types = {
         name
         for key in ("input_type_shape", "output_type_shape")
@@ -307,7 +307,7 @@ class Evidence(NamedTuple):
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """What slows the model down, see the table of the module. Complexity: linear in op types."""
+    """Return the causes of a slowdown, see the table of the module. Complexity: linear in op types."""
     if not evidence.model.ops or (
         not evidence.on_cuda and evidence.model.lowest != "float32"
     ):
@@ -473,7 +473,7 @@ def fused_ops(bench: Bench) -> Counter[str]:
 
 
 def _ran(bench: Bench) -> Counter[str]:
-    """Nodes that ran, by op type."""
+    """Return nodes that ran, by op type."""
     ran = Counter[str]()
     for row in bench.ops:
         ran[row.op] += row.nodes
@@ -481,6 +481,6 @@ def _ran(bench: Bench) -> Counter[str]:
 
 
 def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
-    """Nodes and seconds of the wanted rows together; those that the engine does not tell count as none."""
+    """Return nodes and seconds of the wanted rows together; those that the engine does not tell count as none."""
     chosen = [row for row in rows if wanted(row)]
     return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)

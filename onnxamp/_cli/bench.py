@@ -83,7 +83,7 @@ def _bench_decoders(given: Given) -> None:
 
 
 def _decoder(folder: Path) -> Path:
-    """The decoder of a folder.
+    """Return the decoder of a folder.
 
     Raises:
         ArgumentError: there is none, or several.

@@ -1,4 +1,4 @@
-"""What every command does: check its outputs first, write a page, print a report, and end with an exit code."""
+"""Steps that all commands share: check the outputs first, write a page, print a report, and end with an exit code."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Given: TypeAlias = SimpleNamespace
-"""What a command was given: its arguments and options by name."""
+"""The arguments and options of a command, by name."""
 
 
 def run_command(body: Callable[[Given], None], words: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def show(
     """Print what the options ask for: nothing, JSON, Markdown, or the report.
 
     Raises:
-        OutputError: standard output takes no more. BrokenPipeError: nobody reads it.
+        OutputError: standard output takes no more. BrokenPipeError: its reader is gone.
     """
     if getattr(given, "quiet", None):
         return
@@ -105,7 +105,7 @@ def write_conversion_page(
 
 
 def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
+    """Return the arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
     try:
         feeds = samples[0] if samples is not None else {}
     except OnnxAmpError:  # running the model reports it
@@ -116,7 +116,8 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
 def target_of(
     model: "Model", given: Given, dtype: str, *, may_fail: bool = False
 ) -> Path:
-    """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
+    """Return the path of the converted model. It may replace the original only on request, and no other file that is
+    read.
 
     With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
 
@@ -158,7 +159,7 @@ def target_of(
 
 
 def _given_files(given: Given) -> list[Path]:
-    """The files besides models that the options of a command name to be read."""
+    """Return the files besides models that the options of a command name to be read."""
     names = [
         getattr(given, name, None)
         for name in ("inputs", "plan_file", "data", "custom_ops")
@@ -229,7 +230,7 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
 
 
 def _is_printed_to(path: Path) -> bool:
-    """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
+    """Return whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
     no_such = (OSError, ValueError, AttributeError)  # a file, or a stream
     for stream in (sys.stdout, sys.stderr):
         with suppress(*no_such):

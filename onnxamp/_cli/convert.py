@@ -128,7 +128,7 @@ def _ignore(warnings: Iterable[str]) -> None:
 
 
 def _overridden() -> list[str]:
-    """A warning about options that a plan replaces."""
+    """Return a warning about options that a plan replaces."""
     typed = typed_options() & {*spelled_fields(), "level"}
     params = click.get_current_context().command.params
     given = [item.opts[0] for item in params if item.name in typed]

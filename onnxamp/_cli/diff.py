@@ -72,7 +72,7 @@ def run(given: Given) -> None:
 
 
 def _judged_again(limits: Limits, given: Given) -> DiffReport:
-    """A saved comparison with other limits.
+    """Return a saved comparison with other limits.
 
     Raises:
         ArgumentError: the file is no comparison, or an option asks for a run.
@@ -138,7 +138,9 @@ def _cure(
     comparison: Comparison,
     given: Given,
 ) -> Cure | None:
-    """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
+    """Return a conversion of the original that would pass; None if it is not in float32, or nothing is low
+    precision.
+    """
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
     target = target_of_engine(given, given.target)

@@ -1,4 +1,4 @@
-"""What the options that commands share mean to the library."""
+"""Options that commands share, as arguments of the library."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def typed_options() -> frozenset[str]:
-    """The names of the options that the command line spells."""
+    """Return the names of the options that the command line spells."""
     context = click.get_current_context()
     return frozenset(
         name
@@ -40,13 +40,15 @@ def typed_options() -> frozenset[str]:
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option of this command, as in "--save-plan"."""
+    """Return the flag of an option of this command, as in "--save-plan"."""
     options = click.get_current_context().command.params
     return next(item.opts[0] for item in options if item.name == name)
 
 
 def target_of_engine(given: Given, target: str) -> str:
-    """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
+    """Return the target of the engine of ``--provider``, unless another one was requested; ``target`` if it has
+    none.
+    """
     from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
 
     engine = (given.provider or "cpu").partition(":")[0]
@@ -57,11 +59,11 @@ def target_of_engine(given: Given, target: str) -> str:
 
 
 _OF_BROWSER: Final = "webgpu"
-"""What runs models in a browser."""
+"""The engine that runs models in a browser."""
 
 
 def unlike_target(given: Given, target: str) -> list[str]:
-    """A warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
+    """Return a warning where the engine of ``--provider`` has a target of its own, and no other one was requested."""
     engine = target_of_engine(given, target)
     if engine == target:
         return []
@@ -71,7 +73,7 @@ def unlike_target(given: Given, target: str) -> list[str]:
 
 
 def _changed(given: Given) -> dict[str, Any]:
-    """The options for random inputs that differ from their defaults."""
+    """Return the options for random inputs that differ from their defaults."""
     options = click.get_current_context().command.params
     defaults = {
         item.name: item.row.default
@@ -83,7 +85,7 @@ def _changed(given: Given) -> dict[str, Any]:
 
 
 def sampling_arguments(given: Given) -> tuple[str, ...]:
-    """The arguments that make another command run on the same inputs, and judge alike."""
+    """Return the arguments that make another command run on the same inputs, and judge alike."""
     accept = getattr(given, "accept", None)
     judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
     if given.inputs:
@@ -104,7 +106,7 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
 
 
 def custom_arguments(given: Given) -> tuple[str, ...]:
-    """The arguments that let another command know and run the same custom ops."""
+    """Return the arguments that let another command know and run the same custom ops."""
     declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
     libraries = (
         text for path in given.libraries for text in ("--custom-ops-library", str(path))
@@ -113,7 +115,7 @@ def custom_arguments(given: Given) -> tuple[str, ...]:
 
 
 def given_samples(given: Given) -> "Samples | None":
-    """The samples in the file or folder that ``--inputs`` names; None without it.
+    """Return the samples in the file or folder that ``--inputs`` names; None without it.
 
     Raises:
         ArgumentError: they cannot be read, or options for random inputs are given, too.
@@ -130,7 +132,7 @@ def given_samples(given: Given) -> "Samples | None":
 
 
 def given_prompts(given: Given) -> "Prompts | None":
-    """The prompts that ``--prompts`` names; None without it.
+    """Return the prompts that ``--prompts`` names; None without it.
 
     Raises:
         ArgumentError: ``--inputs`` is given, too.
@@ -174,7 +176,7 @@ def sink_of(
 
 
 def options_of(given: Given, level: str | None = None) -> Options:
-    """The :class:`Options` that the command line spells, at ``level`` or the one that is given.
+    """Return the :class:`Options` that the command line spells, at ``level`` or the one that is given.
 
     They are strict about names that match nothing.
 

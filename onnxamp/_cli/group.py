@@ -14,12 +14,12 @@ class _LazyGroup(click.Group):
     """Makes a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, in the order of a workflow."""
+        """Return names of the commands, in the order of a workflow."""
         del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
+        """Return the command of that name."""
         del ctx
         if cmd_name not in COMMANDS:
             return None

@@ -121,7 +121,7 @@ def _opset(text: str) -> int | str:
 
 
 def _target(text: str) -> str:
-    """Return a target, perhaps with a version of ONNX Runtime."""
+    """Return a target, possibly with a version of ONNX Runtime."""
     import warnings  # noqa: PLC0415
 
     from onnxamp._target.kernels import check_target  # noqa: PLC0415 - imports onnx

@@ -1,4 +1,4 @@
-"""What the program says about itself; little is imported, so that it is said at once."""
+"""Help and version of the program, which import little so that they appear at once."""
 
 from typing import Final
 

@@ -189,7 +189,7 @@ def tune_manifest(given: Given) -> None:
 
 
 def _settings(given: Given, typed: frozenset[str]) -> dict[str, Any]:
-    """What the command line says in place of the manifest."""
+    """Return the options that override the manifest."""
     keywords = {
         name: spelled.meaning(getattr(given, name))
         for name, spelled in spelled_fields().items()

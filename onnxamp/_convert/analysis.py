@@ -44,7 +44,7 @@ class Analysis:
         return self.problem.ports
 
     def without(self, reasons: Mapping[int, frozenset[Reason]]) -> "Analysis":
-        """The analysis if these reasons did not keep these nodes in float32."""
+        """Return the analysis if these reasons did not keep these nodes in float32."""
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 
 
@@ -91,7 +91,7 @@ def _solved(problem: Problem, pins: Pins, prices: Prices | None = None) -> Analy
 
 @dataclass(frozen=True, slots=True)
 class RoundedWeights:
-    """What rounding with compensation came to.
+    """The result of compensated rounding.
 
     Attributes:
         chosen: value of the analysed graph -> its low-precision numbers. Others are rounded to nearest.
@@ -112,7 +112,7 @@ class RoundedWeights:
     made_up: bool
 
     def note(self) -> str:
-        """What was done, in sentences."""
+        """Return sentences about the changes."""
         if not self.weights:
             return "No product outside subgraphs has a low-precision weight to round with compensation."
         if not self.chosen:
@@ -144,7 +144,7 @@ Rounder: TypeAlias = Callable[[Analysis], RoundedWeights]
 def with_rounding(
     analysis: Analysis, rounder: Rounder | None
 ) -> tuple[Analysis, RoundedWeights | None]:
-    """The analysis with the numbers that its options ask for, and what is known of them.
+    """Return the analysis with the numbers that its options ask for, and what is known of them.
 
     Raises:
         ArgumentError: the options ask for compensation, but there is no rounder. Others as the rounder.

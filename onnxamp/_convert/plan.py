@@ -29,7 +29,7 @@ T = TypeVar("T")
 FORMAT: Final = 3
 """Version of the JSON format."""
 CONSTANTS: Final = ("initializer", "Constant")
-"""What stands for the op in rows about constants."""
+"""The op type in rows about constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +92,17 @@ _FIXED: Final = "its schema takes float32 alone"
 
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
-    """Which float has which precision, and why. ``str(plan)`` is a table.
+    """The precision of every float, and why. ``str(plan)`` is a table.
 
     Attributes:
         options: the options that were used; replaying the plan ignores their lists.
         opset: the opset that the model had, or was upgraded to, when this was decided.
         rows: one per precision variable.
-        hazards: where low precision is known to break or lose values.
+        hazards: the places where low precision is known to break or lose values.
         casts: number of new Casts.
-        cost: cost of the new Casts, of weights that stay float32, and of gains that were passed over, in 64ths of the
-            launch of a Cast.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
+        cost: cost of the new Casts, of weights that stay in float32, and of missed gains, in 64ths
+            of the launch of a Cast.
+        warnings: sentences about options that match nothing or cannot be followed.
         quantized: the nodes by type and role, where the model is quantized.
 
     Example:
@@ -133,7 +133,7 @@ class Plan(Shown):
 
     @property
     def target(self) -> str:
-        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps of a version."""
+        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version."""
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:
@@ -146,7 +146,7 @@ class Plan(Shown):
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
-        """Nodes that stay float32 though they could be in low precision, wholly or in part; in execution order."""
+        """Nodes that stay in float32, wholly or in part, although they could be low, in execution order."""
         rows = (row for row in self.rows if not row.low and row.op not in CONSTANTS)
         return tuple(dict.fromkeys(row.node for row in rows))
 
@@ -180,7 +180,7 @@ class Plan(Shown):
 
 
 def make_plan(analysis: Analysis) -> Plan:
-    """The plan of an analysis."""
+    """Return the plan of an analysis."""
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
     verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
@@ -232,7 +232,7 @@ def _parts(
 
 
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
-    """What became of a hazard; None if there was nothing to decide."""
+    """Return the outcome of a hazard; None if there was nothing to decide."""
     node = analysis.graph.nodes[hazard.node]
     variables = analysis.ports.at(node, hazard.value)
     if not variables:
@@ -242,7 +242,7 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values, for :func:`plan_of`."""
+    """Return a plan as JSON values, for :func:`plan_of`."""
     rest = {name: as_data(getattr(plan, name)) for name in _KEYS[2:]}
     if not plan.quantized:
         del rest["quantized"]
@@ -254,7 +254,7 @@ _KEYS: Final = ("format", *(item.name for item in fields(Plan)))
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
-    """The plan that :func:`plan_json` made values of.
+    """Return the plan that :func:`plan_json` made values of.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options make no sense.
@@ -272,7 +272,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:
-    """A field that holds a whole number.
+    """Return a field that holds a whole number.
 
     Raises:
         TypeError: it holds something else. KeyError: it is missing.
@@ -284,7 +284,7 @@ def _number(data: Mapping[str, Any], name: str) -> int:
 
 
 def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]:
-    """A field that holds a list of records of a kind.
+    """Return a field that holds a list of records of a kind.
 
     Raises:
         TypeError, ValueError: it holds something else. KeyError: it is missing.

@@ -318,7 +318,9 @@ class Builder:
 
     @cached_property
     def dequantized(self) -> Mapping[int, Dequantized]:
-        """What dequantizes values, also through ops that read one computed value. Complexity: linear in nodes."""
+        """Return the nodes that dequantize values, also through ops that read one computed value. Complexity: linear in
+        nodes.
+        """
         graph, facts, origins = self.graph, op_facts(), dict[int, int]()
         known: dict[int, Dequantized] = {}
         for index in graph.order if graph.nodes_of(facts.dequantize) else ():

@@ -43,7 +43,7 @@ class Network:
         return first
 
     def copy(self) -> "Network":
-        """An independent copy."""
+        """Return an independent copy."""
         return Network(self.size, self._arcs)
 
     def arc(self, low: int, high: int, cost: int) -> None:
@@ -139,7 +139,7 @@ class Cut(NamedTuple):
 def _maximum_flow(
     size: int, tails: "NDArray[Any]", heads: "NDArray[Any]", capacities: "NDArray[Any]"
 ) -> "tuple[int, NDArray[Any]]":
-    """The value of the flow, and the vertices that the source reaches in the residual graph."""
+    """Return the value of the flow, and the vertices that the source reaches in the residual graph."""
     from scipy.sparse import csr_array  # noqa: PLC0415 - importing scipy costs 0.3 s
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 

@@ -64,7 +64,7 @@ def _variable_name(graph: Graph, variable: Variable) -> VariableName:
 
 
 class Pins(NamedTuple):
-    """What is settled before the cut.
+    """Decisions made before the cut.
 
     Attributes:
         verdicts: deciding variable -> its pin.
@@ -74,7 +74,7 @@ class Pins(NamedTuple):
         worthy: variables of white-listed products whose float16 sums have a price.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
         low_alone: those of them that do not if they are low.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
+        warnings: sentences about options that match nothing or cannot be followed.
     """
 
     verdicts: Mapping[int, Verdict]

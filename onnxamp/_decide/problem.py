@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
     Attributes:
         ports: the precision variables.
-        hazards: where low precision is known to break or lose values.
+        hazards: the places where low precision is known to break or lose values.
         overrides: what the user says of single nodes.
         listed: the nodes that lists mean.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
@@ -164,7 +164,7 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 def _twofold(
     graph: Graph, options: Options, settled: AbstractSet[int]
 ) -> frozenset[int]:
-    """Nodes that dequantize, but for settled ones: no Cast may part them from what an engine fuses with them.
+    """Return nodes that dequantize, but for settled ones: no Cast may part them from what an engine fuses with them.
 
     There are none where the target fuses float32 alone.
     """

@@ -29,7 +29,7 @@ _MOST: Final = 2**36
 
 
 def _quantize(call: Call) -> Grads:
-    """A number moves its integer by a step of the grid, unless that is at an end.
+    """Return a number moves its integer by a step of the grid, unless that is at an end.
 
     What the scale changes here, it takes back where the integers are dequantized.
     """
@@ -37,7 +37,7 @@ def _quantize(call: Call) -> Grads:
 
 
 def _dequantize(call: Call) -> Grads:
-    """An integer moves its number by the scale. That of a stored weight moves all numbers by their integers."""
+    """Return an integer moves its number by the scale. That of a stored weight moves all numbers by their integers."""
     view, integers = call.writer.editor.view, call.node.inputs[0]
     is_stored = view.values[integers].origin is Origin.INITIALIZER
     return [
@@ -59,7 +59,7 @@ def _inside(y: Tensor, dy: Tensor) -> Tensor:
 
 
 def _along(call: Call) -> Tensor:
-    """The scale in float32, in a shape that broadcasts to the numbers.
+    """Return the scale in float32, in a shape that broadcasts to the numbers.
 
     Raises:
         GradientError: there is one for each block of numbers.
@@ -79,7 +79,7 @@ def _axis(call: Call) -> int:
 
 
 def _of_scale(call: Call) -> Tensor:
-    """What each scale does to the numbers, summed."""
+    """Return the summed gradient of each scale."""
     scale, terms = call[_SCALE], call.dy * call.y / _along(call)
     if scale.dims in ((), (1,)):
         return terms.op("ReduceSum", keepdims=0).reshape_like(scale)
@@ -95,7 +95,7 @@ def _dynamically(call: Call) -> Grads:
 
 
 def _product(rule: Rule) -> Rule:
-    """The rule of a product of integers: that of the floats that they are, less their zero points."""
+    """Return the rule of a product of integers: that of the floats that they are, less their zero points."""
 
     def written(call: Call) -> Grads:
         factors = []
@@ -144,4 +144,4 @@ RULES: Final[Mapping[str, Rule]] = {
 QUANTIZE: Final = frozenset(
     {"DynamicQuantizeLinear", "QuantizeLinear", "com.microsoft::QuantizeLinear"}
 )
-"""Where the integers begin that have gradients."""
+"""Return the nodes where integers with gradients begin."""

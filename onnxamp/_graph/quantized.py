@@ -1,4 +1,4 @@
-"""Which nodes of a quantized network compute with numbers of few bits, and of which type."""
+"""Nodes of a quantized network that compute with numbers of few bits, and the types of these."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
@@ -18,11 +18,11 @@ _FACTORS: Final = 2
 _BITS: Final = ("bits", "expert_weight_bits")
 """Attributes of ONNX Runtime's own ops: the bits of weights that are packed into bytes."""
 _NARROW: Final = ("int2", "int4", "int8", "uint2", "uint4", "uint8", "float4", "float8")
-"""What types of at most eight bits begin with."""
+"""Prefixes of the names of types with at most eight bits."""
 
 
 class Quantized(NamedTuple):
-    """What a node of a quantized network computes with.
+    """The quantized type and role of a node.
 
     Attributes:
         type: "int8", "float8e4m3fn", "int4", ...; of a product whose factors differ "int8 and int4".
@@ -76,7 +76,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
 
 
 def is_grid(name: str) -> bool:
-    """Whether an element type has at most eight bits."""
+    """Return whether an element type has at most eight bits."""
     return name.startswith(_NARROW)
 
 

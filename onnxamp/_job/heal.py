@@ -167,7 +167,7 @@ class _Fallbacks:
         return str(self.job.model.path), str(self.validator.sink.target)
 
     def told(self, outcome: str = "", command: str = "") -> Cure:
-        """What was found at last, or that nothing was."""
+        """The final outcome of the search."""
         nodes, text = (
             () if command else self.nodes,
             " ".join(filter(None, (*self.outcomes, outcome))),
@@ -221,7 +221,7 @@ class _Fallbacks:
             self.outcomes.append("So does level O1.")
 
     def measured(self) -> Iterator[_Way]:
-        """What level auto finds."""
+        """Return the result of level auto."""
         job, options, seconds = self.job, self.recipe.options, self.validation.seconds
         if job.search is None or not seconds:
             return
@@ -253,7 +253,7 @@ class _Fallbacks:
 
 
 def _tolerance(failed: DiffReport) -> float:
-    """What every output has to hold."""
+    """Return the limits that every output has to meet."""
     limits = (
         one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections")
     )
@@ -261,7 +261,7 @@ def _tolerance(failed: DiffReport) -> float:
 
 
 def _named_in(fault: str, model: Model) -> Cure:
-    """The nodes of the original that are named where the result is not loaded or built, as what may cure it."""
+    """Return the nodes of the original that are named where the result is not loaded or built, as what may cure it."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
     named = tuple(
         sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a request whose result was written.
+    """The outcome of a request whose result was written.
 
     Attributes:
         conversion: what was written, with its validation.

@@ -24,7 +24,7 @@ from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import is_remote, read_range
 
 MARK: Final = b"\nwritten by onnxamp\n"
-"""The last bytes of a data file of ours, behind all weights."""
+"""The last bytes of a data file of ours, after all weights."""
 
 _MODELS: Final = frozenset(
     {
@@ -91,7 +91,7 @@ def data_files_of(path: Path) -> set[str]:
 
 
 def _locations(data: bytes) -> set[str] | None:
-    """The names of data files in the bytes of a model; None if they are no model."""
+    """Return the names of data files in the bytes of a model; None if they are no model."""
     if b"location" not in data:
         return set()
     model = ModelProto()
@@ -170,7 +170,7 @@ def _place(folder: Path, location: str) -> Path:
 
 
 def _parents(folder: Path) -> set[Path]:
-    """Return the folders from which models reach into this one: two where it is a symbolic link; none behind a URL."""
+    """Return the folders from which models reach into this one: two where it is a symbolic link; none at a URL."""
     if is_remote(folder):
         return set()
     return {folder.absolute().parent.resolve(), folder.resolve().parent} - {

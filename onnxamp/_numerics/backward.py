@@ -28,10 +28,10 @@ SUMMED: Final = "\n"
 """Stands for what an accumulator makes of a value."""
 
 _STEP: Final = 2.0**-8
-"""How far the inputs of a node without a rule are moved, as a share of each element."""
+"""The relative change of the inputs of a node without a rule."""
 
 _SCATTER: Final = 12.9898
-"""What an element's position is multiplied by to make the sign of its sine look random."""
+"""The factor of an element's position that makes the sign of its sine look random."""
 
 
 class WrittenPiece:
@@ -141,7 +141,7 @@ class WrittenPiece:
         return tensor.name
 
     def _spread(self, call: Call) -> Grads:
-        """The rule of nodes that have none: what moving each input does, spread over that input."""
+        """Return the rule of nodes that have none: what moving each input does, spread over that input."""
         self.spread[call.node.label] = None
         return [
             None
@@ -152,7 +152,7 @@ class WrittenPiece:
 
 
 def _moved(call: Call, position: int, x: Tensor) -> Tensor:
-    """A gradient of an input with the energy of what moving that input a little does to the outputs."""
+    """Return a gradient of an input with the energy of what moving that input a little does to the outputs."""
     writer = call.writer
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
     places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)
@@ -222,7 +222,7 @@ def expanded(model: ModelProto) -> ModelProto:
 
 
 def _has_body(node: Node) -> bool:
-    """Whether a node without a rule has a function body."""
+    """Return whether a node without a rule has a function body."""
     is_lacking = node.key not in RULES and node.key not in FLAT and not node.bodies
     return (
         is_lacking and node.signature is not None and bool(node.signature.has_function)

@@ -117,7 +117,7 @@ class Cure:
 
 
 DOES_NOT_RUN: Final = "The result does not run: "
-"""How a failure begins that left nothing to compare."""
+"""The beginning of a failure that left nothing to compare."""
 _CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
 """Likewise, where a worker process died."""
 
@@ -135,7 +135,7 @@ class Cost:
 
     @property
     def limit(self) -> float:
-        """What the result may be off by: a tenth more than the quantized model, and a little."""
+        """The largest allowed error: a tenth more than the quantized model, plus a constant."""
         return 1.1 * self.quantized + 2e-3
 
     @property
@@ -148,10 +148,10 @@ class Cost:
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
-    ``ran_on`` names what computed ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
-    tells where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
-    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` tell of outputs that are lists
-    of detections.
+    ``ran_on`` names the engine ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
+    says where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
+    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` describe outputs that are
+    lists of detections.
 
     Example:
         >>> import onnxamp
@@ -178,26 +178,27 @@ class DiffReport(Shown):
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not compared, and what else there is to say, in sentences."""
+    """Sentences about values that were not compared, and other notes."""
     cure: Cure | None = None
     detections: tuple[Detections, ...] = ()
     tokens: tuple[Parting, ...] = ()
     """Outputs that hold tokens, and tokens that were generated after prompts."""
     perplexity: Perplexity | None = None
-    """How well both models predict the texts of a decoder; None for made-up inputs."""
+    """The quality of both models' predictions of texts; None for random inputs."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on the device that ran against itself on the CPU: the largest on the
     first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
     measured."""
     drawn: bool = False
-    """Whether float16 is summed up in float16, and inputs are made up, so that the errors of few numbers say little."""
+    """Whether float16 is summed up in float16, and inputs are random, so that the errors of few numbers say little."""
     loaded: str = ""
-    """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
-    resolved; "" if nothing did."""
+    """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
+    graph was resolved; "" if nothing did.
+    """
     original: str = ""
     """The float32 model that the reference was quantized from, if it was compared as well."""
     costs: tuple[Cost, ...] = ()
-    """What both models are off from it."""
+    """The errors of both models against it."""
 
     @property
     def passed(self) -> bool:
@@ -235,7 +236,7 @@ class ValueCheck:
     fault: str | None
     inherited: bool
     readers: tuple[str, ...] = ()
-    """Nodes that read the value, directly or behind Casts."""
+    """Nodes that read the value, directly or through Casts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +258,8 @@ class OutOfRange:
 class RangeFit:
     """The values that do not fit float16, in the order in which they are computed, without those that folding removes.
 
-    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs
-    were made up.
+    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs were
+    random.
     """
 
     values: tuple[OutOfRange, ...]
@@ -267,13 +268,13 @@ class RangeFit:
 
     @property
     def fitting(self) -> tuple[OutOfRange, ...]:
-        """Those that fit with an exponent."""
+        """The values that fit with an exponent."""
         return tuple(row for row in self.values if row.exponent)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunCheck(Shown):
-    """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it.
+    """The result of running a model, value by value in execution order; :func:`onnxamp.check_run` returns it.
 
     Example:
         >>> import onnxamp
@@ -290,4 +291,4 @@ class RunCheck(Shown):
     skipped: str | None = None
     cure: Cure | None = None
     fit: RangeFit | None = None
-    """Values that do not fit float16; None where all do, or nobody asked."""
+    """Values that do not fit float16; None where all do, or no one asked."""

@@ -48,7 +48,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class SampleDiff:
-    """What one sample shows.
+    """The measurements of one sample.
 
     Attributes:
         facts: what is known of the models; None if they could not even be prepared.
@@ -174,7 +174,7 @@ class TwoModels(SideBySide):
     def _needs_noise(
         self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]
     ) -> bool:
-        """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
+        """Return whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
         if (
             not self.result.whole
             or self.result.engine.emulates
@@ -189,7 +189,7 @@ class TwoModels(SideBySide):
         )
 
     def _facts(self, reference: Flow, result: Flow) -> RunFacts:
-        """What is known before anything runs."""
+        """Return the facts that are known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.result.whole and lowest != "float32" and self.result.engine.emulates:
             raise ArgumentError(
@@ -238,16 +238,16 @@ class TwoModels(SideBySide):
                 yield parting
 
     def _value(self, feeds: Feeds, name: str) -> Any:
-        """A value of the reference."""
+        """Return a value of the reference."""
         return run_alone(
             self.reference.prepare(feeds), feeds, [name], self.reference.budget
         ).output(name)
 
 
 REFERENCE: Final = "diff reference"
-"""Where the memory of a process holds the last reference that it compared with."""
+"""The key of the last reference in the memory of a process."""
 RESULT: Final = "diff result"
-"""Where it holds the last result."""
+"""The key of the last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ def result_on(
 def noise_floor(
     elsewhere: Session, feeds: Feeds, outputs: Outputs, *, on_device: bool = True
 ) -> float | None:
-    """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
+    """Return the error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
     Args:
         elsewhere: the model, on the one of them that did not make the outputs.
@@ -376,7 +376,7 @@ def nan_inputs(feeds: Feeds) -> Iterator[str]:
 
 
 def _left_to_cpu(result: Session) -> Iterator[str]:
-    """A sentence about the nodes that the engine left to the CPU."""
+    """Yield a sentence about the nodes that the engine left to the CPU."""
     left = result.left_to_cpu()
     listed = [f"{op} ({times})" for op, times in left.most_common(5)]
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
@@ -421,7 +421,7 @@ def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
 
 
 def _differences(reference: Any, result: Any) -> list[str]:
-    """What differs between sequences, maps and optionals as such; their elements are compared one by one."""
+    """Return the differences of sequences, maps and optionals as such; their elements are compared one by one."""
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]
@@ -513,7 +513,7 @@ def _gap(
     token: int,
     other: int,
 ) -> float | None:
-    """The gap at a place; None if the logits are in another order than the tokens."""
+    """Return the gap at a place; None if the logits are in another order than the tokens."""
     table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
     if len(table) != tokens.size or not np.array_equal(
         table.argmax(-1), tokens.ravel()

@@ -1,4 +1,4 @@
-"""What rounding each value of a model costs at its outputs, from one forward and one backward pass per sample.
+"""The effect on outputs of rounding each value, from one forward and one backward pass per sample.
 
 Rounding errors are small and nearly independent, so to first order the squared error of an output is a sum over the
 values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
@@ -69,7 +69,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """What rounding a value does.
+    """The effect of rounding a value.
 
     Attributes:
         largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
@@ -88,7 +88,7 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivities:
-    """What one sample shows.
+    """The measurements of one sample.
 
     Attributes:
         values: by name of the value.
@@ -160,7 +160,7 @@ class GradientWalk:
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
     _integers: Container[str] = ()
-    """What has gradients though it is not float32."""
+    """Values that have gradients although they are not float32."""
 
     def run(self, feeds: Feeds, number: int = 0) -> Sensitivities:
         """Measure a sample; its number seeds the signs.
@@ -284,7 +284,7 @@ class GradientWalk:
 
 
 def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
-    """The largest magnitudes of float values that have just been computed.
+    """Return the largest magnitudes of float values that have just been computed.
 
     Those of values that hold sentinels, which do not count, are negative.
     """
@@ -336,14 +336,14 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
 
 
 def _ends(flow: Flow) -> list[str]:
-    """The float outputs; where there are none, the floats that the others depend on."""
+    """Return the float outputs; where there are none, the floats that the others depend on."""
     made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
     floats = [name for name in made if flow.types.get(name) == FLOAT]
     return floats or _floats_before(flow, made)
 
 
 def _decisive(flow: Flow) -> list[str]:
-    """The floats that decide what is selected, and which branches are taken."""
+    """Return the floats that decide what is selected, and which branches are taken."""
     found = dict.fromkeys(
         name
         for node in flow.nodes
@@ -356,7 +356,7 @@ def _decisive(flow: Flow) -> list[str]:
 
 
 def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
-    """The nearest floats that other values are computed from, and not only from their shapes."""
+    """Return the nearest floats that other values are computed from, and not only from their shapes."""
     found, waiting, seen = dict[str, None](), list(names), set(names)
     while waiting:
         node = flow.maker[waiting.pop()]
@@ -374,7 +374,7 @@ def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Found:
-    """What the passes of a sample have shown so far."""
+    """The measurements of a sample's passes so far."""
 
     groups: int
     largest: Mapping[str, float]
@@ -388,7 +388,7 @@ class _Found:
         self.costs.setdefault(name, {}).setdefault(what, none)[group] += cost
 
     def sensitivities(self) -> Sensitivities:
-        """All of it."""
+        """Return all of it."""
         names = dict.fromkeys((*self.largest, *self.costs))
         return Sensitivities(
             {name: self._of(name) for name in names}, tuple(self.spread)
@@ -409,7 +409,9 @@ class _Found:
 
 
 def _known(cost: float, *, is_plain: bool) -> float:
-    """A cost; what is not a number is beyond all bounds, unless it may come of a sentinel that met no gradient."""
+    """Return a cost; what is not a number is beyond all bounds, unless it may come of a sentinel that met no
+    gradient.
+    """
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost

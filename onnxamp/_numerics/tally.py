@@ -1,4 +1,4 @@
-"""What the samples of a comparison have shown, and the report that it comes to."""
+"""Measurements of a comparison's samples, and the report that follows."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,7 +16,7 @@ _HOPELESS: Final = 1e-2
 
 @dataclass(slots=True)
 class Tally:
-    """What the samples have shown so far."""
+    """The measurements so far."""
 
     accept: Accept | None
     outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Tally:
 
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
-    """The report with what all samples showed, judged by the limits."""
+    """Return the report with what all samples showed, judged by the limits."""
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
     alarms = [
         *tally.alarms,

@@ -1,4 +1,4 @@
-"""What two decoders make of texts: how well they predict them, and what they generate after prompts."""
+"""Comparison of two decoders on texts: how well they predict them, and the tokens that they generate after prompts."""
 
 from collections.abc import Iterator
 

@@ -22,6 +22,7 @@ class OptionKeywords(TypedDict, total=False):
     force_low: Iterable[str]
     keep_nodes: Iterable[str]
     low_weights: str | Iterable[str]
+    weights_only: bool
     init_max: float | None
     data_max: float | None
     keep_io_types: bool | Iterable[str]

@@ -1,4 +1,4 @@
-"""What became of a folder of models: a table, and below it what failed and why."""
+"""Report of a folder of models: a table, followed by failures and their reasons."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -27,7 +27,7 @@ STATUSES: Final = {
 
 
 def status_of(row: Outcome) -> Status:
-    """What is known of a model; of one that was converted and not validated, nothing."""
+    """Return the message about a model; "" for one that was converted without validation."""
     return (
         Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
     )
@@ -107,14 +107,14 @@ def batch_report(report: FolderReport) -> Report:
 
 
 def _next_tokens(row: Outcome) -> Iterator[str]:
-    """What comparing a language model showed, in one sentence."""
+    """Return one sentence about the comparison of a language model."""
     figures = list(text_figures(row))
     if figures:
         yield ", ".join(f"{one.label} {one.value}" for one in figures)
 
 
 def _told(shipped: Shipped) -> Iterator[str]:
-    """What is said of a folder whose kind is known."""
+    """Return the note about a folder of a known kind."""
     copied = count(len(shipped.copied), "file")
     yield f"A folder for {shipped.kind}: its models have the types that it takes, and {copied} beside them are copied."
     if shipped.left:

@@ -1,4 +1,4 @@
-"""What a benchmark measured."""
+"""Report of a benchmark."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -65,7 +65,7 @@ def bench_report(report: BenchReport) -> Report:
 
 
 def _figure(timing: Timing) -> Figure:
-    """How long a run of a model alone takes, or how many times as fast as the first model another is."""
+    """Return the time of a run of a single model, or the speed-up of another over the first."""
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
     if (ratio := timing.speedup) is None:
         value = f"{1e3 * timing.latency.median:.3g} ms"
@@ -187,7 +187,7 @@ def _total(model: Bench) -> str:
 
 
 def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
-    """A key that sorts ops by time, and by number where there is none."""
+    """Return a key that sorts ops by time, and by number where there is none."""
     return min((-(row.seconds or 0.0), -row.nodes) for row in rows)
 
 
@@ -264,5 +264,5 @@ def generation_json(report: GenerationReport) -> str:
 
 
 def bench_json(report: BenchReport) -> str:
-    """A benchmark; times in seconds, memory in bytes."""
+    """Return a benchmark; times in seconds, memory in bytes."""
     return document("bench", {"report": report})

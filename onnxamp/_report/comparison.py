@@ -1,4 +1,4 @@
-"""What comparing two models showed."""
+"""Report of a comparison of two models."""
 
 from collections.abc import Iterator
 from math import isnan
@@ -83,7 +83,7 @@ _LEAST_FIRST: Final = tuple(
 
 
 def diff_report(diff: DiffReport | None) -> Report:
-    """A comparison; None where the models were not compared at all."""
+    """Return a comparison; None where the models were not compared at all."""
     if diff is None:
         return Report("diff", Verdict(Status.UNKNOWN, "The models were not compared."))
     return Report(
@@ -104,7 +104,7 @@ def diff_report(diff: DiffReport | None) -> Report:
 
 
 def status_of(diff: DiffReport | None) -> Status:
-    """The verdict on a comparison in one word."""
+    """Return the verdict on a comparison in one word."""
     if diff is None or diff.skipped:
         return Status.UNKNOWN
     if not diff.passed:
@@ -113,7 +113,7 @@ def status_of(diff: DiffReport | None) -> Status:
 
 
 def diff_verdict(diff: DiffReport) -> Verdict:
-    """The verdict on a comparison, with the first bad value."""
+    """Return the verdict on a comparison, with the first bad value."""
     status = status_of(diff)
     sentence = {
         Status.UNKNOWN: "The models were not compared.",
@@ -125,7 +125,7 @@ def diff_verdict(diff: DiffReport) -> Verdict:
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
-    """What is wrong, and where it starts."""
+    """Return what is wrong, and where it starts."""
     if diff.skipped:
         return (diff.skipped,)
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
@@ -142,7 +142,7 @@ def first_bad_sentence(bad: FirstBad) -> str:
 
 
 def outputs_match(diff: DiffReport) -> str:
-    """The start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
+    """Return the start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
     all_of_them = len(diff.outputs)
     told = sum(not _is_blank(output) for output in diff.outputs)
     if told < all_of_them:
@@ -156,7 +156,7 @@ def outputs_match(diff: DiffReport) -> str:
 
 
 def _is_blank(output: TensorDiff) -> bool:
-    """Whether the reference is NaN or infinite throughout: what matches it says nothing."""
+    """Return whether the reference is NaN or infinite throughout: what matches it says nothing."""
     return 0 < output.size == output.reference_nan + output.reference_inf
 
 
@@ -169,7 +169,7 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
-    """What came of the search for options that make the failure go away, if there was one."""
+    """Yield the outcome of the search for options that fix the failure, if there was one."""
     if cure is None or cure.applied:
         return ()
     return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
@@ -198,7 +198,7 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
 
 
 def text_figures(diff: Compared) -> Iterator[Figure]:
-    """What language models are judged by: next tokens, how well texts are predicted, and what is generated."""
+    """Yield metrics of language models: next tokens, the prediction of texts, and generated tokens."""
     for found in diff.outputs:
         if found.kl_divergence is not None:
             where = f"output {found.name}"
@@ -217,7 +217,7 @@ def text_figures(diff: Compared) -> Iterator[Figure]:
 
 
 def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
-    """The outputs of both models side by side, their other metrics, and the limits."""
+    """Return the outputs of both models side by side, their other metrics, and the limits."""
     if diff is None or diff.skipped:
         return ()
     return (
@@ -230,7 +230,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
 
 
 def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
-    """What else there is to know about the numbers."""
+    """Yield notes about the numbers."""
     if diff is None:
         return
     yield from diff.notes
@@ -248,7 +248,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
 
 
 def _tokens(found: Parting) -> str:
-    """Where sequences of tokens part."""
+    """Yield where sequences of tokens differ first."""
     if not found.output:
         where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
         return f"{where}: {_change(found)}."
@@ -260,7 +260,7 @@ def _tokens(found: Parting) -> str:
 
 
 def _change(found: Parting) -> str:
-    """The tokens where sequences part, and how close they are."""
+    """Return the tokens where sequences part, and how close they are."""
     gap = ""
     if found.gap is not None:
         gap = f", where the reference's logits are {number(found.gap)} apart"
@@ -320,7 +320,7 @@ def _share(share: float | None) -> str:
 
 
 def _costs(diff: DiffReport) -> list[Part]:
-    """What both models are off from the one that was quantized."""
+    """Return the errors of both models against the original before quantization."""
     if not diff.costs:
         return []
     columns = ("output", "quantized", f"in {diff.lowest}", "limit")
@@ -336,7 +336,7 @@ def _costs(diff: DiffReport) -> list[Part]:
 
 
 def _detections(diff: DiffReport) -> list[Part]:
-    """What became of the rows of outputs that list detections."""
+    """Return the table of matched, lost and new detections."""
     if not diff.detections:
         return []
     counts = ("detections", "matched", "lost", "new")
@@ -357,7 +357,7 @@ def _detections(diff: DiffReport) -> list[Part]:
 
 
 def _more_metrics(diff: DiffReport) -> Table:
-    """The metrics that the table of outputs leaves out."""
+    """Return the metrics that the table of outputs leaves out."""
     columns = ("output", "mean abs", "RMS", "required tolerance", "top-5", "differing")
     rows = (
         (
@@ -372,7 +372,7 @@ def _more_metrics(diff: DiffReport) -> Table:
 
 
 def _limits(diff: DiffReport) -> Table:
-    """The limits, broken ones first."""
+    """Return the limits, broken ones first."""
     rows = []
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         found = number(one.found, 7 if one.metric == "cosine" else 3)
@@ -382,7 +382,7 @@ def _limits(diff: DiffReport) -> Table:
 
 
 def _layers(diff: DiffReport) -> list[Part]:
-    """The values that both models share, those with the largest local error first."""
+    """Return the values that both models share, those with the largest local error first."""
     if not diff.layers:
         return []
     columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")

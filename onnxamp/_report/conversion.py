@@ -1,4 +1,4 @@
-"""What a conversion did, and what running its result showed."""
+"""Report of a conversion and its validation."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +86,9 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
 
 
 def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
-    """What a conversion would do; ``command`` makes it, and ``audit`` is of the model that it would write."""
+    """Return the report of a planned conversion; ``command`` runs it, and ``audit`` describes the model that it would
+    write.
+    """
     plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
@@ -104,7 +106,7 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
 
 
 def conversion_notes(made: Conversion) -> Iterator[str]:
-    """What is worth knowing about a conversion, in sentences."""
+    """Yield sentences that are worth knowing about a conversion."""
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
@@ -142,7 +144,7 @@ def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
 
 
 def decision_table(plan: Plan) -> Table:
-    """Every precision variable, its precision and the reason."""
+    """Return every precision variable, its precision and the reason."""
     rows = (
         (row.key, row.op, plan.dtype if row.low else "float32", row.why)
         for row in plan.rows
@@ -151,7 +153,7 @@ def decision_table(plan: Plan) -> Table:
 
 
 def _figures(made: Conversion) -> Iterator[Figure]:
-    """Nodes in low precision, Casts and weights."""
+    """Yield nodes in low precision, Casts and weights."""
     summary, dtype = made.summary, made.plan.dtype
     after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
@@ -166,7 +168,7 @@ def _figures(made: Conversion) -> Iterator[Figure]:
 
 
 def _speed_up(made: Conversion) -> Iterator[Figure]:
-    """What the conversion should gain."""
+    """Return the estimated gain of the conversion."""
     if (expected := made.speed_up) is None:
         return
     shapes = expected.shapes.items()
@@ -180,7 +182,7 @@ def _speed_up(made: Conversion) -> Iterator[Figure]:
 
 
 def _healed(validation: DiffReport | None) -> Iterator[Part]:
-    """What is wrong with the conversion that was asked for, and what was done instead."""
+    """Return the fault of the requested conversion, and the fix."""
     cure = validation.cure if validation is not None else None
     if validation is None or cure is None or not cure.applied:
         return
@@ -208,7 +210,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
 
 
 def _price(cure: Cure) -> str:
-    """What the cure costs in Casts."""
+    """Return the cost of the fix in Casts."""
     if cure.casts is None:
         return ""
     literal, now = cure.casts
@@ -217,7 +219,8 @@ def _price(cure: Cure) -> str:
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     plan, status = made.plan, status_of(validation)
-    head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
+    verb = "Stored weights in" if plan.options.weights_only else "Converted to"
+    head, why = f"{verb} {plan.dtype}", tuple[str, ...]()
     cure = validation.cure if validation is not None else None
     if (
         validation is not None
@@ -251,7 +254,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
 
 
 def _why_nothing(made: Conversion) -> str:
-    """The most frequent reason for which the nodes stay as they are."""
+    """Return the most frequent reason for which the nodes stay as they are."""
     plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
@@ -299,7 +302,9 @@ def _hazards(plan: Plan) -> Iterator[Part]:
 
 
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
-    """The hazards that decided something: at level auto, measurements replace those that samples show."""
+    """Return the hazards that decided something: at level auto, measurements replace those that samples show."""
+    if plan.options.weights_only:
+        return ()
     if plan.level != "auto":
         return plan.hazards
     reasons = {row.reason for row in plan.rows if not row.low}
@@ -342,7 +347,7 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
 
 
 def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
-    """Nodes and weights before and after."""
+    """Yield nodes and weights before and after."""
     summary, dtype = made.summary, made.plan.dtype
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
     nodes = {"before": summary.nodes_before, "after": summary.nodes}

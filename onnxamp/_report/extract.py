@@ -78,7 +78,8 @@ def value_facts(name: str, array: Array) -> ValueFacts:
 def region_report(
     region: Region, files: Sequence[Path], arguments: Sequence[str] = ()
 ) -> Report:
-    """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next.
+    """Report of a region: its nodes, its inputs and outputs, whether it computes the same alone, its files, and next
+    steps.
 
     ``arguments`` are those that every command about it needs.
     """
@@ -130,7 +131,7 @@ def _verdict(region: Region) -> Verdict:
 
 
 def _nodes(region: Region) -> Table:
-    """The nodes without Constants, starting close to those that were asked for."""
+    """Return the nodes without Constants, starting close to those that were asked for."""
     view = Graph.of(region.model)
     types, asked = infer_types(view), set(region.around)
     rows = []
@@ -205,7 +206,7 @@ def _steps(
 
 
 def region_json(region: Region, files: Sequence[Path]) -> str:
-    """What was cut, what was recorded, and where it was written."""
+    """Return the report of a region, its recorded values and its files."""
     nodes = zip(region.nodes, region.model.graph.node, strict=True)
     facts = {
         "source": region.source,

@@ -1,4 +1,4 @@
-"""What is in a model and in the lists, and what each level would do."""
+"""Report of a model's contents, of the lists, and of the effect of each level."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ def inspection_report(
     *,
     with_decisions: bool,
 ) -> Report:
-    """A model and its levels.
+    """Return a model and its levels.
 
     Args:
         path: where the model is.

@@ -17,7 +17,7 @@ _FORMAT: Final = 1
 
 
 def diff_json(report: DiffReport) -> str:
-    """A comparison, for :func:`load_diff`."""
+    """Return a comparison, for :func:`load_diff`."""
     return document(
         "diff",
         {"passed": report.passed, "verdict": status_of(report), **as_data(report)},
@@ -50,7 +50,7 @@ def load_diff(path: Path) -> DiffReport:
 
 
 def _check(found: DiffReport) -> None:
-    """What types do not say.
+    """Check constraints that types do not express.
 
     Raises:
         ValueError: the numbers cannot come from a comparison.

@@ -1,4 +1,4 @@
-"""What tuning a pipeline found: each model's choice, what was tried, and what it took."""
+"""Report of a pipeline's tuning: the choice of each model, the trials, and the effort."""
 
 from collections.abc import Iterator
 from math import inf, isfinite
@@ -30,11 +30,11 @@ _TIMES: Final = (
     " with those before it. Times are estimates for {}, per run of the pipeline."
 )
 _UP: Final = 1.06
-"""What a number is multiplied by so that two digits of it are not less than itself."""
+"""The factor that keeps a number of two digits from being rounded below itself."""
 
 
 def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Report:
-    """All that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
+    """Return all that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
     paths = (tuned.source, tuned.output)
     told = "--state FILE saves the measurements, so that a later run can continue."
     return Report(
@@ -54,7 +54,7 @@ def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Repor
 
 
 def pipeline_json(tuned: TunedPipeline) -> str:
-    """The same as JSON, without the decision about each node: plans hold these."""
+    """Return the same as JSON, without the decision about each node: plans hold these."""
     facts = as_data(tuned)
     for model in facts["models"]:
         del model["plan"]
@@ -66,7 +66,7 @@ def _status(tuned: TunedPipeline) -> Status:
 
 
 def _compared(tuned: TunedPipeline) -> str:
-    """What was measured at last, and what was allowed."""
+    """Return the final measurement and the tolerance."""
     if tuned.metric:
         return f"{tuned.metric} is {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
     value = "nothing" if tuned.value is None else f"{tuned.value:.6g}"

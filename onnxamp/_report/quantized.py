@@ -26,7 +26,7 @@ def quantized_sections(plan: Plan) -> Iterator[Section]:
 
 
 def quantized_table(plans: Mapping[str, Plan]) -> Table:
-    """Nodes of a quantized network by type and role, under each of some plans."""
+    """Return nodes of a quantized network by type and role, under each of some plans."""
     dtypes = dict.fromkeys(plan.dtype for plan in plans.values())
     rows = (
         (

@@ -1,4 +1,4 @@
-"""What tuning found: the candidates, what stays float32 and why, and what it took."""
+"""Report of a tuning: the candidates, the nodes that stay in float32 with reasons, and the effort."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -124,12 +124,12 @@ def outcome_report(tuned: Tuned, state: Path | None = None) -> Report:
 
 
 def tuning_status(tuned: Tuned) -> Status:
-    """The verdict on a tuning in one word."""
+    """Return the verdict on a tuning in one word."""
     return Status.PASSED if tuned.held else Status.FAILED
 
 
 def effort(tuned: Tuned) -> Iterator[str]:
-    """What the search took, in sentences, and what the samples did not show."""
+    """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
     recalled = (
         f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
     )
@@ -163,7 +163,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
 
 
 def _room(tuned: Tuned, room: float) -> str:
-    """The bound on the time that a better choice within the tolerance could save."""
+    """Return the bound on the time that a better choice within the tolerance could save."""
     written = tuned.candidates[tuned.chosen]
     if any(one.time < written.time for one in tuned.candidates):
         share = percent(room, 1.0)
@@ -199,7 +199,7 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
 def _ways(
     tuned: Tuned, other: Candidate, error: float | None, *, used: bool
 ) -> list[str]:
-    """What was chosen with something and without it, in this order; ``used`` tells which is ``other``."""
+    """Return the choices with and without a method, in this order; ``used`` says which of them is ``other``."""
     chosen = tuned.candidates[tuned.chosen]
     ways = [(chosen, tuned.error), (other, tuned.error if error is None else error)]
     return [
@@ -209,7 +209,7 @@ def _ways(
 
 
 def error_text(tuned: Tuned, error: float) -> str:
-    """An error as people read it; for the signal-to-noise ratio, in dB."""
+    """Return an error as people read it; for the signal-to-noise ratio, in dB."""
     if tuned.metric == "snr":
         return (
             "∞ dB"
@@ -222,7 +222,7 @@ def error_text(tuned: Tuned, error: float) -> str:
 
 
 def tolerance_text(tuned: Tuned) -> str:
-    """The tolerance, likewise, as it was given."""
+    """Return the tolerance, likewise, as it was given."""
     given = (
         error_text(tuned, tuned.tolerance)
         if tuned.metric == "snr"
@@ -232,7 +232,7 @@ def tolerance_text(tuned: Tuned) -> str:
 
 
 def time_text(microseconds: float) -> str:
-    """A time for people: 3.2 µs, 1.25 ms."""
+    """Return a time for people: 3.2 µs, 1.25 ms."""
     return (
         f"{microseconds / 1000:.2f} ms"
         if microseconds >= 1000
@@ -241,19 +241,21 @@ def time_text(microseconds: float) -> str:
 
 
 def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
-    """How many times as fast as float32."""
+    """Return how many times as fast as float32."""
     return (
         f"{tuned.candidates[-1].time / candidate.time:.2f}×" if candidate.time else "–"
     )
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
-    """The error of a candidate, None where only predicted; of the written one, that of the model on all samples."""
+    """Return the error of a candidate, None where only predicted; of the written one, that of the model on all
+    samples.
+    """
     return tuned.error if position == tuned.chosen else tuned.candidates[position].error
 
 
 def is_expected(tuned: Tuned, position: int) -> bool:
-    """Whether the error of a candidate is not that of a converted model, but what the search expects of it."""
+    """Return whether the error of a candidate is not that of a converted model, but what the search expects of it."""
     return not tuned.candidates[position].verified
 
 
@@ -343,7 +345,7 @@ def _figures(tuned: Tuned) -> tuple[Figure, ...]:
 
 
 def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
-    """What there is to know about the candidates."""
+    """Yield notes about the candidates."""
     yield hint(f"Times are {tuned.times}.")
     if tuned.timed:
         each = ", ".join(
@@ -395,7 +397,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
 
 
 def _kept(tuned: Tuned) -> Iterator[Part]:
-    """What stays float32, by reason."""
+    """Return the nodes that stay in float32, by reason."""
     for why, times in Counter(row.why for row in tuned.kept).most_common():
         mine = [row for row in tuned.kept if row.why == why]
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
@@ -414,7 +416,9 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
 def tuning_json(
     made: Conversion, tuned: Tuned, compared: DiffReport | None = None
 ) -> str:
-    """A conversion likewise, the tuning under "tuning", and a comparison that nothing judged under "comparison"."""
+    """Return a conversion likewise, the tuning under "tuning", and a comparison that nothing judged under
+    "comparison".
+    """
     facts = as_data(tuned)
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):

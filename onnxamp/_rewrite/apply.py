@@ -80,7 +80,7 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
 
 
 def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
-    """What is to be converted of a constant."""
+    """Return the conversions of a constant."""
     saturate_at = edits.low.max_finite / (2 if value in edits.halved else 1)
     return Weight(tensor, saturate_at, name, edits.rounded.get(value))
 
@@ -154,7 +154,7 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
 def _constant_copy(
     proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
 ) -> NodeProto:
-    """A second Constant node, in the other precision than the first."""
+    """Return a second Constant node, in the other precision than the first."""
     second = copied(proto)
     second.output[0] = copy.name
     second.name = copy.node_name
@@ -164,7 +164,7 @@ def _constant_copy(
 
 
 def _dequantize_again(editor: GraphEditor, second: NewDequantize) -> NodeProto:
-    """A second node that dequantizes what another one does, with a scale of another type."""
+    """Return a second node that dequantizes what another one does, with a scale of another type."""
     proto = copied(editor.node(second.node))
     proto.input[1], proto.output[0], proto.name = (
         second.scale,

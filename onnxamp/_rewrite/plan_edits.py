@@ -61,7 +61,7 @@ class OriginalCasts:
                 self.down_casts.setdefault(node.inputs[0], []).append(node)
 
     def public_name(self, value: Value) -> str:
-        """The name of the graph output of a Cast that the value, now low itself, replaces."""
+        """Return the name of the graph output of a Cast that the value, now low itself, replaces."""
         casts = self.down_casts.get(value.index)
         if (
             not casts
@@ -79,9 +79,9 @@ class OriginalCasts:
         return value.name
 
     def reuse(self, value: Value) -> str | None:
-        """The output of a Cast that serves all low-precision readers of a float32 value; None if there is none.
+        """Return the output of a Cast that serves all low-precision readers of a float32 value; None if there is none.
 
-        The Cast moves right behind the producer, to precede them.
+        The Cast moves right after the producer, to precede them.
         """
         for node in self.down_casts.get(value.index, ()):
             if node.scope == value.scope and node.outputs[0] not in self.graph.hidden:
@@ -109,7 +109,7 @@ class OriginalCasts:
                 self.aliases[result] = value
 
     def low_source(self, value: int) -> Source:
-        """The source of a value that is low in the original model, through Casts that are removed."""
+        """Return the source of a value that is low in the original model, through Casts that are removed."""
         while value in self.aliases:
             source = self.aliases[value]
             names = self.names.get(source)
@@ -257,7 +257,7 @@ class _Maker:
                 self.edits.rounded[scale] = Chosen(bits, counts)
 
     def fresh(self, base: str, *, low: bool) -> str:
-        """A new name for a value in the other precision."""
+        """Return a new name for a value in the other precision."""
         return self.new.fresh(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
@@ -270,7 +270,7 @@ class _Maker:
         )
 
     def needs(self, value: int) -> tuple[bool, bool]:
-        """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
+        """Return whether the value is read or returned in float32, and in low precision, original Casts apart."""
         consumed, low, nodes = self.ports.consumed, self.low, self.graph.nodes
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
@@ -287,7 +287,7 @@ class _Maker:
         return False in needed, True in needed
 
     def public(self, value: int) -> bool | None:
-        """Whether the main graph returns the value in low precision; None if it does not return it."""
+        """Return whether the main graph returns the value in low precision; None if it does not return it."""
         keys = [
             key
             for key in self.graph.results[value]
@@ -368,7 +368,7 @@ class _Maker:
         self.add_cast(value, source, other, elem)
 
     def own_name(self, value: Value, *, is_low: bool) -> str:
-        """The value's name, or a new one if it shadows an outer value that would get another type.
+        """Return the value's name, or a new one if it shadows an outer value that would get another type.
 
         onnx and ONNX Runtime infer one type per name wherever it is visible.
         """
@@ -386,7 +386,9 @@ class _Maker:
         return name
 
     def is_constant(self, value: int) -> bool:
-        """Whether the value is an initializer or a Constant, which is stored twice if both precisions are needed."""
+        """Return whether the value is an initializer or a Constant, which is stored twice if both precisions are
+        needed.
+        """
         producer = self.graph.producer(value)
         return value in self.ports.free and (
             producer is None or producer.key == "Constant"
@@ -459,7 +461,7 @@ class _Maker:
                     self.names[value].high = origin.raised
 
     def leaves_body(self, value: int, home: int) -> bool:
-        """Whether a body returns the value in low precision, which is a value of another scope."""
+        """Return whether a body returns the value in low precision, which is a value of another scope."""
         returned = (
             self.ports.returned.get(key, NONE) for key in self.graph.results[value]
         )

@@ -17,15 +17,15 @@ from onnxamp._runtime.sizes import dim_name, is_open
 from onnxamp._runtime.values import Feeds
 
 _TOKENS: Final = ("input_ids", "decoder_input_ids")
-"""What exporters call the input for tokens."""
+"""Names that exporters give to the input for tokens."""
 LOGITS: Final = "logits"
-"""What exporters call the output for the next tokens."""
+"""Names that exporters give to the output for the next tokens."""
 _CACHES: Final = (
     ("past_key_values.", "present."),
     ("past_key_values_", "present_key_values_"),
     ("past_", "present_"),
 )
-"""How names of inputs with caches begin, and those of the outputs that hold them after a run."""
+"""Prefixes of the names of cache inputs, and of the outputs that hold the caches after a run."""
 
 
 def tokens_input(model: ModelProto) -> str | None:
@@ -51,7 +51,7 @@ def reads_prompts(model: Model) -> bool:
 
 
 class Decoder(NamedTuple):
-    """What the inputs of a decoder mean, by name.
+    """The meaning of a decoder's inputs, by name.
 
     Attributes:
         tokens: takes the tokens, [batch, tokens].
@@ -116,7 +116,7 @@ class Decoder(NamedTuple):
         )
 
     def is_prompt(self, feeds: Feeds) -> bool:
-        """Whether a decoder reads these tokens with empty caches, and can go on from there."""
+        """Return whether a decoder reads these tokens with empty caches, and can go on from there."""
         length = np.asarray(feeds[self.tokens]).shape[-1]
         masks = [
             np.asarray(feeds[name]).shape[-1] for name in self.masks if name in feeds
@@ -161,14 +161,14 @@ class Decoder(NamedTuple):
 
 
 def _length(shape: Any, name: str) -> str:
-    """The name of the last axis of an input."""
+    """Return the name of the last axis of an input."""
     if not shape.dim:
         return ""
     return dim_name(name, len(shape.dim) - 1, shape.dim[-1])
 
 
 def _present_of(name: str, outputs: set[str]) -> str | None:
-    """The output that holds a cache after a run; None for what is no cache."""
+    """Return the output that holds a cache after a run; None for what is no cache."""
     candidates = (
         after + name.removeprefix(before)
         for before, after in _CACHES

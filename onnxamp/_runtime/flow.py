@@ -61,7 +61,7 @@ class Shell(NamedTuple):
     base_dir: Path | None
 
     def array(self, name: str, *, raised: bool) -> npt.NDArray[Any]:
-        """A weight as an array, memory-mapped where its data are external.
+        """Return a weight as an array, memory-mapped where its data are external.
 
         Args:
             raised: convert low precision to float32.
@@ -178,7 +178,7 @@ class Flow(NamedTuple):
     """Inputs with a default, which is among the shell's weights."""
     outputs: tuple[str, ...]
     shell: Shell
-    """What surrounds the graph, and the weights."""
+    """The model around the graph, and the weights."""
     names: frozenset[str]
     """Every name of the model, including those in bodies."""
     exponents: Mapping[str, int]
@@ -412,7 +412,7 @@ def _low_values(graph: Graph) -> dict[str, int]:
 
 
 def origin(flow: Flow, name: str) -> tuple[str, int]:
-    """The float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
+    """Return the float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
     maker = flow.maker[name]
     last = flow.nodes[maker]
     first = flow.maker.get(last.input[0]) if last.op_type == "Cast" else None
@@ -430,7 +430,7 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
 
 
 def dtype_of(flow: Flow, name: str) -> str:
-    """A value's element type in the model as written: "float32", "float16", "int64", ..."""
+    """Return a value's element type in the model as written: "float32", "float16", "int64", ..."""
     return (
         ELEM_NAMES[flow.low[name]]
         if name in flow.low
@@ -439,7 +439,7 @@ def dtype_of(flow: Flow, name: str) -> str:
 
 
 def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
-    """The feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
+    """Return the feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
 
     Raises:
         ArgumentError: it has an input that is not fed.
@@ -460,7 +460,8 @@ def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
 def expose(
     model: ModelProto, provider: Provider, names: Container[str]
 ) -> "tuple[ort.InferenceSession, tuple[str, ...]]":
-    """A session that computes what :func:`make_session` of the model does, with values of its main graph as outputs.
+    """Return a session that computes what :func:`make_session` of the model does, with values of its main graph as
+    outputs.
 
     Args:
         model: a model whose weights are inputs, or small; it is not changed.

@@ -13,7 +13,7 @@ from onnxamp._ops.facts import op_facts
 
 
 def without_grids(model: Model) -> Model | None:
-    """The model whose computed values are not rounded to a grid of integers; weights are, as they are stored so.
+    """Return the model whose computed values are not rounded to a grid of integers; weights are, as they are stored so.
 
     Returns:
         A model that reads what was quantized as it was before; None if nothing was.

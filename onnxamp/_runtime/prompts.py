@@ -22,7 +22,7 @@ from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feeds, check_inputs
 
 TOKENIZER: Final = "tokenizer.json"
-"""What the file of a tokenizer is called, by all software that uses the package tokenizers."""
+"""The name of a tokenizer's file in all software that uses the package tokenizers."""
 
 _GENERATED: Final = 32
 """Tokens that are generated after each prompt, to compare two models."""
@@ -30,16 +30,16 @@ _GENERATED: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Prompts(SampleSource):
-    """Texts for a decoder with caches, wherever samples are taken.
+    """Texts for a decoder with caches; accepted wherever samples are.
 
     Each text makes two samples: a prompt with its tokens and empty caches, and a step with the most likely next token
     and the caches that the prompt left. Inputs besides tokens, masks, positions and caches are random.
 
     Args:
-        texts: the texts, or the path of a text file with one in each line; empty lines do not count.
+        texts: the texts, or the path of a text file with one in each line; empty lines are skipped.
         tokenizer: the path of a tokenizer.json; None for the one beside the model, or in the folder above.
-        generates: tokens that two models which are compared generate greedily after each prompt, as long as they choose
-            the same.
+        generates: number of tokens that a comparison generates greedily after each prompt, as long as both models
+            choose the same.
 
     Example:
         >>> import onnxamp
@@ -79,8 +79,8 @@ class Prompts(SampleSource):
 
         Args:
             model: the decoder, with its weights.
-            seed: seed of what no text tells.
-            reference: runs the model, and keeps what it gives; None for the CPU.
+            seed: seed of the inputs that do not follow from the text.
+            reference: runs the model and stores its outputs; None for the CPU.
 
         Raises:
             ArgumentError: the model takes no tokens or gives no logits, or its tokenizer is missing.
@@ -148,7 +148,7 @@ class PromptWriter:
 
 
 def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
-    """The tokenizer in a file, or in that beside the model or in the folder above.
+    """Return the tokenizer in a file, or in that beside the model or in the folder above.
 
     Raises:
         ArgumentError: there is none, or it cannot be read. MissingPackageError: the package is not installed.

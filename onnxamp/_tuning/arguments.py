@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")
-"""Where the times of nodes come from."""
+"""The source of nodes' times."""
 
 RUNS: Final = 12
 """Candidates that may be converted and measured by default."""
@@ -24,8 +24,8 @@ SECONDS: Final = 60.0
 
 
 def meant_device(name: str, target: str = "") -> str:
-    """The device to estimate times for: with "auto" the one that the target is for, else the GPU that is installed, or
-    an A100 where that is not known.
+    """Return the device to estimate times for: with "auto" the one that the target is for, else the GPU that is
+    installed, or an A100 where that is not known.
 
     Raises:
         ArgumentError: there is no device of that name.
@@ -39,7 +39,7 @@ def meant_device(name: str, target: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How level auto searches; see :func:`onnxamp.tune_model` for each field.
+    """Options of level auto's search; see :func:`onnxamp.tune_model` for each field.
 
     Raises:
         ArgumentError: a value is not known.
@@ -84,7 +84,7 @@ class Search:
 
 
 class Costs(Protocol):
-    """What a choice costs: microseconds per run, and bytes of weights."""
+    """The cost of a choice: microseconds per run, and bytes of weights."""
 
     @property
     def time(self) -> float:
@@ -101,18 +101,22 @@ def is_slower(choice: Costs, float32: Costs) -> bool:
 
 
 def is_worth(choice: Costs, float32: Costs) -> bool:
-    """Whether a choice is no slower than float32, or saves a larger share of the bytes than it loses of the time."""
+    """Return whether a choice is no slower than float32, or saves a larger share of the bytes than it loses of the
+    time.
+    """
     return not is_slower(choice, float32) or balance(choice, float32) < 0
 
 
 def balance(choice: Costs, float32: Costs) -> float:
-    """The share of float32's time that a choice loses, less the share of the bytes of its weights that it saves."""
+    """Return the share of float32's time that a choice loses, less the share of the bytes of its weights that it
+    saves.
+    """
     lost = choice.time / float32.time - 1 if float32.time else float(choice.time > 0)
     return lost - saved(choice, float32)
 
 
 def saved(choice: Costs, float32: Costs) -> float:
-    """The share of the bytes of weights that a choice saves."""
+    """Return the share of the bytes of weights that a choice saves."""
     return 1 - choice.weights / float32.weights if float32.weights else 0.0
 
 

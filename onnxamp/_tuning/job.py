@@ -51,15 +51,15 @@ class Job:
     metric: Metric
     state: TuningState
     engine: Engine
-    """What runs converted models."""
+    """The engine of converted models."""
     folder: Path
-    """Where converted models go whose weights are too large for the memory."""
+    """The folder of converted models whose weights are too large for memory."""
     rounder: WeightRounder | None = None
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
     sensitivities: Sequence[Sensitivities] = ()
-    """What each sample shows."""
+    """The measurements of each sample."""
     _planned: tuple[Plan, Analysis] | None = None
     """The last plan, and the analysis that it was made from."""
 
@@ -147,11 +147,11 @@ class Job:
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
-        """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
+        """Return the analysis with the numbers of its weights, where the options ask for others than the nearest."""
         return with_rounding(analysis, self.rounder)[0]
 
     def error(self, low: frozenset[str], plan: Plan) -> float:
-        """The error of the model converted by a plan, which lowers these nodes, on all samples."""
+        """Return the error of the model converted by a plan, which lowers these nodes, on all samples."""
         analysis, where = self.planned(plan), self.engine.name(self.low.name)
 
         def measure() -> float:
@@ -198,7 +198,7 @@ class Job:
         return device_noise(self.prepared, self.samples[0], self.metric, self.engine)
 
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
-        """The plan that lowers exactly these nodes, with the measured reasons of the others."""
+        """Return the plan that lowers exactly these nodes, with the measured reasons of the others."""
         space = self.space
         analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
         plan, rows = make_plan(analysis), list[PlanRow]()
@@ -214,13 +214,13 @@ class Job:
         return self._planned[0]
 
     def planned(self, plan: Plan) -> Analysis:
-        """What the last plan was made from."""
+        """The inputs of the last plan."""
         assert self._planned is not None
         assert self._planned[0] is plan
         return self._planned[1]
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
-        """Nodes that stay float32 because of a measurement, with the reason."""
+        """Return nodes that stay float32 because of a measurement, with the reason."""
         nodes, kept = self.space.all_low.graph.nodes, []
         for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
@@ -242,7 +242,7 @@ class Job:
         return kept
 
     def compensation(self) -> Compensation:
-        """What rounding weights with compensation could bring: at most all that the nodes cost that read them.
+        """Return the largest benefit of compensated rounding: at most the whole cost of the nodes that read weights.
 
         Others that cost more than the tolerance stay float32 in any case, so they do not count.
         """
@@ -260,13 +260,13 @@ class Job:
         return Compensation(share, rounding_seconds(weights))
 
     def solver(self) -> CandidateSolver:
-        """The solver of the cut for error prices."""
+        """Return the solver of the cut for error prices."""
         return CandidateSolver(self.space, self.base, self.expected, self.broken)
 
 
 def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
-    """The model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large for the
-    memory.
+    """Return the model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large
+    for the memory.
     """
     graph, low = analysis.graph, analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
@@ -277,7 +277,7 @@ def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
 
 
 def _tie(base: Analysis, node: int) -> str | None:
-    """The pin to float32 that a node shares with others."""
+    """Return the pin to float32 that a node shares with others."""
     roots = map(base.ports.root, base.ports.of_node.get(node, {}).values())
     for pin in map(base.pins.verdicts.get, roots):
         if pin is not None and not pin.low:

@@ -1,4 +1,4 @@
-"""What tuning returns."""
+"""Results of tuning."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,7 +57,7 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class Exponents:
-    """What exponents came to in a tuning that was free to use them.
+    """The effect of exponents in a tuning that could use them.
 
     ``values``: how many values take one; ``used``: whether the result has them; ``other``: what was chosen the other
     way, with exponents if the result has none, and ``error`` its error; both None if that was not tuned, since nothing
@@ -72,7 +72,7 @@ class Exponents:
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """What rounding weights with compensation came to in a tuning that was free to use it.
+    """The effect of compensated rounding in a tuning that could use it.
 
     ``share``: the largest share of the squared error that the rounding of weights can have, from the measured prices of
     the nodes that read them; ``seconds``: about how long compensating takes; ``why``: why it was not tried, "" if it
@@ -99,7 +99,7 @@ class Tuned(Shown):
         noise: error of the float32 model against itself in a second run; None if it was not needed.
         device_noise: error of the float32 model on CUDA against itself on the CPU; None without CUDA.
         error: error of the converted model over all samples.
-        ran_on: what ran the converted models.
+        ran_on: the engine that ran the converted models.
         runs: samples whose sensitivities were measured. recalled: samples whose were taken from the state file.
         conversions: converted models that were measured.
         units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
@@ -108,17 +108,17 @@ class Tuned(Shown):
         kept: nodes that stay float32 because of a measurement.
         device: the device that times are for. times: where the candidates' times come from.
         held: whether ``error`` is within the tolerance.
-        stopped: whether the search ended because its time was over.
-        rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
-            float32, and its weights are not worth that; None if there is none.
-        timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
-            were measured on the device that runs the model.
-        exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
-        room: the share of the estimated time that a better use of the tolerance could still save, at most, by the
-            errors of the candidates; None where time was not what was saved, or was measured on whole models.
-        coarse: the part of the tolerance that allows for what rounding to integers costs the model itself.
-        compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
-            fastest candidate was chosen, so that nothing was to be gained.
+        stopped: whether the search reached its time limit.
+        rejected: the fastest candidate within the tolerance that was dropped from ``candidates`` because it
+            is slower than float32 and saves too few weights; None if there is none.
+        timed: seconds per run of the whole models "float32", "result" and possibly "level O2", timed in turns,
+            if times were measured on the device that runs the model.
+        exponents: the effect of exponents; None if they were requested or forbidden, or if no value can have one.
+        room: the largest share of the estimated time that a better use of the tolerance could still save,
+            judging by the errors of the candidates; None if the search did not minimize time, or timed whole models.
+        coarse: the part of the tolerance that allows for the error of the model's own rounding to integers.
+        compensation: the effect of compensated rounding; None if it was requested or
+            forbidden, or if the fastest candidate was chosen anyway.
 
     Example:
         >>> import onnxamp
@@ -177,12 +177,12 @@ class Tuned(Shown):
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
-        """Nodes of the written model that stay float32, for whatever reason; ``kept`` has what was measured."""
+        """Nodes of the written model that stay in float32 for any reason; ``kept`` has those with measurements."""
         return self.plan.float32_nodes
 
 
 class TunedModel(NamedTuple):
-    """What :func:`tune_model` returns: a pair that shows the tuning as a report in shells and notebooks.
+    """The pair that :func:`tune_model` returns, which shows the tuning as a report in shells and notebooks.
 
     Attributes:
         model: the converted model.
@@ -207,7 +207,7 @@ class TunedModel(NamedTuple):
 
 
 def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
-    """What they depend on, besides the options."""
+    """Their dependencies, besides the options."""
     return {
         "the model": model_print(model),
         "the inputs": samples_print(samples),
@@ -221,7 +221,9 @@ def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
 def options_print(
     changed: str, space: SearchSpace, options: Options, engine: Engine
 ) -> str:
-    """The fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its own."""
+    """Return the fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its
+    own.
+    """
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""
     rounding = ["compensated"] * options.compensates

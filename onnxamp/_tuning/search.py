@@ -28,10 +28,10 @@ from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 _LOG: Final = logging.getLogger("onnxamp")
 
 _BOLD: Final = 1.1
-"""How far above the tolerance the error of a better candidate may be expected for it to be tried, once one holds."""
+"""The largest predicted error, relative to the tolerance, at which a better candidate is tried once one passes."""
 
 _HOPE: Final = 4.0
-"""The same while none holds."""
+"""The same before one passes."""
 
 _FAR: Final = 4.0
 """Factor between what two candidates show of expected errors above which these are worth little, as where the order of
@@ -82,7 +82,7 @@ class CandidateSearch:
         return able[end] if end < len(able) else None
 
     def _searched(self, able: Sequence[Candidate]) -> int:
-        """The position of the best candidate that holds; after the last if none does."""
+        """Return the position of the best candidate that holds; after the last if none does."""
         first, end = 0, len(able)
         while first < end:
             place = self._promising(able, first, end)
@@ -98,7 +98,7 @@ class CandidateSearch:
         return end
 
     def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
-        """The position of the best candidate that is expected to hold, or else may; None if none may."""
+        """Return the position of the best candidate that is expected to hold, or else may; None if none may."""
         for place in range(first, end):
             if self.expected(able[place]) <= self.limit:
                 return place
@@ -113,7 +113,7 @@ class CandidateSearch:
         return len(self.errors) >= self.asked.runs or (bool(self.errors) and spent)
 
     def expected(self, one: Candidate) -> float:
-        """The error of the converted model, or what may be expected of it."""
+        """Return the error of the converted model, or what may be expected of it."""
         return self.errors.get(one.low, one.predicted * self.ratio)
 
     def measure(self, low: Choice) -> float:
@@ -137,7 +137,7 @@ class CandidateSearch:
         return self.errors[low]
 
     def told(self, one: Candidate) -> Candidate:
-        """A candidate with its error in units of the metric."""
+        """Return a candidate with its error in units of the metric."""
         metric, is_known = self.job.metric, one.low in self.errors
         return replace(
             one,
@@ -165,7 +165,7 @@ class Outcome:
     told: tuple[str, ...] = ()
 
     def picked(self, number: int) -> "Outcome":
-        """The outcome with a candidate of the user's choice, converted and judged.
+        """Return the outcome with a candidate of the user's choice, converted and judged.
 
         Raises:
             ArgumentError: there is none.
@@ -195,7 +195,7 @@ class Outcome:
 
 
 def planned(job: Job, low: Choice) -> tuple[Plan, tuple[KeptNode, ...]]:
-    """The plan that writes a choice, and the nodes that it keeps float32 because of measurements."""
+    """Return the plan that writes a choice, and the nodes that it keeps float32 because of measurements."""
     kept = job.kept(low)
     return job.plan(low, kept), tuple(kept)
 
@@ -303,7 +303,7 @@ def _written(
     best: Choice,
     seconds: "dict[Choice, float]",
 ) -> Tuned:
-    """The outcome with the best of the choices that were timed."""
+    """Return the outcome with the best of the choices that were timed."""
     job = search.job
     rows = [*tuned.candidates[:-1]]
     if best and best not in {row.low for row in rows}:

@@ -37,7 +37,7 @@ _REST: Final = "\n\n"
 """Stands for a value as it is cast for readers of which nothing else is known."""
 
 _DECISIVE: Final = 16.0
-"""What the squared error of values that decide what is selected counts, over that of outputs."""
+"""The weight of the squared error of values that decide a selection, relative to outputs."""
 
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
@@ -45,7 +45,7 @@ _MOST: Final = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedErrors:
-    """What choices of a search space cost.
+    """The costs of choices in a search space.
 
     Attributes:
         space: the nodes.
@@ -132,7 +132,7 @@ class ExpectedErrors:
         return found
 
     def predicted(self, low: AbstractSet[str]) -> float:
-        """The relative error of the worst output on the worst sample where these nodes are in low precision."""
+        """Return the relative error of the worst output on the worst sample where these nodes are in low precision."""
         rows = {row for key in low for row in self.made.get(key, ())}
         rows.update(
             row for key in low for made, row in self.read[key] if made not in low
@@ -153,7 +153,7 @@ class ExpectedErrors:
         ]
 
     def broken(self, low: Format) -> dict[str, str]:
-        """Nodes that go wrong on their own, by key, with the reason."""
+        """Return nodes that go wrong on their own, by key, with the reason."""
         found = dict[str, str]()
         for unit in self.space.tunable:
             node = self._graph.nodes[unit.node]
@@ -214,7 +214,7 @@ class ExpectedErrors:
         return {unit.node: unit.key for unit in self.space.units}
 
     def _at(self, value: int, what: str = "") -> tuple[int, ...]:
-        """The row of a value; none where no sample shows it."""
+        """Return the row of a value; none where no sample shows it."""
         if value == ABSENT:
             return ()
         name = self._graph.values[value].name
@@ -222,7 +222,7 @@ class ExpectedErrors:
         return tuple(self._places[key] for key in keys if key in self._places)[:1]
 
     def _maker(self, value: int) -> str:
-        """The key of the node that makes a value; "" if that is always float32."""
+        """Return the key of the node that makes a value; "" if that is always float32."""
         return self._keys.get(self._graph.values[value].producer, "")
 
     def _rows_of(self, node: Node, unit: TunableNode) -> tuple[int, ...]:
@@ -241,11 +241,11 @@ class ExpectedErrors:
         return tuple(dict.fromkeys(rows))
 
     def _cast(self, unit: TunableNode) -> list[int]:
-        """The rows of what a node reads that makes no floats."""
+        """Return the rows of what a node reads that makes no floats."""
         return [row for _, row in self.read[unit.key]]
 
     def _sources(self, unit: TunableNode) -> list[int]:
-        """The rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
+        """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
         followers = {one.node: one for one in self.space.followers}
         computing = {one.node for one in self.space.tunable}
         found, waiting, seen = list[int](), [unit], set[int]()

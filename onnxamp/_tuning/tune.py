@@ -133,7 +133,7 @@ def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) ->
 
 
 class _Tuning(NamedTuple):
-    """What tunes a model, with whatever options."""
+    """A function that tunes a model with any options."""
 
     model: Model
     engine: Engine
@@ -144,7 +144,7 @@ class _Tuning(NamedTuple):
     folder: Path
 
     def measured(self, options: Options) -> Options:
-        """The options with the exponents that they ask for."""
+        """Return the options with the exponents that they ask for."""
         return with_ranges(self.model, options, run=self.run)
 
     def rounded(self, options: Options, search: Search) -> Outcome:
@@ -206,7 +206,7 @@ class _Tuning(NamedTuple):
         return replace(best, tuned=replace(best.tuned, exponents=facts))
 
     def _rescaled(self, options: Options) -> Options | None:
-        """The options with exponents; None where that is settled, or no value that overflows takes one."""
+        """Return the options with exponents; None where that is settled, or no value that overflows takes one."""
         if options.rescale is not None or not options.low.is_narrow:
             return None
         try:
@@ -280,13 +280,13 @@ class _Tuning(NamedTuple):
 
 
 def _shortened(search: Search, begin: float) -> Search:
-    """The search of another tuning, after one that began then."""
+    """Return the search of another tuning, after one that began then."""
     left = max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
     return replace(search, seconds=left)
 
 
 def _rank(tuned: Tuned, search: Search) -> tuple[bool, bool, float, float, float]:
-    """What orders outcomes as the candidates of one tuning."""
+    """Return the order of outcomes, which is that of the candidates of one tuning."""
     chosen = tuned.candidates[tuned.chosen]
     if search.allow_slower:
         return (
@@ -312,7 +312,7 @@ def _leaves_room(tuned: Tuned, search: Search) -> bool:
 
 
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
-    """What is known before compensation is tried, and what speaks against it; None if nothing is to be gained."""
+    """Return the benefit known before compensation is tried, and the objections; None if there is nothing to gain."""
     known = tuned.compensation
     if known is None or not known.seconds or not _leaves_room(tuned, search):
         return None

@@ -61,7 +61,7 @@ def survive_truncation() -> None:
 
 
 class _Faults:
-    """What becomes of pages that cannot be read."""
+    """The handler of pages that cannot be read."""
 
     def __init__(self, library: "ctypes.CDLL") -> None:
         self._library = library
@@ -106,10 +106,10 @@ def _gone() -> Iterator[tuple[int, int]]:
 
 
 INTERRUPTED: Final = 128
-"""What a shell adds to the number of the signal that ended a process."""
+"""The number that shells add to the signal that ended a process."""
 
 HANGUP: Final = getattr(signal, "SIGHUP", signal.SIGTERM)
-"""What a terminal sends when it closes."""
+"""The signal that a closing terminal sends."""
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, HANGUP)
 """Signals that end a command."""
 
@@ -129,7 +129,7 @@ one.
 """
 
 _ACTS: Final[dict[object, Callable[[], object]]] = {}
-"""What is still to be done where this process is ended from aside, as ``atexit`` keeps it for its usual end."""
+"""Acts that remain to be done if another thread ends this process, as ``atexit`` has them for the usual end."""
 
 
 @contextmanager

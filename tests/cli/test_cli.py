@@ -410,7 +410,7 @@ def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
     again = shlex.split(found["cure"]["command"])
     assert run(*again[1:]).exit_code == 0
     assert onnx.load("model_fp16.onnx") == written
-    assert "The model stays float32" in run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx").output
+    assert "The model stays in float32" in run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx").output
 
 
 def test_measurements_do_not_lower_what_an_epsilon_guards() -> None:

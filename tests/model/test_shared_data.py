@@ -225,7 +225,7 @@ def test_a_folder_of_shared_models(shared: Path, tmp_path_factory: pytest.TempPa
         report = onnxamp.convert_folder(shared, out, dtype=dtype, validate=False, jobs=1)
         assert report.count("converted") == 2
         assert all(is_low(out / name, dtype=dtype) for name in ("decoder.onnx", "decoder_with_past.onnx"))
-        assert len([name for name in files(out) if name != ".onnxamp.json"]) == 4
+        assert len([name for name in files(out) if name != ".onnxamp.json"]) == 3  # results share weights, too
     assert contents(shared) == before
 
 

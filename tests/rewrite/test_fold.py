@@ -485,6 +485,22 @@ def test_folds_that_would_cost_a_kernel_are_told() -> None:
     assert "RMSNormalization" in ops(folded(model, target="any"))
 
 
+def test_onnx_runtimes_own_op_stands_for_one_of_an_opset_that_costs_kernels() -> None:
+    model = parse("(float[2,8] x) => (float[2,8] y) { s = Sin (x) p = Mul (s, s) m = ReduceMean <axes = [-1]> (p)"
+                  " v = Add (m, e) r = Sqrt (v) n = Div (s, r) y = Mul (n, g) }")  # fmt: skip
+    model = add_weights(model, {"e": np.array(1e-6, np.float32), "g": np.ones(8, np.float32)})
+    result = onnxamp.convert_model(model, "O3", fold=True, target="webgpu")
+    assert [node.op_type for node in result.graph.node if node.op_type != "Cast"] == [
+        "Sin",
+        "SimplifiedLayerNormalization",
+    ]
+    assert result.opset_import[0].version == model.opset_import[0].version
+    x = {"x": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)}
+    assert onnxamp.diff_models(model, result, x, provider="cpu").passed
+    portable = onnxamp.convert_model(model, "O3", fold=True, target="cuda")
+    assert "RMSNormalization" in [node.op_type for node in portable.graph.node]
+
+
 def test_folds_that_are_not_made_are_told_where_nothing_else_is(tmp_path: Path) -> None:
     text = """(float[2,8] X) => (float[2,8] Y) <float two = {2.0}, float e = {1e-5}> {
         p = Pow (X, two) v = ReduceMean <axes = [-1]> (p) a = Add (v, e) r = Sqrt (a) n = Div (X, r) Y = Mul (n, g)

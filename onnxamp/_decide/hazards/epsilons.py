@@ -128,7 +128,7 @@ _SPECTRAL_REACH = 16
 
 
 def _is_lost(number: float, low: Format, key: str) -> bool:
-    """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
+    """Return whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
     if key != "Mul":
         return number != 0
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal

@@ -52,7 +52,7 @@ def _is_alone(graph: Graph, node: Node) -> bool:
 
 
 def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
-    """Nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
+    """Return nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
 
     A scale that is rounded moves an input by at most a sixteenth of what rounding it to integers did, and a result by a
     sixteenth of what that will do. Complexity: linear in nodes.
@@ -81,7 +81,7 @@ def _reads_integers(graph: Graph, node: Node) -> bool:
 
 
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
+    """Yield nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
     for node in graph.nodes_of(op_facts().fused_blindly):
         is_lone = len(graph.uses[node.outputs[0]]) == 1 and _is_alone(graph, node)
         if is_lone and _between(graph, node)[0]:

@@ -29,12 +29,12 @@ class Grid(NamedTuple):
 
 @cache
 def grids() -> Mapping[str, Grid]:
-    """The grids by the name of their type."""
+    """Return the grids by the name of their type."""
     return {name: Grid(**row) for name, row in read_table("grids").items()}
 
 
 def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Nodes whose scales, or the ends of whose grids, leave the range or the digits of low precision.
+    """Yield nodes whose scales, or the ends of whose grids, leave the range or the digits of low precision.
 
     Where an end does, so do the values that are quantized, and what is computed from dequantized ones: the nodes that
     make or read them follow. Complexity: linear in nodes and scales.
@@ -84,7 +84,7 @@ def vanishing_scales(
 
 
 def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Nodes with integers inside, all of whose scales low precision loses; one block of tiny weights is no loss.
+    """Yield nodes with integers inside, all of whose scales low precision loses; one block of tiny weights is no loss.
 
     Complexity: linear in nodes and scales.
     """
@@ -137,7 +137,7 @@ def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _with_zeros(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """All of these in a converted model, where a scale may have become zero."""
+    """Yield all of these in a converted model, where a scale may have become zero."""
     facts = op_facts()
     for node in graph.nodes_of(facts.quantize | facts.dequantize):
         tensor = graph.constants.tensors.get(node.input(1))

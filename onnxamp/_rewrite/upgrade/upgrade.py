@@ -33,7 +33,7 @@ class StuckAtError(Exception):
 
 
 def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto]:
-    """The nodes that stand in the place of the site's node at a newer opset.
+    """Return the nodes that stand in the place of the site's node at a newer opset.
 
     Raises:
         StuckAtError: it cannot take a step.
@@ -54,7 +54,7 @@ def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto]:
 
 
 def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
-    """The nodes that a node becomes by one step.
+    """Return the nodes that a node becomes by one step.
 
     Raises:
         StuckError: it cannot take the step.
@@ -77,7 +77,7 @@ def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _check(step: Step, proto: NodeProto, site: Site) -> None:
-    """Refuse a node that uses what the new version lacks or does in another way; drop outputs that nobody reads.
+    """Refuse a node that uses what the new version lacks or does in another way; drop outputs that nothing reads.
 
     Raises:
         StuckError: it does.
@@ -169,7 +169,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """How far a graph can be upgraded, and what that takes.
+    """The highest opset that a graph can reach, and the changes that it needs.
 
     Attributes:
         graph: the graph as it is.
@@ -245,7 +245,9 @@ def _attempt(
 
 
 def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
-    """Nodes of local functions that would have to change: their types are unknown, and they have no initializers."""
+    """Return nodes of local functions that would have to change: their types are unknown, and they have no
+    initializers.
+    """
     found = []
     for function in model.functions:
         imported = {
@@ -269,7 +271,7 @@ def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
 
 
 def upgraded(graph: Graph, opset: int) -> Graph:
-    """The graph of a copy of the model at an opset; the same graph if its own is not older.
+    """Return the graph of a copy of the model at an opset; the same graph if its own is not older.
 
     Raises:
         OpsetError: a node cannot follow.
@@ -289,7 +291,7 @@ def upgraded(graph: Graph, opset: int) -> Graph:
 
 
 def applies(_: Draft, options: Options) -> bool:
-    """Whether the user asks for an opset."""
+    """Return whether the user asks for an opset."""
     return isinstance(options.opset, int)
 
 
