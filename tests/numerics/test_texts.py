@@ -137,6 +137,14 @@ def test_commands_show_the_figures(command: str) -> None:
     assert found["tokens"][0]["sequences"] == len(TEXTS)
 
 
+@pytest.mark.usefixtures("home", "forked")
+def test_a_folder_tells_the_first_token_that_differs() -> None:
+    """bfloat16 keeps so few bits that tokens differ."""
+    printed = run("convert", "llama", "-o", "out", "--prompts", "prompts.txt", "--jobs", "1", "--dtype", "bfloat16")
+    assert printed.exit_code == 0, printed.output
+    assert "The first token that differs is number" in " ".join(printed.output.split())
+
+
 @pytest.mark.usefixtures("home")
 def test_the_first_token_that_differs_is_told() -> None:
     onnx.save(decoders.disturbed(onnx.load("plain/model.onnx")), "other.onnx")
