@@ -54,7 +54,7 @@ def bench_decoders(
 
     Args:
         models: files. Others are compared with the first, and read its tokens.
-        prompts: texts; None for one prompt of made-up tokens.
+        prompts: texts; None for one prompt of random tokens.
         count: how many tokens to generate after each prompt, at least 2.
         provider: "cpu", "cuda", or a plugin provider; None for CUDA if there is a device.
         dims: sizes of named dimensions of random inputs.
@@ -94,7 +94,7 @@ def bench_decoders(
         _generate(runs, count, seconds)
         told(2, 2)
     tokens = sum(np.asarray(one[writer.decoder.tokens]).shape[-1] for one in read)
-    source = "1 made-up prompt" if prompts is None else f"{len(read)} of the prompts"
+    source = "1 random prompt" if prompts is None else f"{len(read)} of the prompts"
     if engine.emulates and any(run.lowest != "float32" for run in runs):
         notes.append(CPU_NOTE)
     return GenerationReport(

@@ -111,7 +111,7 @@ class PromptWriter:
         draw = draw_of(reference.model, seed, dims)
         maker = draw.determined().maker()
         if maker.untold - self.decoder.lengths:
-            # What a session keeps of made-up inputs is not of the prompts, which have the same numbers.
+            # What a session keeps of random inputs is not of the prompts, which have the same numbers.
             aside = replace(reference, outputs=OutputCache())
             maker = suited(draw, aside).maker()
         self._maker: InputMaker = maker

@@ -386,7 +386,7 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
     several = "" if count == 1 else f"{count} samples"
     told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
     return Samples(
-        f"made-up inputs ({', '.join(told)})",
+        f"random inputs ({', '.join(told)})",
         [partial(draw.make, number) for number in range(count)],
         draw,
     )

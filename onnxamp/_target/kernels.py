@@ -454,8 +454,10 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
     if cpu_of(target) != target and (
         not found or (is_given and not target_of(target).limits_types)
     ):
-        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
-        if low.is_wrapped and not is_given:
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type. It
+        # would round scales of integers for nothing.
+        has_scales = op.signature.key in op_facts().scales
+        if low.is_wrapped and not is_given and not has_scales:
             return _described(
                 params, legal(_may_be_wrapped) | {all_high}, falls_back=True
             )

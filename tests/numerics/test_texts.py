@@ -74,7 +74,7 @@ def test_tokens_that_masks_hide_do_not_count(home: Path) -> None:
         report.perplexity.reference, np.exp(-np.log(likelihoods(model, tokens[:3])).mean()), rtol=1e-5
     )
     assert not report.tokens  # nobody asked to generate
-    assert diff_models(model, model).perplexity is None  # made-up tokens are no text
+    assert diff_models(model, model).perplexity is None  # random tokens are no text
 
 
 @pytest.mark.parametrize("vocabulary", [8, 20])
