@@ -206,7 +206,7 @@ class _Move:
                 declared.add(name)
 
     def moved_nodes(self, branch: Scope, labels: NewNames) -> Iterator[NodeProto]:
-        """Copies of a branch's nodes with the new names of values, in their bodies, too."""
+        """Copies of a branch's nodes with the new names of values, in their bodies as well."""
         for index in branch.nodes:
             node = self.view.nodes[index]
             copy = copied(node.proto)

@@ -128,7 +128,7 @@ def suited(draw: Draw, reference: Session) -> Draw:
     ones.
 
     It runs only if there are such sizes, and keeps its outputs. Where it does not even load, where inputs cannot be
-    made up, and where no sizes are found within 20 seconds, the draw stays what it is.
+    random, and where no sizes are found within 20 seconds, the draw stays what it is.
 
     Raises:
         ArgumentError: a size is given for an unknown dimension, or an impossible one.
@@ -171,7 +171,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
-    """Return how many random samples a verdict takes where nobody says.
+    """Return how many random samples a verdict takes by default.
 
     One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
     float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,

@@ -386,7 +386,7 @@ class _Work(Generic[T]):
     """A probe in a worker process.
 
     Attributes:
-        first: the sample for which models are prepared, as in one process, whatever sample comes first.
+        first: the sample for which models are prepared, as in one process, regardless of which sample comes first.
         surroundings: what the worker needs to know of this process.
     """
 

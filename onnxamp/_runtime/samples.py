@@ -182,7 +182,9 @@ class SampleSource(ABC):
     def samples_of(
         self, model: ModelSource, seed: int = 0, reference: Session | None = None
     ) -> Samples:
-        """Return the samples for a model; ``seed`` is of what nobody gives, ``reference`` keeps what it computes."""
+        """Return the samples for a model; ``seed`` is of inputs that are not given, ``reference`` keeps what it
+        computes.
+        """
 
 
 SamplesLike: TypeAlias = (

@@ -146,7 +146,7 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
 
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
-    """Return whether the target has a kernel of whatever version of the op that takes the type."""
+    """Return whether the target has a kernel of any version of the op that takes the type."""
     if not target_of(target).limits_types:
         return True
     return any(
