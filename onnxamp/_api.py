@@ -311,7 +311,8 @@ def plan_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        level, tolerance, samples, metric, options: as :func:`convert_model`.
+        level, tolerance, metric, options: as :func:`convert_model`.
+        samples: as for :func:`convert_model`; with samples, the plan tells the error to expect on inputs like them.
 
     Returns:
         A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
@@ -324,14 +325,19 @@ def plan_model(
         >>> plan = onnxamp.plan_model("models/encoder.onnx", "O1")
         >>> plan.counts()["MatMul", True] > 0
         True
+        >>> samples = onnxamp.random_samples("models/encoder.onnx", 1)
+        >>> plan = onnxamp.plan_model("models/encoder.onnx", samples=samples)
+        >>> 0 < plan.expected.error < plan.expected.bound
+        True
     """
     asked = Options.of(level, options)
-    is_auto(level, tolerance, samples, metric, measures=asked.takes_samples)
+    is_auto(level, tolerance, samples, metric, measures=True)
     request = Request(
         model=Model.of(model),
         asked=asked,
         run=RunOptions(samples=samples, count=_count(asked)),
         search=Search(tolerance=tolerance, metric=metric),
+        expects=samples is not None,
     )
     plan, _ = decide(request)
     return plan

@@ -11,8 +11,8 @@ from onnxamp._decide.exponents import components
 from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem
 from onnxamp._graph.view import ABSENT
+from onnxamp._numerics.expected import ExpectedErrors
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
 Choice: TypeAlias = frozenset[str]

@@ -8,29 +8,25 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
-from onnxamp._convert.plan import Plan, PlanRow, make_plan
+from onnxamp._convert.plan import ExpectedError, Plan, PlanRow, make_plan
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
-from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
+from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
-from onnxamp._numerics.sensitivity import Sensitivities, SensitivityProbe
-from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
+from onnxamp._numerics.sensitivity import Sensitivities
 from onnxamp._runtime.engines import Engine, OutputCache
-from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.loop import observe_all
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import converted_error, device_noise, run_noise
-from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
 
@@ -81,16 +77,28 @@ class Job:
         if rounded is not None and rounded.before:
             share = (rounded.after / rounded.before) ** 2
         return ExpectedErrors(
-            space=self.space,
+            graph=self.space.all_low.graph,
+            low=self.low,
+            computing=self.space.tunable,
+            exact=self.space.followers,
             samples=self.sensitivities,
             weights=share,
             is_joint=self.metric.is_joint,
         )
 
+    def foreseen(self, low: frozenset[str]) -> ExpectedError:
+        """The error to expect of a choice."""
+        chosen = replace(
+            self.expected,
+            computing=[unit for unit in self.space.tunable if unit.key in low],
+            exact=[unit for unit in self.space.followers if unit.key in low],
+        )
+        return chosen.foreseen()
+
     @cached_property
     def broken(self) -> dict[str, str]:
         """Nodes that go wrong on their own, with the reason."""
-        return self.expected.broken(self.low)
+        return self.expected.broken
 
     @cached_property
     def pins(self) -> dict[int, str]:
@@ -119,24 +127,13 @@ class Job:
         """
         if not self.space.tunable:
             return
-        graph = plan_upgrade(self.space.all_low.graph, MIN_OPSET).result
-        probe = SensitivityProbe(
-            model=SentModel.of(Model(graph.model, graph.folder)),
-            engine=self.engine.reference,
-            low=self.low,
-            budget=self.run.budget,
-            arithmetic=self.engine.arithmetic,
-        )
-        samples = observe_all(
+        self.sensitivities = measured_sensitivities(
+            self.space.all_low.graph,
+            self.low,
             self.run,
-            probe,
-            "measuring sensitivities",
-            kept=self.state.measured(self.samples),
-            crashed="Sample {sample} of {total} cannot be measured. {crash} Leave it out of the inputs.",
-            failed="The model does not run",
-            model=self.prepared,
+            self.engine,
+            self.state.measured(self.samples),
         )
-        self.sensitivities = list(samples)
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""

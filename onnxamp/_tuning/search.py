@@ -197,7 +197,8 @@ class Outcome:
 def planned(job: Job, low: Choice) -> tuple[Plan, tuple[KeptNode, ...]]:
     """The plan that writes a choice, and the nodes that it keeps float32 because of measurements."""
     kept = job.kept(low)
-    return job.plan(low, kept), tuple(kept)
+    plan = replace(job.plan(low, kept), expected=job.foreseen(low))
+    return plan, tuple(kept)
 
 
 def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:

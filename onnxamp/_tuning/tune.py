@@ -1,7 +1,7 @@
 """Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
-   (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._tuning.sensitivity`).
+   (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._numerics.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.frontier`).
 3. The best one that is expected to hold is converted and compared on all samples, on CUDA if there is a device. What
@@ -25,6 +25,7 @@ from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._ops.facts import op_facts
@@ -48,7 +49,6 @@ from onnxamp._tuning.results import (
     given_prints,
     options_print,
 )
-from onnxamp._tuning.runs import tuning_engine
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
@@ -87,7 +87,7 @@ def tune(
     # Names were checked, and plans repeat what was measured.
     options = replace(options, strict_options=False)
     search = replace(search, device=meant_device(search.device, options.target))
-    engine = tuning_engine(run.provider, options.target)
+    engine = judging_engine(run.provider, options.target)
     listed = _listed(model, search.metric)
     metric = make_metric(search.metric, search.tolerance, listed, search.accept)
     samples, state = run.samples, run.state
