@@ -143,7 +143,7 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
         made = converted_model(
-            job.planned(job.plan(low)),
+            job.lowering(low),
             job.prepared.stock.size,
             job.folder / f"timed{number}.onnx",
         )

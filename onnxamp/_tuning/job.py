@@ -20,10 +20,12 @@ from onnxamp._numerics.arrangement import product_weights
 from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
 from onnxamp._numerics.sensitivity import Sensitivities
+from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.frontier import Aim, Frontier
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import converted_error, device_noise, run_noise
@@ -32,6 +34,8 @@ from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""
+
+_UNSEEN_INSIDE: Final = frozenset({"Loop", "Scan"})
 
 _NEGLIGIBLE: Final = 5e-4
 """Share of the squared tolerance below which an error is negligible."""
@@ -54,10 +58,12 @@ class Job:
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
-    sensitivities: Sequence[Sensitivities] = ()
-    """What each sample shows."""
-    _planned: tuple[Plan, Analysis] | None = None
-    """The last plan, and the analysis that it was made from."""
+    is_eager: bool = False
+    """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
+    told: tuple[str, ...] = ()
+    """Warnings beside those of plans."""
+    _lowering: tuple[frozenset[str], Analysis] | None = None
+    """The last choice that was converted or planned, and its analysis."""
 
     @property
     def samples(self) -> Samples:
@@ -76,15 +82,8 @@ class Job:
         share = 1.0
         if rounded is not None and rounded.before:
             share = (rounded.after / rounded.before) ** 2
-        return ExpectedErrors(
-            graph=self.space.all_low.graph,
-            low=self.low,
-            computing=self.space.tunable,
-            exact=self.space.followers,
-            samples=self.sensitivities,
-            weights=share,
-            is_joint=self.metric.is_joint,
-        )
+        samples = self.sensitivities
+        return replace(self._free.errors, samples=samples, weights=share)
 
     def foreseen(self, low: frozenset[str]) -> ExpectedError:
         """The error to expect of a choice."""
@@ -119,21 +118,30 @@ class Job:
             return self.space.all_low  # its pins are the same
         return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
-    def measure(self) -> None:
-        """Measure the sensitivities on each sample.
+    @cached_property
+    def sensitivities(self) -> Sequence[Sensitivities]:
+        """What each sample shows.
 
         Raises:
             RuntimeFailure: the model does not run, or a sample ends the processes that run it.
         """
-        if not self.space.tunable:
-            return
-        self.sensitivities = measured_sensitivities(
+        if not self.space.tunable or not (self.is_eager or self.pays):
+            return ()
+        return measured_sensitivities(
             self.space.all_low.graph,
             self.low,
             self.run,
             self.engine,
             self.state.measured(self.samples),
         )
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a value exceeds the low-precision type, or may: what is inside of loops is not seen."""
+        if self.space.all_low.graph.nodes_of(_UNSEEN_INSIDE):
+            return True
+        sizes = self.expected.largest.values()
+        return max(sizes, default=0.0) > self.low.max_finite
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
@@ -147,14 +155,14 @@ class Job:
         """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
         return with_rounding(analysis, self.rounder)[0]
 
-    def error(self, low: frozenset[str], plan: Plan) -> float:
-        """The error of the model converted by a plan, which lowers these nodes, on all samples."""
-        analysis, where = self.planned(plan), self.engine.name(self.low.name)
+    def error(self, low: frozenset[str]) -> float:
+        """The error of the model converted with these nodes in low precision, on all samples."""
+        where = self.engine.name(self.low.name)
 
         def measure() -> float:
             return converted_error(
                 self.prepared,
-                self.made(analysis),
+                self.made(self.lowering(low)),
                 self.run,
                 self.metric,
                 self.engine,
@@ -165,6 +173,12 @@ class Job:
         if low not in self.errors:
             self.errors[low] = self.state.error(low, where, measure)
         return self.errors[low]
+
+    def check_noise(self) -> float | None:
+        """Return :attr:`noise` of a model that is random; None for others."""
+        nodes = self.space.all_low.graph.nodes
+        is_random = any(node.key in op_facts().random for node in nodes)
+        return self.noise if is_random else None
 
     @cached_property
     def noise(self) -> float:
@@ -194,27 +208,27 @@ class Job:
             return None
         return device_noise(self.prepared, self.samples[0], self.metric, self.engine)
 
+    def lowering(self, low: frozenset[str]) -> Analysis:
+        """The analysis that lowers exactly these nodes."""
+        if self._lowering is None or self._lowering[0] != low:
+            prices = exactly(self.space, low, self.pins)
+            found = decided(self.space.all_low.problem, prices=prices)
+            self._lowering = low, found
+        return self._lowering[1]
+
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
         """The plan that lowers exactly these nodes, with the measured reasons of the others."""
-        space = self.space
-        analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
+        analysis = self.lowering(low)
         plan, rows = make_plan(analysis), list[PlanRow]()
         reasons = {
             row.node: f"{row.why}: {row.detail}" if row.detail else row.why
             for row in kept
         }
-        why = {unit.node: reasons.get(unit.label) for unit in space.tunable}
+        why = {unit.node: reasons.get(unit.label) for unit in self.space.tunable}
         for row, variable in zip(plan.rows, analysis.ports.variables, strict=True):
             text = None if row.low else why.get(variable.node)
             rows.append(replace(row, reason="measured", detail=text) if text else row)
-        self._planned = replace(plan, rows=tuple(rows)), analysis
-        return self._planned[0]
-
-    def planned(self, plan: Plan) -> Analysis:
-        """What the last plan was made from."""
-        assert self._planned is not None
-        assert self._planned[0] is plan
-        return self._planned[1]
+        return replace(plan, rows=tuple(rows))
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
         """Nodes that stay float32 because of a measurement, with the reason."""
@@ -256,9 +270,32 @@ class Job:
         share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
         return Compensation(share, rounding_seconds(weights))
 
+    @cached_property
+    def _free(self) -> CandidateSolver:
+        """The solver of the cut where errors have no price."""
+        space = self.space
+        errors = ExpectedErrors(
+            graph=space.all_low.graph,
+            low=self.low,
+            computing=space.tunable,
+            exact=space.followers,
+            samples=(),
+            is_joint=self.metric.is_joint,
+        )
+        return CandidateSolver(space, space.all_low, errors, space.pins)
+
+    @cached_property
+    def pays(self) -> bool:
+        """Whether any choice is estimated to be faster than float32, whatever its error."""
+        nothing = self._free.candidate(frozenset())
+        frontier = Frontier(self._free, Aim(nothing, allow_slower=False))
+        return any(map(frontier.aim.admits, frontier.unpriced))
+
     def solver(self) -> CandidateSolver:
         """The solver of the cut for error prices."""
-        return CandidateSolver(self.space, self.base, self.expected, self.broken)
+        if self.base is self.space.all_low:
+            return self._free.priced(self.expected, self.space)
+        return CandidateSolver(self.space, self.base, self.expected, self.pins)
 
 
 def converted_model(analysis: Analysis, size: int, path: Path) -> Model:

@@ -110,7 +110,7 @@ class Tuned(Shown):
         held: whether ``error`` is within the tolerance.
         stopped: whether the search ended because its time was over.
         rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
-            float32, and its weights are not worth that; None if there is none.
+            float32; None if there is none.
         timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
             were measured on the device that runs the model.
         exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
@@ -157,21 +157,6 @@ class Tuned(Shown):
     def is_slower(self) -> bool:
         """Whether the candidate that was written is slower than float32 by the estimate."""
         return self.candidates[self.chosen].time > self.candidates[-1].time
-
-    @property
-    def smaller(self) -> tuple[int, ...]:
-        """Positions of candidates within the tolerance that are slower than float32 and smaller than what was written.
-
-        ``pick`` writes one of them.
-        """
-        written, float32 = self.candidates[self.chosen], self.candidates[-1]
-        return tuple(
-            number
-            for number, one in enumerate(self.candidates)
-            if one.time > float32.time
-            and one.weights < written.weights
-            and one.best_known_error <= self.tolerance
-        )
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
