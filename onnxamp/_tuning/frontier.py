@@ -75,14 +75,15 @@ class Frontier:
     def __init__(self, solver: CandidateSolver, aim: Aim) -> None:
         self.solver, self.aim = solver, aim
         self._solvers = [solver]
-        for factor in () if aim.allow_slower else _FACTORS:
-            space = solver.space.with_casts(factor)
-            self._solvers.append(solver.priced(solver.errors, space))
+        if not aim.allow_slower:
+            spaces = map(solver.space.with_casts, _FACTORS)
+            self._solvers = [solver.priced(solver.errors, space) for space in spaces]
 
     @cached_property
     def unpriced(self) -> list[Candidate]:
         """The choices that errors have no part in, best first."""
-        lows = dict.fromkeys(solver.choose(0.0) for solver in self._solvers)
+        solvers = dict.fromkeys((self.solver, *self._solvers))
+        lows = dict.fromkeys(solver.choose(0.0) for solver in solvers)
         return sorted(map(self._priced, lows), key=self.aim.merit)
 
     def choices(self) -> list[Candidate]:
