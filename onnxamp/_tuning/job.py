@@ -149,6 +149,7 @@ class Job:
             self.rounded(analysis),
             self.prepared.stock.size,
             self.folder / "converted.onnx",
+            is_emulated=self.engine.emulates,
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
@@ -298,15 +299,22 @@ class Job:
         return CandidateSolver(self.space, self.base, self.expected, self.pins)
 
 
-def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
-    """The model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large for the
-    memory.
+def converted_model(
+    analysis: Analysis, size: int, path: Path, *, is_emulated: bool = False
+) -> Model:
+    """The model converted as an analysis says.
+
+    Where its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; one that is emulated
+    casts them while it runs.
     """
     graph, low = analysis.graph, analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
         return Model(Model(rewritten(analysis), graph.folder).embedded())
     converter = WeightConverter(low, graph.folder, deferred=True)
-    save_model(rewritten(analysis, converter), path, converter, external=True)
+    made = rewritten(analysis, converter)
+    if is_emulated and converter.cast_in(made):
+        return Model(made, graph.folder)
+    save_model(made, path, converter, external=True)
     return Model.read(path)
 
 

@@ -24,7 +24,7 @@ RANDOM = np.random.default_rng(0)
 def measured(model: ModelProto, feeds: dict[str, Any], budget: int = 1 << 27, target: str = "cuda") -> Sensitivities:
     proto = upgraded(Graph.of(model), 18).model
     executable = engine_on("cpu").open(Model(proto), budget=budget)
-    return GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run(feeds)
+    return next(GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run_together({0: feeds}))
 
 
 def rounding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
