@@ -457,8 +457,7 @@ def tune_model(
         seconds: after so many, no further candidate is converted: the best of those that were measured is returned.
             With a state file, another tuning goes on where this one stopped.
         allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
-            the fastest is chosen, and none that is slower than float32 by the estimate. One that is slower, but saves a
-            larger share of the bytes of weights than it takes more of the time, is among the candidates to ``pick``.
+            the fastest is chosen, and none that is slower than float32 by the estimate is a candidate.
         accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
             "package:function". What it rejects misses the tolerance, whatever its error.
         jobs: worker processes that share the samples; None for this process.

@@ -241,7 +241,9 @@ class ExpectedErrors:
             for row in self.rounded(node.key, low):
                 owners.setdefault(row, node)
         rows = list(owners)
-        by_sample = [float(own[rows].sum(axis=0).max()) for own in self._columns]
+        by_sample = [
+            float(own[rows].sum(axis=0).max(initial=0.0)) for own in self._columns
+        ]
         worst = self.costs[:, self.costs[rows].sum(axis=0).argmax()]
         shares = dict[int, float]()
         for row, node in owners.items():
@@ -449,6 +451,9 @@ def with_expected_error(model: Model, plan: Plan, run: Run) -> Plan:
     try:
         analysis = analyse_safely(model, plan.options, plan)[1]
         graph, low = analysis.graph, plan.options.low
+        if graph.nodes_of(op_facts().random):
+            why = "The model draws random numbers, so that two runs of it differ."
+            return replace(plan, expected=ExpectedError(why=why))
         found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
         nodes = [node for node in found if node is not None]
         engine = judging_engine(run.provider, plan.target)

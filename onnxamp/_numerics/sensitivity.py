@@ -13,7 +13,7 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, islice
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -27,6 +27,7 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.backward import SUMMED, WrittenPiece, expanded
+from onnxamp._numerics.turns import without_loops
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
@@ -264,8 +265,9 @@ class GradientWalk:
         for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, values[entry.name].shape())
+        model, turns = without_loops(model, partial(_number, values))
         graph = Graph.of(expanded(model))
-        written = WrittenPiece(graph, self.low, flow, self.arithmetic)
+        written = WrittenPiece(graph, self.low, flow, self.arithmetic, turns)
         fed = written.finish(seeded)
         return _Backward(
             session=make_session(
@@ -453,6 +455,12 @@ def _known(cost: float, *, is_plain: bool) -> float:
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost
+
+
+def _number(values: "Mapping[str, ort.OrtValue]", name: str) -> int | None:
+    """The whole number that a value is; None if it is not known, or holds several."""
+    array = values[name].numpy() if name in values else np.zeros(0)
+    return int(array.item()) if array.size == 1 else None
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:

@@ -70,18 +70,18 @@ class CandidateSearch:
     def best(self) -> Candidate | None:
         """The best candidate that may be written and holds the tolerance; None if float32 is."""
         able = self.front
-        end = self._searched(able)
+        end = self._searched(able, len(able))
         if end and not self.stopped:
             after = able[end] if end < len(able) else self.aim.nothing
             more = self.frontier.refined(able[end - 1], after)
             self.front = sorted([*able, *more], key=self.aim.merit)
             able = [*more, *able[end:]]
-            end = self._searched(able)
+            end = self._searched(able, len(more))
         return able[end] if end < len(able) else None
 
-    def _searched(self, able: Sequence[Candidate]) -> int:
-        """The position of the best candidate that holds; after the last if none does."""
-        first, end = 0, len(able)
+    def _searched(self, able: Sequence[Candidate], end: int) -> int:
+        """The position of the best candidate that holds, ``end`` if none before it does."""
+        first = 0
         while first < end:
             place = self._promising(able, first, end)
             if place is None:

@@ -27,7 +27,7 @@ def expected(model: Any, level: Any = "O2", **how: Any) -> ExpectedError:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
-@pytest.mark.parametrize("name", ["classifier", "encoder", "decoder"])
+@pytest.mark.parametrize("name", ["classifier", "decoder", "encoder", "recurrent"])
 def test_it_is_about_what_is_measured(name: str, level: Any, dtype: Any) -> None:
     path = MODELS / f"{name}.onnx"
     samples = random_samples(path, 2)

@@ -87,6 +87,17 @@ def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
     check_times(found)
 
 
+def test_a_search_that_ends_early_writes_the_best_that_holds() -> None:
+    model = network(3, size=2 * SIZE)
+    for limit in TOLERANCES:
+        for runs in (2, 3):
+            _, tuned = tune_model(model, limit, dtype="bfloat16", runs=runs, **HOW)
+            assert tuned.held
+            written = tuned.candidates[tuned.chosen]
+            for one in tuned.candidates:
+                assert not one.verified or one.best_known_error > limit or one.time >= written.time
+
+
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
 def test_a_wider_tolerance_never_lowers_less(seed: int) -> None:
@@ -159,7 +170,7 @@ def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -
         result, _ = tune_model(model, 2e-3, pick=number, **how)
         report = onnxamp.diff_models(model, result, samples, provider="cpu")
         reached = max(output.rel_l2 for output in report.outputs)
-        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.5, abs=1e-4)
+        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.3)
 
 
 def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
