@@ -36,8 +36,9 @@ def auto_mixed_precision(
 ) -> Any:
     """Convert a model at a level, by MindSpore's lists and as literally as MindSpore does.
 
-    The counterpart of ``mindspore.amp.auto_mixed_precision``. At O2 every op becomes low precision that is not
-    black-listed, whatever its Casts cost. The black list holds BatchNormalization and LayerNormalization. Exporters
+    The counterpart of ``mindspore.amp.auto_mixed_precision``. At O2, every op that is not black-listed becomes low
+    precision, regardless of the cost of Casts. The black list holds BatchNormalization and LayerNormalization.
+    Exporters
     often write a LayerNorm as several ops: these stay float32 as hazards. Nodes that low precision is known to break
     stay float32 at all levels, and a warning names those that the level would lower.
 
@@ -54,12 +55,12 @@ def auto_mixed_precision(
 
     Raises:
         ArgumentError: the level, the type or the preset is unknown (a ValueError).
-        ArgumentTypeError: an argument has the wrong type, as a network that is no model (a TypeError).
+        ArgumentTypeError: an argument has the wrong type, such as a network that is not a model (a TypeError).
         ModelError: the model cannot be read or is invalid.
 
     Warns:
-        HazardWarning: nodes stay float32 that the level would lower.
-        OptionWarning: white-listed ops stay float32, as the type has no kernel or schema for them.
+        HazardWarning: nodes that the level would lower stay in float32.
+        OptionWarning: white-listed ops stay in float32, because they have no kernel or schema in the type.
 
     Example:
         >>> import onnx
@@ -75,14 +76,14 @@ def auto_mixed_precision(
 
 
 def _converted(network: Any, options: Options) -> Any:
-    """The converted model, with a warning of hazards."""
+    """Return the converted model, with a warning of hazards."""
     converted, result = converted_as(network, options)
     warn(named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
     return result
 
 
 def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
-    """The level of an AMP function, whose letter may be in either case.
+    """Return the level of an AMP function, whose letter may be in either case.
 
     Raises:
         ArgumentError: the function does not know it.
@@ -96,7 +97,9 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
 
 
 def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
-    """A sentence per kind of hazard about the nodes that stay float32, although the level would lower their ops."""
+    """Yield a sentence per kind of hazard about the nodes that stay float32, although the level would lower their
+    ops.
+    """
     if options.level == Level.O0:
         return
     kept: dict[str, list[HazardRow]] = {}
@@ -137,13 +140,13 @@ def custom_mixed_precision(
     """Convert a model by one list of op types in place of the presets.
 
     The counterpart of ``mindspore.amp.custom_mixed_precision``. Lists hold ONNX op types, or the names that MindSpore
-    and Paddle have for them ("Conv2d", "Dense", "matmul_v2"). The name of a cell means all that exporters write for it:
-    the Add of its bias, or the ops of a Gelu.
+    and Paddle have for them ("Conv2d", "Dense", "matmul_v2"). The name of a cell stands for all ops that exporters
+    write for it: the Add of its bias, or the ops of a Gelu.
 
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         white_list: these op types run in low precision, all others in float32, apart from exact ones (Reshape, Relu)
-            between two that are listed. Only kernels, schemas and hazards stand against the list.
+            between listed ones. Only kernels, schemas and hazards overrule the list.
         black_list: all other op types run in low precision.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
 
@@ -156,7 +159,7 @@ def custom_mixed_precision(
         ModelError: the model cannot be read or is invalid.
 
     Warns:
-        OptionWarning: a name is unknown, what it means is in no form that can be recognised or has to stay float32, or
+        OptionWarning: a name is unknown, what it means is in no form that can be recognised or must stay in float32, or
             the black list lacks an entry of MindSpore's.
         HazardWarning: nodes stay float32 although the black list does not have their ops.
 
@@ -210,13 +213,13 @@ def auto_cast(
     Args:
         enable: False switches an outer context off; of the other arguments, only the level is checked then.
         custom_white_list, custom_black_list: ops to add to Paddle's lists, by the names of ONNX, Paddle or MindSpore.
-            Products of a value with itself are squares; "linear" has the Add of its bias with it.
-        level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products) alone, all else in float32; "O1"
-            these, ops on no list that read low precision alone, and exact ops (Reshape, Relu) where that saves Casts;
-            "O2" all but black-listed ops. In either case.
+            Products of a value with itself count as squares; "linear" includes the Add of its bias.
+        level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products), all else in float32;
+            "O1" these, unlisted ops that read only low precision, and exact ops (Reshape, Relu) where that saves Casts;
+            "O2" all but black-listed ops. Case does not matter.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
-        use_promote: at O2, whether an op that is on no list may be float32 next to float32 values, where low precision
-            would cost more Casts than it gains. False lowers it in any case.
+        use_promote: at O2, whether an unlisted op may stay in float32 next to float32 values, where low
+            precision would cost more Casts than it gains. False always lowers it.
 
     Raises:
         ArgumentError: a value is unknown, or an op is in both lists (a ValueError).
@@ -251,7 +254,7 @@ def auto_cast(
 
 
 def _only(white: frozenset[str]) -> Rule:
-    """A rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their readers."""
+    """Return a rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their readers."""
 
     def rule(node: NodeProto) -> str | None:
         key = op_key(node)
@@ -262,12 +265,12 @@ def _only(white: frozenset[str]) -> Rule:
 
 
 def active_cast() -> Options | None:
-    """The options that the innermost :func:`auto_cast` sets; None outside of one."""
+    """Return the options that the innermost :func:`auto_cast` sets; None outside of one."""
     return _ACTIVE.get()
 
 
 def is_float16_supported(device: str | None = None) -> bool:
-    """Whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
+    """Return whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
 
     CUDA's driver is asked for the compute capability of the device, which must be 5.3 or higher, and ONNX Runtime
     whether it can run there. Its CPU provider computes float16 graphs in float32, so the answer for the CPU is False.
@@ -289,7 +292,7 @@ def is_float16_supported(device: str | None = None) -> bool:
 
 
 def is_bfloat16_supported(device: str | None = None) -> bool:
-    """Whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
+    """Return whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
 
     CUDA's driver is asked for the compute capability of the device, which must be 8.0 or higher, and ONNX Runtime
     whether it can run there. Its CPU provider has hardly any bfloat16 kernels, so the answer for the CPU is False.

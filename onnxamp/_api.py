@@ -42,7 +42,7 @@ TUNING_SAMPLES: Final = 4
 
 
 class SurgeonGraph(Protocol):
-    """What makes an object an onnx-graphsurgeon Graph to type checkers."""
+    """The attributes by which type checkers recognise an onnx-graphsurgeon Graph."""
 
     nodes: Any
 
@@ -95,56 +95,59 @@ def convert_model(
             default lowers normalisations and softmax where the target's kernels accumulate them in float32;
             "conservative" keeps them in float32 everywhere. Level "auto" uses none.
         white_list: more op types to lower; "domain::OpType" outside ai.onnx, and the names of MindSpore and Paddle
-            ("Conv2d", "matmul_v2"). Overrides the preset and the level; only kernels, schemas, hazards and overrides of
-            nodes stand against it.
+            ("Conv2d", "matmul_v2"). Overrides the preset and the level, but not kernels, schemas,
+            hazards or overrides of nodes.
         black_list: more op types to keep in float32. Overrides the preset.
-        keep_high: regular expressions: nodes whose whole name matches stay float32.
-        force_low: regular expressions: nodes whose whole name matches are lowered, whatever lists and hazards say; a
-            warning names those that are known to break.
-        keep_nodes: names of nodes, or of their outputs, taken literally: these nodes stay float32.
-        low_weights: regular expressions: weights whose whole name matches, or that of a node that reads them, are
-            stored in low precision. A reader that stays float32 gets them through a Cast.
-        init_max: nodes that read a constant with an element beyond this magnitude stay float32.
-        data_max: nodes that read or write a float beyond this magnitude on the samples stay float32; the model runs
-            for that. Nodes in bodies of loops and branches are not looked at.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do. Inputs with a
+        keep_high: regular expressions: nodes whose full name matches stay in float32.
+        force_low: regular expressions: nodes whose full name matches are lowered despite lists and hazards;
+            a warning names those that are known to break.
+        keep_nodes: literal names of nodes or of their outputs: these nodes stay in float32.
+        low_weights: regular expressions: weights are stored in low precision if their full name matches,
+            or that of a node that reads them. A reader in float32 gets them through a Cast.
+        weights_only: store weights in low precision and compute everything in float32: the file is smaller, and nothing
+            is faster. Weights that low precision does not hold, and small ones, stay in float32.
+        init_max: nodes that read a constant with an element beyond this magnitude stay in float32.
+        data_max: nodes that read or write a float beyond this magnitude on the samples stay in float32, which
+            runs the model. Nodes in bodies of loops and branches are ignored.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do. Inputs with a
             default that low precision breaks stay float32 in any case.
         target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
-            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
-            no types; or "any" (whatever ONNX allows, kernel or not, unless a provider takes it and then fails).
-        strict: at O2, lower every op that is not black-listed, whatever its Casts cost; exact ops (Reshape, Relu) not
-            where only ops without a low-precision kernel surround them.
-        hazards: keep in float32 what is known to break in low precision.
+            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that ignore
+            types; or "any" (everything that ONNX allows, with or without a kernel, unless a provider accepts it and
+            then fails).
+        strict: at O2, lower every op that is not black-listed, regardless of the cost of Casts, except exact
+            ops (Reshape, Relu) among ops that have no low-precision kernel.
+        hazards: keep nodes in float32 that are known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
             longer override; None if every float initializer is an input, as some exporters write them.
         from_dtype: raise a model of this low-precision type to float32 first, with its inputs and outputs as they are;
-            "auto" raises whatever is low precision.
+            "auto" raises any low-precision type.
         keep_functions: keep calls of model-local functions instead of inlining them.
-        custom_ops: declarations of custom ops, whose float32 may then be low precision: a TOML file, a
+        custom_ops: declarations of custom ops, which can then be lowered: a TOML file, a
             :class:`CustomOp`, or a list of them. :func:`custom_ops` also takes the library that runs them.
-        opset: the opset of the result: "auto" upgrades an old model to the least opset that lets more become low, where
-            that saves Casts or the type needs it, op by op and as far as results stay the same; "keep" never upgrades;
-            a number is the opset to upgrade to first.
+        opset: the opset of the result: "auto" upgrades an old model op by op to the lowest opset that allows more nodes
+            to be low, if that saves Casts or the type needs it, and only as far as results stay the same; "keep" never
+            upgrades; a number is the opset to upgrade to first.
         fold: fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch normalisations
-            into weights; upgrades the model if such an op needs a newer opset. None folds the patterns that become low
-            precision only as one op, where that makes the result faster; False leaves all of them alone.
-        folded: outputs of the patterns that were found to pay with ``fold=None``, as plans hold them.
-        rescale: first multiply constants by powers of two, exactly, so that values fit the low-precision type that
-            overflow on ``samples``; folds patterns as ``fold`` does. None for level "auto" alone, where that pays. See
-            :doc:`/how-to/rescale`.
-        rescaling: exponents that were found before, as plans hold them.
-        split_k: split products of so many terms that the target's float16 sum would lose digits into sums of shorter
+            into weights; upgrades the model if such an op needs a newer opset. None folds patterns that can be
+            low precision only as a single op, if that makes the result faster; False folds nothing.
+        folded: outputs of the patterns that ``fold=None`` has chosen, as recorded in plans.
+        rescale: first multiply constants by powers of two, which is exact, so that values that overflow
+            on ``samples`` fit the low-precision type; also folds patterns. None: only at level "auto", if that pays.
+            See :doc:`/how-to/rescale`.
+        rescaling: exponents found earlier, as recorded in plans.
+        split_k: split products that are too long for the target's float16 sums into sums of shorter
             ones, instead of keeping them in float32. See :doc:`/how-to/webgpu`.
-        rounding: how weights become low precision: "nearest", or "compensated", so that the products of matrices,
-            convolutions and recurrent ops on ``samples`` stay near; "auto" is the former, and at level "auto" what
-            pays. See :doc:`/how-to/rounding`.
-        unsound: outputs of nodes that stay float32 since a bug of onnxamp shows there otherwise, as plans hold them.
+        rounding: how to round weights: "nearest", or "compensated", which keeps products of matrices,
+            convolutions and recurrent ops on ``samples`` close to the original; "auto" is "nearest", and at level
+            "auto" whichever pays. See :doc:`/how-to/rounding`.
+        unsound: outputs of nodes that stay in float32 to avoid a bug of onnxamp, as recorded in plans.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
         strict_options: raise an ArgumentError for a name or a pattern that matches nothing in the model, as the command
             line does, instead of a warning.
         tolerance: level "auto" only: the largest error to accept, in units of the metric.
-        samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: the inputs on which errors, ranges and
-            products are measured; random ones by default, which reach other ranges than real ones.
+        samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: inputs for measuring errors,
+            ranges and products; random ones by default, whose ranges differ from real ones.
         metric: level "auto" only: how errors are measured.
 
     Returns:
@@ -158,8 +161,8 @@ def convert_model(
         RuntimeFailure: the level is "auto", or ``data_max`` is given, and the model does not run.
 
     Warns:
-        OptionWarning: an option matches nothing in the model, cannot be obeyed, or breaks something; or the result
-            would have been wrong, which is a bug, so that the model stays float32.
+        OptionWarning: an option matches nothing in the model, cannot be followed, or breaks something; or the
+            result would have been wrong because of a bug, and the model stays in float32.
 
     Example:
         >>> import onnx, onnxamp
@@ -217,19 +220,19 @@ def convert_file(
 ) -> "Conversion":
     """Convert a model file of any size, validate the result, and write it whole or not at all.
 
-    As ``onnxamp convert`` does, this runs the result beside the original before it takes its place. If the result
-    fails, onnxamp searches for nodes that must stay float32, tries level O1, and writes what passes: at last the
-    float32 model. Where the original does not run on this machine, the result is written without validation.
+    Like ``onnxamp convert``, this runs the result next to the original before it writes the file. If the result
+    fails, onnxamp searches for nodes that must stay in float32, tries level O1, and writes what passes: in the worst
+    case the float32 model. If the original does not run on this machine, onnxamp writes the result without validation.
 
     Args:
         src: the model. Its external data are memory-mapped and streamed.
-        dst: the file to write; an existing one is replaced once the new one is complete.
+        dst: the file to write; an existing file is replaced once the new one is complete.
         level, metric, options: as :func:`convert_model`.
         tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
             bfloat16), and what level "auto" tunes to (1e-2).
         samples: the inputs on which the models are compared and measured; random ones by default.
-        validate: compare the result with the original. False writes it unseen, and runs no model that the options do
-            not ask to measure.
+        validate: compare the result with the original. False writes it without validation, and runs the model only
+            if an option needs measurements.
         provider: where models run, "cuda", "cpu" or a plugin provider; None for CUDA if there is a device.
         plan: repeat the decisions of this plan; its level and options replace those of the call.
         external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB),
@@ -240,12 +243,12 @@ def convert_file(
         jobs: worker processes that read and write the data files of a large model, and measure ranges on samples; None
             for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
-        state: a file that keeps which data files are written, and what was measured, so that a conversion that is
-            interrupted goes on with the others. Where it failed, they wait in a hidden folder beside ``dst``.
+        state: a file that records finished data files and measurements, so that an interrupted
+            conversion can resume. Until then, finished files wait in a hidden folder beside ``dst``.
 
     Returns:
-        The plan, a summary of the result, its validation, and how many elements of each weight overflowed or
-        underflowed.
+        The plan, a summary of the result, its validation, and the number of elements of each weight that overflowed
+        or underflowed.
 
     Raises:
         OutputError: the target cannot be written. ArgumentError: the state belongs to another conversion. Others as
@@ -356,7 +359,8 @@ def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) 
     """Convert a model as a plan says.
 
     Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph: the model that was planned, or a new export of it.
+        model: a ModelProto, a path, or an onnx-graphsurgeon Graph: the model that the plan was made for, or a new
+            export of it.
         plan: what to do, from :func:`plan_model` or :func:`load_plan`.
         samples: inputs of the model, which a plan with ``rounding="compensated"`` needs.
 
@@ -364,8 +368,8 @@ def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) 
         The converted ModelProto (a Graph for a Graph), with all weights inside.
 
     Raises:
-        ArgumentError: the plan belongs to another model, or needs samples. ArgumentTypeError: it is none. Others as
-            :func:`convert_model`.
+        ArgumentError: the plan belongs to another model, or needs samples. ArgumentTypeError: ``plan`` is not a plan.
+            Others as :func:`convert_model`.
 
     Example:
         >>> import onnxamp
@@ -437,39 +441,40 @@ def tune_model(
         tolerance: the largest accepted error; see ``metric``.
         metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
             function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
-            error; of several outputs the worst counts. "auto" is "detections" for models whose outputs list what an op
+            error; the worst of several outputs counts. "auto" is "detections" for models whose outputs list what an op
             selected by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
             order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
             ``seed``, and sizes of named dimensions from ``dims``).
         device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
-            else the GPU that is installed, or an A100 where none is known.
-        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and on plugin
-            providers the best candidate and level O2 are timed whole, too; the faster is returned, or float32.
+            otherwise the installed GPU, or an A100 if none is known.
+        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and plugin
+            providers, the best candidate, level O2 and float32 are also timed as whole models, and the fastest is
+            returned.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
             is a device.
-        runs: candidates that may be converted and measured.
-        state: a file that keeps measurements, so that an interrupted tuning resumes, and another tolerance or ``pick``
-            measures the converted model alone.
+        runs: the most candidates to convert and measure.
+        state: a file that keeps measurements, so that an interrupted tuning resumes, and a run with another tolerance
+            or ``pick`` measures only the converted model.
         pick: return this candidate instead of the best one, whatever its error.
         progress: called with the current activity, the steps done, and their number.
-        budget: bytes of values and weights that a run on the CPU holds at a time, besides the model itself.
-        seconds: after so many, no further candidate is converted: the best of those that were measured is returned.
-            With a state file, another tuning goes on where this one stopped.
-        allow_slower: choose the candidate with the most in low precision within the tolerance, whatever its time. Else
-            the fastest is chosen, and none that is slower than float32 by the estimate is a candidate.
+        budget: bytes of values and weights that a run on the CPU may hold at a time, in addition to the model.
+        seconds: time limit, after which no further candidate is converted and the best measured one is returned.
+            With a state file, another tuning continues where this one stopped.
+        allow_slower: choose the candidate within the tolerance that has the most in low precision, regardless
+            of its time. By default, the fastest is chosen, and no candidate is estimated to be slower than float32.
         accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
-            "package:function". What it rejects misses the tolerance, whatever its error.
+            "package:function". A candidate that it rejects misses the tolerance, regardless of its error.
         jobs: worker processes that share the samples; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
         options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
-        The converted model, and the outcome of the search, as a pair. If no candidate meets the tolerance, nothing is
-        lowered.
+        The converted model and the outcome of the search. If no candidate meets the tolerance, nothing
+        is lowered.
 
     Raises:
-        RuntimeFailure: the model does not run, or misses the tolerance in float32 already.
+        RuntimeFailure: the model does not run, or misses the tolerance even in float32.
         ArgumentError: an argument is wrong. ModelError: the model cannot be read.
 
     Example:
@@ -513,5 +518,5 @@ def tune_model(
 
 
 def _like(model: Any, proto: ModelProto) -> Any:
-    """The result in the form in which the model came in."""
+    """Return the result in the form in which the model came in."""
     return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto

@@ -17,7 +17,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
 DtypeLike: TypeAlias = DtypeName | type[np.generic] | np.dtype[Any] | int
-"""What stands for a low-precision type; :func:`dtype_name` reads it."""
+"""A low-precision type in any form that :func:`dtype_name` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Format:
     is_wrapped: bool
     """Whether ONNX Runtime puts Casts around a node in it that the CPU has no kernel for."""
     suffix: str
-    """What names of low values and files end in."""
+    """The suffix of names of low values and files."""
     short: tuple[str, ...] = ()
     """Usual short names."""
 
@@ -199,7 +199,7 @@ _SHORT: Final = {short: low.name for low in FORMATS.values() for short in low.sh
 
 
 def dtype_name(dtype: object) -> str:
-    """The name of an element type, as NumPy has it, however it is given: "float16", "bfloat16", "float32".
+    """Return the name of an element type, as NumPy has it, however it is given: "float16", "bfloat16", "float32".
 
     Args:
         dtype: a name, a NumPy or ml_dtypes type (``numpy.float16``, ``ml_dtypes.bfloat16``), a ``numpy.dtype``, or a
@@ -224,7 +224,7 @@ def dtype_name(dtype: object) -> str:
 
 
 def low_type(dtype: object) -> Format:
-    """The low-precision format that ``dtype`` stands for; see :func:`dtype_name` for how it may be given.
+    """Return the low-precision format that ``dtype`` stands for; see :func:`dtype_name` for how it may be given.
 
     Raises:
         ArgumentTypeError: ``dtype`` stands for no element type.
@@ -239,12 +239,14 @@ def low_type(dtype: object) -> Format:
 
 
 def tensor_type(elem: int) -> str:
-    """The type of a tensor with element type number ``elem``, as schemas write it."""
+    """Return the type of a tensor with element type number ``elem``, as schemas write it."""
     return _TENSOR_TYPES.get(elem) or f"tensor(elem{elem})"
 
 
 def element_name(type_name: str | None) -> str:
-    """The element type of a tensor type, as ONNX calls it: "float" of ``tensor(float)``; "" of any other type."""
+    """Return the element type of a tensor type, as ONNX calls it: "float" of ``tensor(float)``; "" of any other
+    type.
+    """
     head, _, name = (type_name or "").partition("tensor(")
     return "" if head else name[:-1]
 
@@ -267,7 +269,7 @@ def retyped(type_name: str, low: Format) -> str:
 
 
 def holds_float(type_name: str | None) -> bool:
-    """Whether values of the type carry float32 tensors that could be low instead."""
+    """Return whether values of the type carry float32 tensors that could be low instead."""
     return (
         type_name is not None
         and FLOAT in type_name
@@ -276,7 +278,7 @@ def holds_float(type_name: str | None) -> bool:
 
 
 def is_lossless(source: str, target: str) -> bool:
-    """Whether every value of element type ``source`` survives a Cast to ``target`` unchanged.
+    """Return whether every value of element type ``source`` survives a Cast to ``target`` unchanged.
 
     Complexity: O(1). Unknown types are lossless only to themselves.
     """

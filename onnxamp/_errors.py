@@ -40,14 +40,14 @@ def printable(text: str) -> str:
 
 
 class OnnxAmpError(Exception):
-    """Root of all errors raised by onnxamp."""
+    """Base class of all errors that onnxamp raises."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 class ArgumentError(OnnxAmpError, ValueError):
-    """An argument has an unknown value, or one that makes no sense here."""
+    """An argument has an unknown or meaningless value."""
 
 
 class ContradictionError(ArgumentError):
@@ -63,7 +63,7 @@ class MissingFileError(ArgumentError, FileNotFoundError):
 
 
 class ArgumentTypeError(OnnxAmpError, TypeError):
-    """An argument has a type that the function does not take."""
+    """An argument has a type that the function does not accept."""
 
 
 class ModelError(OnnxAmpError):
@@ -103,14 +103,14 @@ class MissingPackageError(OnnxAmpError, ImportError):
 
 
 class CallOrderError(OnnxAmpError, RuntimeError):
-    """A method was called before another one that it needs, or twice."""
+    """A method was called twice, or before another one that it needs."""
 
 
 class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault
     """ONNX Runtime could not load or run a model.
 
     Attributes:
-        loaded: whether the model had loaded, so that its inputs may be at fault.
+        loaded: whether the model had loaded, in which case its inputs may be at fault.
     """
 
     def __init__(self, message: str, *, loaded: bool = False) -> None:
@@ -137,12 +137,12 @@ class NumericsError(OnnxAmpError, RuntimeError):
 
 
 class InternalError(OnnxAmpError):
-    """onnxamp found a bug of its own before it could do harm; please report the model.
+    """onnxamp noticed a bug of its own before it did harm; please report the model.
 
-    Conversions catch it: the nodes around the fault stay float32, or else the whole model, and a warning says why.
+    Conversions catch it: the nodes around the fault, or the whole model, stay in float32, and a warning says why.
 
     Attributes:
-        nodes: outputs of the nodes around the fault, as far as it has a place.
+        nodes: outputs of the nodes around the fault, if it can be located.
     """
 
     def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
@@ -166,7 +166,7 @@ def first_of(names: Collection[str]) -> str:
 
 
 def nearest(names: Iterable[str], text: str) -> str | None:
-    """The name that a text is likely meant to be; None if there is none. Linear in names."""
+    """Return the name that a text is likely meant to be; None if there is none. Linear in names."""
     from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelt
     from heapq import nlargest  # noqa: PLC0415
 
@@ -182,6 +182,6 @@ def suggestion(names: Iterable[str], text: str) -> str:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """All runs of three letters."""
+    """Return all runs of three letters."""
     small = text.lower()
     return frozenset(small[at : at + 3] for at in range(len(small) - 2))

@@ -1,4 +1,4 @@
-"""What not everybody has installed: the packages of optional rooms, and ONNX Runtime.
+"""Optional packages: those of optional rooms, and ONNX Runtime.
 
 ``_data/optional.toml`` lists optional rooms, which are loaded when they are first used. Each stands behind an interface
 of the core, which knows only its name in that list.
@@ -42,6 +42,16 @@ def optional(name: str, needs: str = "") -> Any:
     return import_module(room["module"])
 
 
+def is_there(name: str) -> bool:
+    """Return whether the package of an optional room is installed."""
+    return _is_installed(rooms()[name]["package"])
+
+
+def _is_installed(package: str) -> bool:
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder of that name is none
+
+
 def require(package: str, needs: str, extra: str) -> None:
     """Make sure that a package is installed.
 
@@ -53,8 +63,7 @@ def require(package: str, needs: str, extra: str) -> None:
     Raises:
         MissingPackageError: it is not.
     """
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:  # a folder of that name is no package
+    if not _is_installed(package):
         raise MissingPackageError(
             f"{needs}, which is not installed: pip install 'onnxamp[{extra}]'."
         )

@@ -39,18 +39,18 @@ from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
-"""How a line ends: with the CRC-32 of what stands before."""
+"""Return the end of a line: the CRC-32 of the text before it."""
 _SAVE_EVERY: Final = 5.0
-"""Seconds between two uploads of a state behind a URL, which cannot be added to: what a killed job loses at most."""
+"""Seconds between two uploads of a state at a URL, which cannot be added to: what a killed job loses at most."""
 
 Facts: TypeAlias = Mapping[str, str]
-"""What a part depends on: "the model" -> its fingerprint, ..."""
+"""The dependencies of a part: "the model" -> its fingerprint, ..."""
 _Place: TypeAlias = tuple[int, int]
 """Offset and length of a line."""
 
 
 def fingerprint(*parts: str | bytes | memoryview) -> str:
-    """A short hash of parts in order."""
+    """Return a short hash of parts in order."""
     from hashlib import sha256  # noqa: PLC0415 - few runs need it
 
     digest = sha256()
@@ -63,7 +63,7 @@ def fingerprint(*parts: str | bytes | memoryview) -> str:
 
 @dataclass(slots=True, eq=False)
 class Part(Mapping[str, Any]):
-    """What one kind of work has done: JSON values by key."""
+    """The results of one kind of work: JSON values by key."""
 
     name: str
     facts: Facts
@@ -99,7 +99,7 @@ class State:
     _saved: float = field(default_factory=monotonic)
 
     def part(self, name: str, facts: Facts, *, renew: bool = False) -> Part:
-        """The part of that name; an empty one if there is none.
+        """Return the part of that name; an empty one if there is none.
 
         Args:
             name: says whose it is, for people, too.
@@ -131,8 +131,8 @@ class State:
         )
         if changed:
             raise ArgumentError(
-                f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since."
-                " Delete it to begin anew, or name another file."
+                f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since"
+                " then. Delete it to start again, or name another file."
             )
 
     def drop(self, name: str) -> None:
@@ -156,7 +156,7 @@ class State:
         return place
 
     def _upload(self) -> None:
-        """Write what is behind a URL; files here are written at once."""
+        """Write what is at a URL; files here are written at once."""
         if isinstance(self._file, BytesIO):
             with _writing(self.path):
                 self.path.write_bytes(self._file.getvalue())
@@ -171,7 +171,7 @@ class State:
         self._file.seek(0)
         head = self._file.readline()
         if head != _HEAD and not _HEAD.startswith(head):
-            raise ValueError("it does not begin as one")
+            raise ValueError("its first line is not that of a state file")
         self._end = len(head) if head == _HEAD else 0
         for number, data in enumerate(self._file if self._end else (), 2):
             if not _is_whole(data):
@@ -203,17 +203,17 @@ class State:
 
 
 def _summed(line: bytes) -> bytes:
-    """A line with its checksum, in place of the brace that ends its object."""
+    """Return a line with its checksum, in place of the brace that ends its object."""
     return line[:-1] + _SUM % crc32(line)
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether a line is as it was written."""
+    """Return whether a line is as it was written."""
     return data == _summed(data[: -len(_SUM % 0)] + b"}")
 
 
 StateLike: TypeAlias = State | str | PathLike[str] | None
-"""What public functions take as a state: a path, or None to keep nothing; others hand on one that is open."""
+"""The forms of a state that functions accept: a path, None to save nothing, or an open state."""
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def opened(
     """The state in a file, which is made where it is missing; no other process can open it meanwhile.
 
     Args:
-        given: the file. One behind a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
+        given: the file. One at a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
             is open stays open; None for None.
         renew: replace what is no state, and wait while another process has it open, which a killed run may have left.
         waits: whether to wait then. A script that its own workers run again would wait for itself.
@@ -244,11 +244,8 @@ def opened(
         state = State(path, file)
         _lock(path, file, wait=renew and waits)
         _load(state, renew=renew)
-        try:
-            with cleaned_up(state._upload):
-                yield state
-        finally:
-            state._upload()
+        with cleaned_up(state._upload):
+            yield state
     except BaseException:
         with suppress(OSError):  # it is known what is wrong
             file.close()
@@ -264,8 +261,8 @@ def _load(state: State, *, renew: bool) -> None:
         except ValueError as error:
             if not renew:
                 raise ArgumentError(
-                    f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it to"
-                    " begin anew, or name another file."
+                    f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it"
+                    " to start again, or name another file."
                 ) from None
             state._file.truncate(0)
             state._load()
@@ -325,7 +322,7 @@ def as_data(item: Any, *, named: bool = True) -> Any:
 
 
 def from_data(kind: Any, data: Any) -> Any:
-    """The inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, texts and numbers.
+    """Return the inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, texts and numbers.
 
     Raises:
         TypeError, KeyError, ValueError: the data are no such record.
@@ -358,7 +355,7 @@ def from_data(kind: Any, data: Any) -> Any:
 
 
 def _collection(kind: Any, data: Any) -> Any:
-    """A tuple, a set or a mapping."""
+    """Return a tuple, a set or a mapping."""
     inside = get_args(kind)
     if get_origin(kind) is frozenset:
         return frozenset(from_data(inside[0], item) for item in data)
@@ -372,6 +369,6 @@ def _collection(kind: Any, data: Any) -> Any:
 
 @cache
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """The fields of a dataclass, with their types."""
+    """Return the fields of a dataclass, with their types."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}

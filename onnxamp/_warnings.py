@@ -14,7 +14,7 @@ from onnxamp._errors import printable
 
 
 class OnnxAmpWarning(UserWarning):
-    """Root of the warnings of conversions.
+    """Base class of the warnings of conversions.
 
     Example:
         >>> import onnxamp, warnings
@@ -24,15 +24,15 @@ class OnnxAmpWarning(UserWarning):
 
 
 class OptionWarning(OnnxAmpWarning):
-    """An option matches nothing in the model, cannot be obeyed, or breaks something; ``plan.warnings`` holds the same
-    sentences.
+    """An option matches nothing in the model, cannot be followed, or breaks something. ``plan.warnings`` holds the
+    same sentences.
 
     Example:
         >>> import onnxamp, warnings
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     model16 = onnxamp.convert_model("models/encoder.onnx", white_list=["Sofmax"])
         >>> print(caught[0].message)
-        The op type 'Sofmax' of your lists does not occur in the model. Did you mean 'Softmax'?
+        The op type 'Sofmax' in your lists does not occur in the model. Did you mean 'Softmax'?
     """
 
 
@@ -68,4 +68,4 @@ def warn(
 
 
 _CONTEXTS: Final = str(Path(sys.modules["contextlib"].__file__ or "contextlib"))
-"""Where generator-based contexts run their bodies: no line of the user's."""
+"""The module in which generator-based contexts run, which is not the user's code."""

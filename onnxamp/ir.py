@@ -52,7 +52,7 @@ class MixedPrecisionPass(ir.passes.FunctionalPass):
 
 
 def _with_weights(model: ir.Model) -> ModelProto:
-    """The model as a proto, with the weights that it has in files."""
+    """Return the model as a proto, with the weights that it has in files."""
     proto = ir.to_proto(model)
     for tensor in proto.graph.initializer:
         value = model.graph.initializers[tensor.name].const_value

@@ -99,7 +99,7 @@ class OnnxAmp(Pass):  # type: ignore[misc]
 
 
 def _target_of(accelerator_spec: AcceleratorSpec) -> str:
-    """The target that an execution provider has here."""
+    """Return the target that an execution provider has here."""
     provider = accelerator_spec.execution_provider or ""
     name = provider.removesuffix("ExecutionProvider").lower()
     return name if name in targets() else Options.target

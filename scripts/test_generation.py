@@ -164,6 +164,13 @@ def test_genai(environment: Environment, *, int4: bool) -> None:
         f"{folder.name}: KL {divergence:.1e}, {same} of {TOKENS} tokens are the same, {len(long['tokens'])} generated"
     )
     assert divergence <= KL
+    benched = output(environment.bin / "onnxamp", "bench", folder, target, "--seconds", 0.5, "--format", "json")
+    for run in json.loads(benched)["report"]["runs"]:
+        print(f"{folder.name}: {run['runtime']} generates {run['decode']:.0f} tokens per second with {run['model']}")
+    assert {run["runtime"].split()[0] for run in json.loads(benched)["report"]["runs"]} == {
+        "onnxruntime",
+        "onnxruntime-genai",
+    }
     assert long["finite"]
     assert len(long["tokens"]) == MANY
     assert int4 or same == TOKENS, "tokens differ"  # with 8 bits on the CPU they may

@@ -22,15 +22,15 @@ from bootstrap import BIN, ROOT, Environment, ensure, run
 
 MEGABYTES = 130
 """Of all packages in the bare environment, apart from pip and setuptools, which a virtual environment brings along."""
-START_RATIO = 0.6
-"""Time of help and completion beside that of importing onnx. A third is the aim; machines under load are noisy."""
-QUICK = (
-    ("onnxamp", "--version"),
-    ("onnxamp", "--help"),
-    ("onnxamp", "convert", "--help"),
-    ("_ONNXAMP_COMPLETE=bash_complete", "COMP_WORDS=onnxamp convert --ta", "COMP_CWORD=2", "onnxamp"),
-)
-"""Words of commands that load no model library, with variables that shells set before them."""
+QUICK = {
+    ("onnxamp", "--version"): 1 / 3,
+    ("onnxamp", "--help"): 1 / 3,
+    ("onnxamp", "convert", "--help"): 0.6,
+    ("_ONNXAMP_COMPLETE=bash_complete", "COMP_WORDS=onnxamp convert --ta", "COMP_CWORD=2", "onnxamp"): 0.6,
+}
+"""Commands that load no model library, with the variables that shells set before them -> the longest that each may take
+as a ratio to importing onnx. The first two take about 0.2. The others import click, and machines under load are noisy.
+"""
 RUNS = 5
 
 
@@ -110,11 +110,11 @@ def test_bare(folder: Path, wheel: Path) -> None:
     imported = seconds(environment.python, "-c", "import onnx")
     print(f"bare: {taken:.0f} MB")
     assert taken <= MEGABYTES, f"{taken:.0f} MB are more than {MEGABYTES}"
-    for words in QUICK:
+    for words, limit in QUICK.items():
         command = [environment.bin / word if word == "onnxamp" else word for word in words]
         ratio = seconds("env", *command) / imported
         print(f"{' '.join(words)}: {ratio:.2f} of the time of importing onnx")
-        assert ratio <= START_RATIO, f"{' '.join(words)} takes {ratio:.2f} times what importing onnx takes"
+        assert ratio <= limit, f"{' '.join(words)} takes {ratio:.2f} times what importing onnx takes"
 
 
 def test_existing(folder: Path, wheel: Path) -> None:

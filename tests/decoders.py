@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 HEADS, KV_HEADS, HEAD = 4, 2, 16
@@ -231,12 +233,23 @@ def _decoder(writer: _Writer, *, opset: int, positions: bool) -> ModelProto:
     return helper.make_model(graph, ir_version=10, opset_imports=opsets)
 
 
-def next_tokens(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], model: ModelProto, count: int) -> list[int]:
-    """Return the tokens that a decoder generates greedily after a prompt.
+Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+"""Computes all outputs in their order for inputs by name."""
+
+
+def on_cpu(model: ModelProto) -> Run:
+    """Return what runs a model in ONNX Runtime on the CPU."""
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return partial(session.run, None)
+
+
+def generate(run: Run, model: ModelProto, prompt: list[int], count: int) -> tuple[list[int], list[np.ndarray]]:
+    """Return the tokens that a decoder generates greedily after a prompt, and the logits that it takes them from.
 
     Args:
-        run: computes all outputs in their order for inputs by name.
-        model: the decoder, whose inputs say which types its caches have.
+        run: the decoder.
+        model: the same, whose inputs say which types its caches have.
+        prompt: tokens.
         count: how many tokens.
     """
     caches: dict[str, np.ndarray] = {}
@@ -245,7 +258,7 @@ def next_tokens(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], model:
             dtype = helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
             caches[entry.name] = np.zeros((1, entry.type.tensor_type.shape.dim[1].dim_value, 0, HEAD), dtype)
     has_positions = any(entry.name == "position_ids" for entry in model.graph.input)
-    tokens, new, past = list[int](), [3, 14, 15, 9, 26], 0
+    tokens, rows, new, past = list[int](), list[np.ndarray](), prompt, 0
     while len(tokens) < count:
         feeds: dict[str, np.ndarray] = {"input_ids": np.array([new]), **caches}
         feeds["attention_mask"] = np.ones((1, past + len(new)), np.int64)
@@ -254,9 +267,25 @@ def next_tokens(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], model:
         logits, *presents = run(feeds)
         past += len(new)
         caches = dict(zip(caches, presents, strict=True))
+        rows.append(logits[0, -1])
         new = [int(logits[0, -1].argmax())]
         tokens += new
-    return tokens
+    return tokens, rows
+
+
+def next_tokens(run: Run, model: ModelProto, count: int) -> list[int]:
+    """Return the tokens that a decoder generates greedily after a prompt of five tokens."""
+    return generate(run, model, [3, 14, 15, 9, 26], count)[0]
+
+
+def disturbed(model: ModelProto) -> ModelProto:
+    """Return a decoder with other weights in its last product, so that it chooses other tokens now and then."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    (weight,) = (tensor for tensor in result.graph.initializer if tensor.name == "lm_head.weight")
+    noise = np.random.default_rng(3).standard_normal(weight.dims).astype(np.float32)
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + 0.008 * noise, weight.name))
+    return result
 
 
 def folder(home: Path, kind: str, model: ModelProto) -> Path:

@@ -1,4 +1,4 @@
-"""What can be said about a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
+"""Audit of a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,16 +17,19 @@ from onnxamp._audit.findings import (
     Finding,
     LoadsFrom,
     NodeFacts,
+    ScaleAtRisk,
     finding,
     ordered,
 )
 from onnxamp._audit.hazards import low_hazards, weight_findings, weight_types
+from onnxamp._audit.scales import scales_at_risk
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import quantized_nodes
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
@@ -49,7 +52,7 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
     """Yield the nodes around Casts that the target's builder may refuse. Complexity: linear in nodes."""
     builder = builder_of(graph, target)
     for node, position in builder.constant_reads():
-        text = f"input {position} is a constant: {target}'s builder takes none there"
+        text = f"input {position} is a constant: {target}'s builder accepts none there"
         yield finding(node, "error", "kernel", text, "Put an Identity before it.")
     for node, why, action in _doubts(builder):
         text = f"{why}: {target}'s builder may refuse that"
@@ -62,7 +65,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
     low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in builder.stacked_up():
         if name := low_names.get(types[node.outputs[0]] or ""):
-            why = f"a loop stacks up its {name} results unchanged"
+            why = f"a loop stacks its {name} results unchanged"
             yield node, why, "Convert for TARGET, or make it float32."
     for node, first, second in builder.split_scales():
         if types[first.outputs[0]] != types[second.outputs[0]]:
@@ -76,7 +79,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
         loop = graph.producer(state)
         readers = {node.key for value in moved for node, _ in graph.consumers(value)}
         if loop is not None and "Cast" in readers:
-            action = "Convert for TARGET, or give what reads the state one type."
+            action = "Convert for TARGET, or give all readers of the state one type."
             yield loop, "its body moves a state that is cast after the loop", action
     for read in builder.reads:
         cast = graph.producer(read.value)
@@ -89,7 +92,7 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
-    """The oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
+    """Return the oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
 
     None where the newest one does not load it either, or the target has no versions.
 
@@ -143,10 +146,10 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
 def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
     newest = release(target)
     if model.ir_version > newest.ir_version:
-        yield f"its IR version is {model.ir_version}, and {newest.ir_version} the newest that is read"
+        yield f"its IR version is {model.ir_version}, and {newest.ir_version} is the newest that it reads"
     opset = graph.book.opsets.get("", 0)
     if opset > newest.opset:
-        yield f"its opset is {opset}, and {newest.opset} the newest that is known"
+        yield f"its opset is {opset}, and {newest.opset} is the newest that it knows"
 
 
 _LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
@@ -185,24 +188,26 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
 
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
-    """A refusal, with what to do about it."""
+    """Return a refusal, with what to do about it."""
     rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
     rule = next((row for row in rows if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
     text = f"{by} refuses it: {refusal.text}{why}"
     if node is None:
-        action = rule.get("cure") or "Look at the ops that it names."
+        action = rule.get("cure") or "Check the ops that the message names."
         return finding(refusal.node, "error", "engine", text, action)
     if node.precision in _LOW:
         action = f"Keep it float32: convert with --target {target}, or with --keep-node NAME or --black {node.op}."
     else:
-        action = "No precision cures it: replace the op, or load a plugin that has it."
+        action = (
+            "No precision fixes this: replace the op, or load a plugin that has it."
+        )
     return Finding("error", "engine", node.node, node.op, text, action)
 
 
 _FOLD: Final = (
-    "onnxamp convert --fold makes one op of each. A normalisation may be low precision then: its kernel sums in"
-    " float32."
+    "onnxamp convert --fold turns each into a single op. A normalisation can then be low precision, because its kernel"
+    " sums in float32."
 )
 _FLOATS: Final = {
     FLOAT: "float32",
@@ -220,20 +225,20 @@ def audit_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     build: Mapping[str, Any] | None = None,
 ) -> Audit:
-    """Find what is wrong with a model, or slow, without running it. The model may have been converted by any tool.
+    """Find what is wrong or slow in a model, converted by any tool, without running it.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
-            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that honour
-            no types; or "any" (ignores kernels).
-        base_dir: folder of a ModelProto's external data; a path says it itself.
-        shapes: input name -> shape, for estimates. Unknown dimensions count as 64 otherwise.
-        build: build an engine for the shapes of these inputs (name -> array), of those at least whose shapes the model
-            leaves open; "tensorrt" only. None to build none.
+            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that
+            ignore types; or "any" (ignores kernels).
+        base_dir: folder of the external data of a ModelProto; not needed for a path.
+        shapes: input name -> shape, for estimates. By default, unknown dimensions count as 64.
+        build: build an engine for the shapes of these inputs (name -> array; at least those with
+            dynamic shapes); "tensorrt" only. None builds none.
 
     Returns:
-        The findings, the worst first, and a record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
+        The findings, worst first, and one record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
         there are no ``nodes``, and an error says why.
 
     Raises:
@@ -262,7 +267,7 @@ def audit_model(
 def _static(
     source: Model, target: str, shapes: Mapping[str, Sequence[int]] | None
 ) -> Audit:
-    """What is known without building an engine."""
+    """Return the audit without building an engine."""
     proto = source.proto
     contents = weight_findings(proto, source.folder)
     try:
@@ -302,7 +307,9 @@ def _static(
         *refused_casts(graph, target),
         *redundant,
     ]
+    risky: tuple[ScaleAtRisk, ...] = ()
     if all(one.severity != "error" for one in contents):  # the weights can be read
+        risky = tuple(scales_at_risk(graph, sizes))
         findings += low_hazards(graph, sizes, target)
         if text := decomposed(graph):
             findings.append(finding("", "note", "fold", text, _FOLD))
@@ -310,6 +317,7 @@ def _static(
         target=target,
         opsets=graph.book.opsets,
         nodes=tuple(_node_facts(graph, providers)),
+        scales=risky,
         findings=ordered(findings),
         casts=casts,
         weight_bytes=weight_types(proto),
@@ -319,6 +327,7 @@ def _static(
 
 def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
     scopes = [scope_path(graph, scope.index) for scope in graph.scopes]
+    quantized = graph.ask(quantized_nodes)
     for node, provider in zip(graph.nodes, providers, strict=True):
         yield NodeFacts(
             position=node.index,
@@ -327,11 +336,14 @@ def _node_facts(graph: Graph, providers: Sequence[str]) -> Iterator[NodeFacts]:
             scope=scopes[node.scope],
             precision=_precision(graph, node),
             provider=provider,
+            quantized=str(quantized.get(node.index, "")),
         )
 
 
 def _precision(graph: Graph, node: Node) -> str:
-    """The precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no others."""
+    """Return the precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no
+    others.
+    """
     free, fixed = set[str](), set[str]()
     signature = node.signature
     sides = (

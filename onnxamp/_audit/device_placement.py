@@ -37,16 +37,14 @@ from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
 def home(target: str) -> str:
-    """The target's provider, as reports name it."""
+    """Return the target's provider, as reports name it."""
     return device_of(target).upper()
 
 
 def advice(target: str, typing: "Typing", refused: str | None) -> str:
-    """How to bring a node back to the target's provider."""
+    """Return how to bring a node back to the target's provider."""
     if refused is not None:
-        return (
-            "If it costs too much, export it another way: no precision brings it back."
-        )
+        return "No precision brings it back: if that costs too much, export the model differently."
     if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     rows, since = typing.kernels(target), typing.signature.since
@@ -58,11 +56,11 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
         kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows
     ):
         return f"{home(target)} has a kernel for older versions of the op: export with opset {since - 1} or lower."
-    return "It falls back in every precision: if it costs too much, replace the op."
+    return "The op falls back in every precision: replace it if that costs too much."
 
 
 def cure(target: str, typing: "Typing") -> str:
-    """What to do about a node without a kernel."""
+    """Return the advice about a node without a kernel."""
     signature, raised = typing.signature, in_float32(typing.bound)
     rows = [row for place in _providers(target) for row in typing.kernels(place)]
     if any(row.takes(signature, raised) for row in rows):
@@ -157,7 +155,7 @@ def _prefers_host(
     target: str,
     on_host: AbstractSet[int],
 ) -> bool:
-    """Whether all inputs of the node are on the host, and not because its kernel expects them there."""
+    """Return whether all inputs of the node are on the host, and not because its kernel expects them there."""
     wanted = memory_table(target, "inputs").get(node.key, frozenset())
     for port, value in enumerate(node.inputs):
         if value == ABSENT or graph.types[value] in _STAYING:
@@ -182,7 +180,7 @@ def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
 
 
 def _reader(view: View, maker: int, user: int) -> int:
-    """The node in the maker's own graph that reads its value: the user, or the node around the user."""
+    """Return the node in the maker's own graph that reads its value: the user, or the node around the user."""
     while view.nodes[user].scope != view.nodes[maker].scope:
         user = view.scopes[view.nodes[user].scope].owner
     return user
@@ -277,22 +275,22 @@ class Typing(NamedTuple):
         return " with ".join(ordered) or "no types known"
 
     def kernels(self, target: str) -> Sequence[Kernel]:
-        """The kernels of a target for the op, of any version and types."""
+        """Return the kernels of a target for the op, of any version and types."""
         return kernel_table(target).get(self.node.key, ())
 
     def typed(self, bound: Mapping[str, str]) -> Typed:
-        """The node with these types, as targets are asked about it."""
+        """Return the node with these types, as targets are asked about it."""
         return Typed(self.signature, bound, self.node.proto)
 
     def runs_on(self, target: str, bound: Mapping[str, str]) -> bool:
-        """Whether a target runs the op with these types."""
+        """Return whether a target runs the op with these types."""
         return runs_on(target, self.typed(bound))
 
 
 def distinct_typings(
     graph: Graph, target: str
 ) -> tuple[list[object], dict[object, Typing]]:
-    """The typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
+    """Return the typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
     keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
         if (
@@ -332,17 +330,17 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
     """That float32 is float16 on the target, if there is any."""
     if not computes_low(target) or FLOAT not in graph.types:
         return []
-    text = f"{target} computes in float16 whatever the types say: float32 protects no value"
+    text = f"{target} computes in float16 regardless of types, so float32 protects no value"
     action = "Make all values fit: onnxamp convert --rescale."
     return [finding("", "note", "hazard", text, action)]
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
-    """Nodes without a schema: nothing can be said about them."""
+    """Return nodes without a schema: nothing can be said about them."""
     text = (
         "no schema is known for this op: its types, kernels and hazards are not checked"
     )
-    action = "Declare its types (--custom-ops FILE); if it is no custom op, check its spelling and the opset imports."
+    action = "Declare its types (--custom-ops FILE). If it is not a custom op, check its spelling and the opset imports."
     return [
         finding(node, "note", "schema", text, action)
         for node in graph.nodes
@@ -351,7 +349,7 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
 
 
 def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
-    """Where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
+    """Return where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
     if typing.node.key in op_facts().control_flow:
         return _control_flow(target, typing)
     if target_of(target).builds:
@@ -386,25 +384,25 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
     if wrapped and has_kernel(cpu_of(target), typing.typed(raised)):
         return _between_casts(target, typing._replace(bound=raised), at, refused)
     if signature.has_function:
-        text = f"no kernel ({at}), and perhaps none for some node of its function body"
-        action = "Load the model once to see, or keep the op in float32."
+        text = f"no kernel ({at}), and possibly none for a node of its function body"
+        action = "Load the model to find out, or keep the op in float32."
         return Place("", "warning", "kernel", text, action)
     where = " or ".join(map(home, _providers(target)))
-    text = f"no kernel ({at}) on {where}: the model will not load, or fail when it runs"
+    text = f"no kernel ({at}) on {where}: the model will not load, or will fail when it runs"
     return _unbuilt(text, cure(target, typing))
 
 
 def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """The CPU, where its kernel takes the types as they are."""
-    text = f"no kernel on {home(target)} ({at}): runs on CPU, with its data copied there and back"
+    """Return the CPU, where its kernel takes the types as they are."""
+    text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
     return Place("CPU", "warning", "fallback", text, advice(target, typing, refused))
 
 
 def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """The CPU, where it runs in float32."""
-    text = f"no float16 kernel ({at}): runs in float32 on CPU, between Casts, with its data copied there and back"
+    """Return the CPU, where it runs in float32."""
+    text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
     if device_of(target) == CPU:
@@ -419,13 +417,13 @@ def _in_engine(target: str, typing: Typing) -> Place:
         return Place(home(target))
     refused = kernel_limit(target, typing.node.proto, bound)
     because = f" ({refused})" if refused else ""
-    text = f"it is refused with these types ({typing.precision}){because}: no engine will be built"
+    text = f"the builder refuses it with these types ({typing.precision}){because}: no engine will be built"
     if raised != bound and typing.runs_on(target, raised):
         return _unbuilt(
             text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}."
         )
     if not any(row.covers(signature.since) for row in typing.kernels(target)):
-        text = f"it is taken in no precision (op version {signature.since}): no engine will be built"
+        text = f"the builder accepts it in no precision (op version {signature.since}): no engine will be built"
     return _unbuilt(text, "Replace the op, or load a plugin that has it.")
 
 
@@ -435,8 +433,10 @@ def _control_flow(target: str, typing: Typing) -> Place:
     for low in FORMATS.values():
         held = (name for name in typing.flowing if low.tensor in name)
         if not all(carries(target, node.key, signature, name) for name in held):
-            text = f"no kernel of opset {signature.since} passes on {low.name} values: the model will not load"
-            return _unbuilt(text, "Keep what it passes on in float32, or use float16.")
+            text = f"no kernel of opset {signature.since} passes {low.name} values on: the model will not load"
+            return _unbuilt(
+                text, "Keep the values that it passes on in float32, or use float16."
+            )
     for provider in _providers(target):
         if any(kernel.covers(signature.since) for kernel in typing.kernels(provider)):
             return Place(home(provider))
@@ -446,7 +446,7 @@ def _control_flow(target: str, typing: Typing) -> Place:
 def _summary(
     graph: Graph, volumes: Sized, copied: set[int], shaping: int
 ) -> Iterator[Finding]:
-    """What all fallbacks cost together, and that shape arithmetic on the CPU costs nothing."""
+    """Yield the cost of all fallbacks together, and a note that shape arithmetic on the CPU costs nothing."""
     if copied:
         crossing = {
             value
@@ -478,12 +478,12 @@ def _summary(
         yield finding("", "warning", "fallback", text)
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
-        text = f"{nodes} with shapes on CPU, as ONNX Runtime intends: that costs next to nothing"
+        text = f"{nodes} with shapes on CPU, as ONNX Runtime intends, at almost no cost"
         yield finding("", "note", "fallback", text)
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
-    """Values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
+    """Yield values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
         if (

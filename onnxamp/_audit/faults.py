@@ -38,7 +38,7 @@ _REDECLARE = "Correct the declaration, or remove it: runtimes infer types themse
 
 
 def type_faults(graph: Graph) -> list[Finding]:
-    """Nodes that contradict their schema, and declarations that contradict the types of values.
+    """Return nodes that contradict their schema, and declarations that contradict the types of values.
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
@@ -82,7 +82,7 @@ def type_faults(graph: Graph) -> list[Finding]:
 def _node_faults(
     graph: Graph, node: Node, declared: Mapping[int, str], known: str | None
 ) -> Iterator[Finding]:
-    """What is wrong with one node, the worst first; ``known`` is what :func:`type_conflicts` says of it."""
+    """Return the faults of one node, worst first; ``known`` is the result of :func:`type_conflicts`."""
     if node.signature is not None:
         text = (
             (_input_fault(node.signature, _types(graph, node.inputs)) or known)
@@ -139,7 +139,7 @@ def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Findin
 
 
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:
-    """The first input that contradicts the schema, in words; None if all agree."""
+    """Return the first input that contradicts the schema, in words; None if all agree."""
     bound = bind(signature, inputs)
     if is_consistent(signature, bound, inputs):
         return None
@@ -148,7 +148,7 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
         if found is None:
             continue
         if port is None:
-            return f"has {len(inputs)} inputs, more than its schema knows"
+            return f"has {len(inputs)} inputs, more than its schema has"
         wanted = (
             bound[signature.param(port, position)]
             if port.type in signature.params
@@ -163,7 +163,7 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
 
 
 def _output_fault(graph: Graph, node: Node) -> str | None:
-    """The first output whose type the schema does not admit (a Cast to bfloat16 before opset 13, say)."""
+    """Return the first output whose type the schema does not admit (a Cast to bfloat16 before opset 13, say)."""
     signature = node.signature
     if signature is None or node.key in op_facts().control_flow:
         return None
@@ -186,7 +186,7 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
 
 
 def _fault(graph: Graph, node: Node, text: str) -> Finding:
-    """The finding, with the opset that would fix it if there is one."""
+    """Return the finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
     inputs, outputs = (
         _types(graph, node.inputs),
@@ -204,7 +204,7 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
 
 
 def _same_names(graph: Graph) -> Iterator[Finding]:
-    """Nodes of one graph that share a name; empty names are no names."""
+    """Yield nodes of one graph that share a name; empty names are no names."""
     taken = set[tuple[int, str]]()
     for node in graph.nodes:
         if node.proto.name and (node.scope, node.proto.name) in taken:
@@ -214,7 +214,7 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
                 "error",
                 "schema",
                 text,
-                "Rename one of them; an empty name will do.",
+                "Rename one of them, or remove its name.",
             )
         taken.add((node.scope, node.proto.name))
 
@@ -231,7 +231,7 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
         sorted({(entry.domain, entry.version) for entry in model.opset_import})
     )
     if not imports:
-        text = "the model imports no opset: its ops have no version"
+        text = "the model imports no opset, so its ops have no version"
         action = "Add the opset that it was exported for to opset_import."
         return [finding("", "error", "opset", text, action)]
     reason = _refusal(model.ir_version, imports)
@@ -278,7 +278,7 @@ _OLD_OPSET = 15
 
 @cache
 def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
-    """Whether ONNX Runtime loads a model of one Identity node with these versions."""
+    """Return whether ONNX Runtime loads a model of one Identity node with these versions."""
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
     entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
@@ -308,7 +308,7 @@ class Sized:
 
     Attributes:
         shapes: shape by value index.
-        assumed: dimension of an input -> the size that is assumed, as for made-up inputs; empty for given inputs.
+        assumed: dimension of an input -> the size that is assumed, as for random inputs; empty for given inputs.
     """
 
     shapes: Sequence[Shape | None]
@@ -326,7 +326,7 @@ class Sized:
 
 
 def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
-    """Return the shapes for given inputs; without any, for inputs of the sizes that made-up ones have."""
+    """Return the shapes for given inputs; without any, for inputs of the sizes that random ones have."""
     if given:
         return Sized(
             shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}
@@ -353,9 +353,7 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
 
 
 _FLOATS: Final = FLOAT_TENSORS | {"tensor(double)"}
-_CLEAN: Final = (
-    "onnxamp.remove_redundant_casts(model) removes such Casts; no number changes."
-)
+_CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts without changing any number."
 
 
 def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
@@ -422,7 +420,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity, text = (
         "warning",
-        "casts a value to a type that another Cast casts it to as well",
+        "casts a value to the same type as another Cast",
     )
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
         severity, text = (
@@ -430,9 +428,11 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
             "casts to the type that its input already has: runtimes drop it while they load",
         )
     elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
-        text = "is in a chain of Casts of which the first loses nothing: one Cast or none does the same"
+        text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:
-        text = "is one of a pair around data movement, which could move the narrow type"
+        text = (
+            "is one of a pair around data movement, which could move the narrower type"
+        )
     return finding(node, severity, "cast", text, _CLEAN)
 
 
@@ -450,5 +450,5 @@ def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
         first, second, third = (element_name(graph.types[value]) for value in values)
         if first == third and not is_lossless(first, second):
             text = f"undoes a Cast to {second}: the pair rounds, and costs two passes over the data"
-            action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the rest."
+            action = "Keep pairs that round on purpose; remove_redundant_casts(model, lossy=True) removes the others."
             yield finding(node, "note", "cast", text, action)

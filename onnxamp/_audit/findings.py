@@ -1,4 +1,4 @@
-"""What an audit returns: frozen records, which reports print and save."""
+"""Results of an audit: frozen records, which reports print and save."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +59,9 @@ class NodeFacts:
         precision: "float16", "bfloat16", "float32", "float64", "mixed" or "no floats".
         provider: where the target runs it: "CUDA", "CPU", "none" if nothing does, or "" if that is unknown or the
             node is computed once while the model is loaded.
+        quantized: the type that it holds quantized numbers of, and its role: "int8 scales" if it quantizes or
+            dequantizes, "int8 products" if it multiplies what was dequantized, "int8 integers" if its kernel reads
+            integers; "" of all others.
     """
 
     position: int
@@ -67,6 +70,28 @@ class NodeFacts:
     scope: str
     precision: str
     provider: str
+    quantized: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleAtRisk:
+    """A scale of quantized numbers that low precision does not hold as it is.
+
+    Attributes:
+        node: label of the node that reads it.
+        op: its op type.
+        type: what it quantizes to, such as "int8".
+        stored: the type of the scale, such as "float32": there is no harm in one that is not low.
+        low: the low-precision type that does not suit it.
+        why: what would be lost, or is lost.
+    """
+
+    node: str
+    op: str
+    type: str
+    stored: str
+    low: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +129,7 @@ class LoadsFrom:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What building an engine showed: which builder was asked (``by``), whether it built one, and its ``bytes``."""
+    """Result of building an engine: the builder (``by``), whether it built one, and its ``bytes``."""
 
     by: str
     built: bool
@@ -116,15 +141,16 @@ class Audit(Shown):
     """Everything that is known about a model before it runs.
 
     Attributes:
-        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps with a version of ONNX Runtime ("cuda@1.24").
+        target: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version of ONNX Runtime ("cuda@1.24").
         opsets: domain -> version, with "" for ai.onnx.
         nodes: one record per node.
         findings: errors first, then warnings, then notes.
         casts: estimated Cast traffic.
         weight_bytes: element type -> bytes of weights.
-        loads_from: which versions of ONNX Runtime load the model; None where the newest does not, or the target has
-            no versions.
-        engine: the engine that was built; None if none was asked for.
+        scales: scales that low precision (float16 for a model without low precision) cannot hold.
+        loads_from: which versions of ONNX Runtime load the model; None if the newest does not, or if the
+            target has no versions.
+        engine: the engine that was built; None if none was requested.
 
     Example:
         >>> import onnxamp
@@ -139,5 +165,6 @@ class Audit(Shown):
     findings: tuple[Finding, ...]
     casts: Casts
     weight_bytes: Mapping[str, int]
+    scales: tuple[ScaleAtRisk, ...] = ()
     loads_from: LoadsFrom | None = None
     engine: Engine | None = None

@@ -61,7 +61,7 @@ class RaisedConstants(Constants):
         return super().stats(value)
 
     def number(self, value: int) -> float | None:
-        """The number that all elements of the constant have, as it is stored."""
+        """Return the number that all elements of the constant have, as it is stored."""
         stored = self.stored(value)
         return None if stored is None else stored.uniform
 
@@ -97,7 +97,7 @@ class RaisedGraph(Graph):
         )
 
     def is_low(self, node: Node) -> bool:
-        """Whether the node computes in low precision. Casts only convert."""
+        """Return whether the node computes in low precision. Casts only convert."""
         if node.key == "Cast":
             return False
         return any(
@@ -124,7 +124,7 @@ class RaisedGraph(Graph):
 
 
 def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
-    """The graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
+    """Return the graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
         model=graph.model,
         book=graph.book,
@@ -150,7 +150,7 @@ LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
 def low_hazards(
     graph: Graph, shapes: Sequence[Shape | None], target: str
 ) -> list[Finding]:
-    """What is known to break among the low-precision nodes of a model.
+    """Find low-precision nodes that are known to break.
 
     Of a float32 model: one note with the number of nodes that a conversion would keep float32.
 
@@ -179,9 +179,9 @@ def low_hazards(
     kept = {hazard.node for hazard in hazards} - fused
     whys = {
         "they would break in float16": kept,
-        "they are quantized, or compute between such nodes": fused,
+        "they are quantized, or are between quantized nodes": fused,
     }
-    text = "a conversion to float16 keeps up to {} of its nodes float32: {}"
+    text = "a conversion to float16 keeps up to {} of its nodes in float32: {}"
     action = "onnxamp inspect -v shows which, and why."
     return [
         finding("", "note", "hazard", text.format(len(them), why), action)
@@ -197,14 +197,14 @@ def _hazard(
     severity: str = "warning",
     action: str = _KEEP,
 ) -> Finding:
-    """A hazard of a low-precision node; LOW in the text becomes the name of the type."""
+    """Return a hazard of a low-precision node; LOW in the text becomes the name of the type."""
     return finding(
         node, severity, "hazard", text.replace("LOW", graph.low.name), action
     )
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
-    """What the rules of kinds find that have an audit; one finding per low-precision node and kind."""
+    """Yield the findings of kinds with an audit, one per low-precision node and kind."""
     audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
@@ -246,7 +246,7 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
-    """The constants of a node that show its hazard."""
+    """Return the constants of a node that show its hazard."""
     if audit.is_telling is None:
         return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
@@ -268,7 +268,7 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
         "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
         "softmax": "a softmax decomposed into single ops in LOW: "
         + ("exponentials beyond 11 overflow, and their sums" if narrow else digits),
-        "magnitude": "a magnitude in LOW: its squares need twice the range of the result",
+        "magnitude": "a magnitude in LOW, whose squares need twice the range of the result",
     }
     for kind, text in texts.items():
         for match in patterns_of(graph, kind):
@@ -278,7 +278,7 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
-    """The first low-precision node of a pattern that squares, exponentiates or sums up."""
+    """Return the first low-precision node of a pattern that squares, exponentiates or sums up."""
     growing = op_facts().growing
     for node in (graph.nodes[index] for index in sorted(nodes)):
         squares = node.key == "Mul" and node.input(0) == node.input(1)
@@ -304,7 +304,7 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
-    """An epsilon that a conversion flushed to zero, in front of what it guarded."""
+    """Yield an epsilon that a conversion flushed to zero, in front of what it guarded."""
     adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
     for node in graph.nodes:
         # Clip and Max with 0 are common without any epsilon, and so is a Sqrt of their result.
@@ -320,12 +320,14 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
             graph, node, through_roots=node.key in adds
         ):
             yield _hazard(
-                graph, node, "its epsilon is 0 in LOW: what it guards divides by zero"
+                graph,
+                node,
+                "its epsilon is 0 in LOW, so the op that it guards divides by zero",
             )
 
 
 def _is_single(graph: RaisedGraph, value: int) -> bool:
-    """Whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
+    """Return whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
     maker = graph.producer(graph.constants.source(value))
     return elements(graph.shapes[value]) == 1 and (
         maker is None or maker.key == "Constant"
@@ -333,7 +335,7 @@ def _is_single(graph: RaisedGraph, value: int) -> bool:
 
 
 def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
-    """Whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
+    """Return whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
     stack, seen = [start], {start.index}
     while stack and len(seen) < _REACH:
         for reader, port in graph.readers(stack.pop()):
@@ -363,8 +365,8 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
         if not any(stats is not None and stats.has_infinite for stats in stored):
             continue
         if node.key == "Mul":
-            text = "multiplies by an infinite constant: 0 times that is NaN"
-            action = "Convert the original again: onnxamp convert saturates masks, and keeps other large numbers float32."
+            text = "multiplies by an infinite constant, which turns 0 into NaN"
+            action = "Convert the original again: onnxamp convert saturates masks and keeps other large numbers in float32."
             yield _hazard(graph, node, text, "error", action)
         elif mask_path(graph, node):
             text = "masks with infinities in LOW: a fully masked row becomes NaN"
@@ -389,8 +391,8 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
             continue
         path = (graph.nodes[index] for index in mask_path(graph, node))
         if any(step.key in ("Add", "Sub") and graph.is_low(step) for step in path):
-            text = "masks with the largest number of LOW: with a score added it is infinite, and a masked row NaN"
-            action = "Convert the original again (onnxamp convert takes half of it), or add the mask in float32."
+            text = "masks with the largest number of LOW: adding a score makes it infinite, and a masked row NaN"
+            action = "Convert the original again (onnxamp convert uses half of that number), or add the mask in float32."
             yield _hazard(graph, node, text, action=action)
 
 
@@ -509,24 +511,24 @@ def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """One finding for all weights that cannot be read: mostly the whole data file is missing."""
     for name, why in failures[:1]:
         more = (
-            f" The same goes for {len(failures) - 1} more weights."
+            f" The same is true of {len(failures) - 1} more weights."
             if len(failures) > 1
             else ""
         )
-        action = "Hazards are not checked, since they depend on the weights."
+        action = "Hazards are not checked, because they depend on the weights."
         yield finding(name, "error", "weight", why + more, action)
 
 
 def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
     """NaN is never intended. Infinities may be in masks, which have few numbers."""
     if contents.nan:
-        text = f"NaN among {type_name} weights: what reads them becomes NaN"
+        text = f"NaN among {type_name} weights: every op that reads them returns NaN"
         yield finding(
             name,
             "warning",
             "weight",
             text,
-            "Look at where the weights come from: they are broken.",
+            "The weights are broken: check where they come from.",
         )
     if (
         contents.infinite
@@ -534,12 +536,12 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
         and contents.elements >= _MANY
     ):
         text = f"infinities among {type_name} weights"
-        action = "Harmless in a mask. Otherwise a conversion overflowed: convert the original again (onnxamp convert)."
+        action = "Harmless in a mask. Elsewhere, a conversion overflowed: convert the original again (onnxamp convert)."
         yield finding(name, "note", "weight", text, action)
 
 
 def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
-    """How many low-precision weights are subnormal, with the tensor that has most of them."""
+    """Yield how many low-precision weights are subnormal, with the tensor that has most of them."""
     for low, tensors in lows.items():
         total = sum(contents.elements for contents in tensors.values())
         subnormal = sum(contents.subnormal for contents in tensors.values())
@@ -552,7 +554,7 @@ def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Find
             f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
         )
         action = (
-            "bfloat16 holds such numbers in full (--dtype bfloat16)."
+            "bfloat16 represents such numbers with all its digits (--dtype bfloat16)."
             if low is FLOAT16
             else ""
         )

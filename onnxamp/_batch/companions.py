@@ -85,7 +85,7 @@ class _Change(NamedTuple):
 
 
 def _needed(package: Package, jobs: Iterable[Job]) -> Iterator[_Change]:
-    """The settings that results need."""
+    """Yield the settings that results need."""
     settings = package.kind.settings
     for job in jobs if settings else ():
         found = {
@@ -100,7 +100,7 @@ def _needed(package: Package, jobs: Iterable[Job]) -> Iterator[_Change]:
 
 
 def _dtype_of_caches(package: Package, result: Path) -> str:
-    """The low-precision type of the inputs that the software takes in one; "" where there are none."""
+    """Return the low-precision type of the inputs that the software takes in one; "" where there are none."""
     elems = {
         entry.type.tensor_type.elem_type
         for entry in load_model(result).graph.input
@@ -110,7 +110,7 @@ def _dtype_of_caches(package: Package, result: Path) -> str:
 
 
 def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
-    """The bytes of a JSON file with settings changed; the same bytes where all have their values already."""
+    """Return the bytes of a JSON file with settings changed; the same bytes where all have their values already."""
     if not changes:
         return data
     before = json.loads(data)

@@ -22,8 +22,10 @@ from onnxamp._batch.job import (
     read_before,
     remembered,
     run_job,
+    written_by,
 )
 from onnxamp._batch.kinds import SAME, Packages, files_below
+from onnxamp._batch.sharing import share_weights
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
@@ -37,7 +39,7 @@ from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
-from onnxamp._state import State, as_data, opened
+from onnxamp._state import Part, State, as_data, from_data, opened
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place
@@ -45,7 +47,7 @@ from onnxamp._workers.signals import cleaned_up
 
 
 def index_of(html: Path | None) -> Path | None:
-    """The index of the pages that are asked for: index.html in a folder, or the file that is named.
+    """Return the index of the pages that are asked for: index.html in a folder, or the file that is named.
 
     Raises:
         ArgumentError: it is no place for a page.
@@ -59,7 +61,7 @@ def index_of(html: Path | None) -> Path | None:
     )
     if path.parent.exists() and not path.parent.is_dir():
         raise ArgumentError(
-            f"The place for pages {str(path.parent)!r} is a file: pages of a folder go to a folder."
+            f"The page folder {str(path.parent)!r} is a file: name a folder for the pages."
         )
     return path
 
@@ -77,7 +79,7 @@ def check_options(options: FolderOptions) -> None:
         )
     if options.conversion.rule is not None:
         raise ArgumentError(
-            "A rule is a function, and cannot be compared with that of an earlier run: use patterns."
+            "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
         )
     if options.validate and options.provider is not None:
         choose_provider(options.provider)
@@ -99,13 +101,13 @@ def check_options(options: FolderOptions) -> None:
         )
     if not options.validate and options.conversion.level != Level.AUTO:
         raise ArgumentError(
-            "accept judges the validation: leave validate as it is, or accept out."
+            "accept judges the validation, which validate=False skips: drop one of the two."
         )
     Accept.of(options.accept)
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
-    """The models below a folder, sorted by name, without hidden ones and those below ``target``.
+    """Return the models below a folder, sorted by name, without hidden ones and those below ``target``.
 
     Raises:
         ArgumentError: there is none, or results could replace originals.
@@ -114,11 +116,11 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
         raise ArgumentError(f"{str(source)!r} is not a folder.")
     if target.exists() and not target.is_dir():
         raise ArgumentError(
-            f"The output {str(target)!r} is a file: results of a folder go to a folder."
+            f"The output {str(target)!r} is a file: name a folder for the results."
         )
     if inputs is not None and not inputs.is_dir():
         raise ArgumentError(
-            f"The inputs {str(inputs)!r} are not a folder: models of a folder need one."
+            f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
         )
     home = target.resolve()
     if source.resolve() == home or source.resolve().is_relative_to(home):
@@ -150,21 +152,21 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
         )
     if left_out and not jobs:
         raise ArgumentError(
-            f"By their names, all models below {str(source)!r} hold other types than float32 ({', '.join(left_out)}):"
+            f"Going by their names, all models below {str(source)!r} are not float32 ({', '.join(left_out)}):"
             " convert the files that they were made from."
         )
     if not jobs:
         raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
     if inputs is not None and all(job.inputs is None for job in jobs):
         raise ArgumentError(
-            f"{str(inputs)!r} holds inputs of none of the models: those of {jobs[0].name} would be in"
+            f"{str(inputs)!r} holds inputs for none of the models: inputs for {jobs[0].name} belong in"
             f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
         )
     return jobs
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
-    """The inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
+    """Return the inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
     if inputs is None:
         return None
     kinds = (inputs / name.with_suffix(suffix) for suffix in (".npz", ".json", ""))
@@ -213,15 +215,16 @@ def convert_folder(
     """Convert every ``*.onnx`` file below a folder in worker processes, and compare each result with its original.
 
     A model that fails, even by crashing its process, does not affect the others. Results keep their relative path.
-    A result that fails its validation is converted again with more nodes in float32, or stays float32 as a whole. What
-    is up to date, according to ``dst/.onnxamp.json``, is skipped. So is what failed before and would fail again, since
-    files, options, and the versions of onnxamp and ONNX Runtime are the same. No cure is looked for twice. Workers are
-    spawned, so a script that calls this needs the usual ``if __name__ == "__main__":``.
+    A result that fails its validation is converted again with more nodes in float32; in the worst case, the whole model
+    stays in float32. Models that are up to date, according to ``dst/.onnxamp.json``, are skipped. So are those that
+    failed before and would fail again, because files, options, and the versions of onnxamp and ONNX Runtime are the
+    same. onnxamp never searches for the same fix twice. Workers are spawned, so a script that calls this needs the
+    usual ``if __name__ == "__main__":``.
 
     Args:
         src: the folder. Hidden files and folders are skipped, and so is ``dst`` if it lies inside.
         dst: the folder for the results; created if it is missing.
-        level: see :func:`convert_file`, as for ``external_data``, ``shard_bytes``, ``metric`` and ``options``.
+        level: see :func:`convert_file`, also for ``external_data``, ``shard_bytes``, ``metric`` and ``options``.
         jobs: worker processes, which share the processor's cores; by default one per core.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address. All its machines
             must see the folders. None for processes of this machine, without Ray.
@@ -232,17 +235,18 @@ def convert_folder(
         metric: for level "auto" only: how errors are measured.
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
-            model below ``src`` without ".onnx". A model without any runs on made-up inputs.
-        prompts: text file with a prompt in each line, on which decoders run, see :class:`Prompts`.
-        samples: number of made-up inputs; None for 1, or 4 to 16 where float16 is summed up in float16, as on webgpu.
-        seed: seed of made-up inputs.
-        dims: sizes of named dimensions of made-up inputs, for the models that have them.
+            model below ``src`` without ".onnx". A model without inputs runs on random ones.
+        prompts: text file with one prompt per line for decoders, see :class:`Prompts`.
+        samples: number of random inputs; None for 1, or for 4 to 16 if the target accumulates float16 in float16, as
+            webgpu does.
+        seed: seed of random inputs.
+        dims: sizes of named dimensions of random inputs, for the models that have them.
         provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a
             device.
-        retry: try again what failed before, or stayed float32 because no conversion passed.
+        retry: retry models that failed before, or stayed in float32 because no conversion passed.
         accept: a function that judges outputs, see :func:`diff_models`; as "package:function" or "file.py:function",
-            since workers import it.
-        html: where pages go: a folder, for a page per model and an index, or the path of the index.
+            because workers import it.
+        html: where to write pages: a folder for one page per model and an index, or the path of the index.
         told: progress callback, called when a model is started and when it is done.
         options: keyword arguments of :func:`convert_model`, except ``rule``.
 
@@ -349,6 +353,7 @@ def run_folder(
                 made_with = prints.failure if row.has_failed else prints.result
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 kept[row.name] = None if result.may_pass else as_data(entry)
+        _share(found, rows, kept)
         shipped = tuple(_shipped(found, rows, source, target, state))
     report = FolderReport(
         source=source,
@@ -380,6 +385,18 @@ def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
             )
 
 
+def _share(jobs: Sequence[Job], rows: dict[str, Row], kept: Part) -> None:
+    """Let results share the weights that their models share, and remember them as they are then."""
+    done = [job for job in jobs if not rows[job.name].has_failed]
+    if all(rows[job.name].outcome == "up to date" for job in done):
+        return
+    for job, size in share_weights(done):
+        entry, row = from_data(Entry, kept[job.name]), rows[job.name]
+        rows[job.name] = replace(row, bytes_after=size)
+        told = replace(entry.row, bytes_after=size)
+        kept[job.name] = as_data(replace(entry, row=told, written=written_by(job)))
+
+
 def _shipped(
     jobs: Sequence[Job],
     rows: Mapping[str, Row],
@@ -401,7 +418,7 @@ def _shipped(
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
-    """The work of a folder: what is done with each job."""
+    """Return the work of a folder: what is done with each job."""
     return partial(run_job, options)
 
 
@@ -413,7 +430,7 @@ def _known(
     *,
     retry: bool,
 ) -> tuple[dict[str, Row], list[Job]]:
-    """The rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
+    """Return the rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
     rows, waiting = dict[str, Row](), list[Job]()
     for job in jobs:
         entry, needed = (
@@ -471,7 +488,7 @@ def _work(
     *,
     once: bool,
 ) -> Generator[tuple[Entry, int]]:
-    """The result of each job when it is done, and the number of workers. What those leave that die is removed.
+    """Yield the result of each job when it is done, and the number of workers. What those leave that die is removed.
 
     Plugins keep compiled kernels from one model to the next, and may mix them up: each worker does one job ``once``.
     """
@@ -492,24 +509,21 @@ def _work(
         for position in running:
             sweep(jobs[position].target)
 
-    try:
-        with (
-            cleaned_up(swept),
-            place.workers(len(jobs), once=once) as workers,
-            closing(run(workers, work, jobs, started=started)) as results,
-        ):
-            for position, found in results:
-                del running[position]
-                finished += 1
-                result = _result(jobs[position], found)
-                yield result, workers.count
-                tell(result.row)
-    finally:
-        swept()
+    with (
+        cleaned_up(swept),
+        place.workers(len(jobs), once=once) as workers,
+        closing(run(workers, work, jobs, started=started)) as results,
+    ):
+        for position, found in results:
+            del running[position]
+            finished += 1
+            result = _result(jobs[position], found)
+            yield result, workers.count
+            tell(result.row)
 
 
 def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
-    """What became of a job, in whatever way it ended."""
+    """Return the outcome of a job, however it ended."""
     if isinstance(found, Failed):
         return failed(job, found.error)
     if isinstance(found, Crash):

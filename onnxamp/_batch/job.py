@@ -44,8 +44,9 @@ from onnxamp._numerics.limits import Accept
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._runtime.decoder import tokens_input
 from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.prompts import Prompts, takes_prompts
+from onnxamp._runtime.prompts import Prompts
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
@@ -86,7 +87,7 @@ class Entry:
     def is_current(
         self, folder: Path, fingerprint: str, needed: Iterable[Path]
     ) -> bool:
-        """Whether nothing has changed since, and all files that are ``needed`` were read then."""
+        """Return whether nothing has changed since, and all files that are ``needed`` were read then."""
         return (
             self.made_with == fingerprint
             and self._read(folder, needed)
@@ -94,7 +95,7 @@ class Entry:
         )
 
     def is_cure(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
-        """Whether the options that passed are known, and would pass again."""
+        """Return whether the options that passed are known, and would pass again."""
         return (
             self.cured is not None
             and self.searched_with == fingerprint
@@ -112,7 +113,7 @@ class Entry:
 
 
 def remembered(part: Part) -> dict[str, Entry]:
-    """What is remembered by name of the model, but for what another version wrote in another form."""
+    """Return the remembered entries by name of the model, without those in the form of another version."""
     entries = {}
     for name in part:
         with suppress(KeyError, TypeError, ValueError):
@@ -125,19 +126,19 @@ def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
 
 
 def _found(path: str, folder: Path) -> Path:
-    """The path of a name that :func:`_relative` made."""
+    """Return the path of a name that :func:`_relative` made."""
     named = as_path(path)
     return named if is_remote(named) else folder / named
 
 
 def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
-    """The stamp of each file that exists, by path relative to ``folder``."""
+    """Return the stamp of each file that exists, by path relative to ``folder``."""
     every = {_relative(path, folder): _stamp(path) for path in paths}
     return {path: stamp for path, stamp in every.items() if stamp is not None}
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """A hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
+    """Return a hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Path):
@@ -178,7 +179,7 @@ _TRANSIENT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """What to do with every model of a folder, see :func:`onnxamp.convert_folder`.
+    """Options for every model of a folder, see :func:`onnxamp.convert_folder`.
 
     ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
     ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
@@ -271,7 +272,7 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
 
 
 def failed(job: Job, error: Exception) -> Entry:
-    """What becomes of a job that an unexpected error ended."""
+    """Return the outcome of a job that an unexpected error ended."""
     trace = "".join(traceback.format_exception(error))
     row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
     return _failure(job, read_before(job), row, error)
@@ -283,7 +284,7 @@ def read_before(job: Job) -> Mapping[str, Stamp]:
 
 
 def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
-    """What is remembered of a failure. The data files of a model that cannot be read are not known, and not read."""
+    """Return the entry of a failure. The data files of a model that cannot be read are unknown."""
     data = frozenset[Path]()
     with suppress(OnnxAmpError, OSError):
         data = Model.read(job.source).stock.files
@@ -316,13 +317,15 @@ def _run(options: FolderOptions, job: Job) -> Entry:
         write_job_page(conversion, outcome.tuned, job.page)
     if row.has_failed:
         return Entry(row=row, read=read)
-    result = load_model(conversion.target)
-    written = stamps(
-        {conversion.target, *data_files(result, folder_of(conversion.target))}, job.home
-    )
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
     cured = conversion.plan.options.as_json() if is_cured else None
-    return Entry(row=row, read=read, written=written, cured=cured)
+    return Entry(row=row, read=read, written=written_by(job), cured=cured)
+
+
+def written_by(job: Job) -> Mapping[str, Stamp]:
+    """Stamps of the files that make up the result of a job."""
+    data = data_files(load_model(job.target), folder_of(job.target))
+    return stamps({job.target, *data}, job.home)
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:
@@ -334,6 +337,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     judge, inputs = options.judge, _inputs(options, job, model)
     validation = Validation(
         tolerance=options.tolerance,
+        limits={} if job.package is None else job.package.kind.limits_of(model),
         accept=judge,
         layers=bool(job.page) or None,
         heals=options.cures,
@@ -367,7 +371,11 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
 
 def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
     """Return what a model runs on: its inputs, or texts if it is a decoder."""
-    if job.inputs is None and options.prompts is not None and takes_prompts(model):
+    if (
+        job.inputs is None
+        and options.prompts is not None
+        and tokens_input(model.proto) is not None
+    ):
         return Prompts(options.prompts)
     return job.inputs
 
@@ -384,19 +392,21 @@ def _files(inputs: Path | None) -> list[Path]:
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
-    """The given sizes of those dimensions that the model has."""
+    """Return the given sizes of those dimensions that the model has."""
     named = Sizes.of(model.graph.input).formulas
     return {name: size for name, size in options.dims.items() if name in named}
 
 
 def _absent_dims(options: FolderOptions, model: ModelProto) -> Iterator[Unmatched]:
-    """The given dimensions that the model lacks."""
+    """Yield the given dimensions that the model lacks."""
     for name in sorted(options.dims.keys() - _dims(options, model).keys()):
         yield Unmatched("dims", name, f"The inputs have no dimension {name!r}.")
 
 
 def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
-    """The row with the names that match nothing in its model, which may match in others, apart from its warnings."""
+    """Return the row with the names that match nothing in its model, which may match in others, apart from its
+    warnings.
+    """
     texts = {one.text for one in unmatched}
     warnings = tuple(text for text in row.warnings if text not in texts)
     return replace(row, warnings=warnings, unmatched=unmatched)
@@ -448,7 +458,14 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     worst = max(
         (output.rel_l2 for output in diff.outputs if output.is_float), default=None
     )
-    row = replace(row, error=worst, message=diff.skipped or "")
+    row = replace(
+        row,
+        error=worst,
+        message=diff.skipped or "",
+        outputs=tuple(one for one in diff.outputs if one.kl_divergence is not None),
+        tokens=diff.tokens,
+        perplexity=diff.perplexity,
+    )
     if diff.cure is not None:
         cure = diff.cure
         healed = f"{cure.outcome} Without it: {cure.failure}"
@@ -458,6 +475,6 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
         return replace(row, healed=known.healed, kept=known.kept, cure=known.cure)
     if not diff.passed and not diff.skipped:
         why = diff.failure or next(iter(diff.warnings), "it exceeds its limits.")
-        message = f"It failed its validation, and is in {conversion.target}: {why}"
+        message = f"It failed validation and was written to {conversion.target}: {why}"
         return replace(row, outcome="failed", message=message)
     return row

@@ -23,7 +23,7 @@ class Name(NamedTuple):
     pattern: str
     becomes: str
     types: str
-    """What the software calls the types of such a file; "" where it says nothing."""
+    """The software's name for the types of such a file; "" if it has none."""
 
     @property
     def is_left_out(self) -> bool:
@@ -52,6 +52,7 @@ class Kind:
     options: Mapping[str, Any] = field(default_factory=dict)
     low_io: tuple[str, ...] = ()
     high_io: tuple[str, ...] = ()
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = get_args(DtypeName)
     data_names: str = "onnx"
     names: tuple[Name, ...] = (SAME,)
@@ -59,7 +60,7 @@ class Kind:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """The kind that a row describes."""
+        """Return the kind that a row describes."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in row.items()
@@ -70,17 +71,17 @@ class Kind:
         return cls(**values)
 
     def marks_of(self, folder: Path) -> bool:
-        """Whether a folder has all files that make it one of the kind."""
+        """Return whether a folder has all files that make it one of the kind."""
         return all(next(folder.glob(mark), None) is not None for mark in self.marks)
 
     def name_of(self, path: Path) -> Name:
-        """How the result of a model is called."""
+        """Return the name of the result of a model."""
         return next(name for name in self.names if fnmatchcase(path.stem, name.pattern))
 
     def adapted(
         self, options: Options, given: Collection[str], model: Model
     ) -> Options:
-        """The options for a model of such a folder.
+        """Return the options for a model of such a folder.
 
         Args:
             options: those of the call.
@@ -96,8 +97,21 @@ class Kind:
             )
         return replace(options, **chosen)
 
+    def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
+        """What suffices where a model's outputs miss the usual limits: limits by metric, and by output."""
+        names = [entry.name for entry in model.proto.graph.output]
+        return {
+            metric: {
+                name: limit
+                for pattern, limit in limits.items()
+                for name in names
+                if fnmatchcase(name, pattern)
+            }
+            for metric, limits in self.limits.items()
+        }
+
     def is_low(self, name: str) -> bool:
-        """Whether the software takes an input or output in the low-precision type."""
+        """Return whether the software takes an input or output in the low-precision type."""
         return _fits(name, self.low_io) and not _fits(name, self.high_io)
 
 
@@ -106,17 +120,17 @@ _table: Final = cache(partial(read_table, "folders"))
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """All kinds; the first one that fits a folder counts."""
+    """Return all kinds; the first one that fits a folder counts."""
     return tuple(map(Kind.of, _table()["kinds"]))
 
 
 def is_companion(name: str) -> bool:
-    """Whether a file of this name is read by software that loads a folder of models."""
+    """Return whether a file of this name is read by software that loads a folder of models."""
     return _fits(name, _table()["companions"])
 
 
 def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
-    """The files below a folder, sorted, without what is hidden, behind symbolic links, or below ``without``.
+    """Yield the files below a folder, sorted, without what is hidden, behind symbolic links, or below ``without``.
 
     Args:
         folder: the folder; what may not be listed holds no files.
@@ -179,7 +193,7 @@ class Packages:
 
 
 def _float_ends(model: ModelProto) -> Iterator[str]:
-    """The names of the inputs and outputs that are float32 tensors."""
+    """Yield the names of the inputs and outputs that are float32 tensors."""
     for entry in (*model.graph.input, *model.graph.output):
         if entry.type.tensor_type.elem_type == TensorProto.FLOAT:
             yield entry.name

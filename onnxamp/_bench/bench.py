@@ -61,29 +61,29 @@ _REST: Final = 0.02
 """Seconds before a model runs after one of another engine, whose threads still wait busily for work."""
 _WARM_UP: Final = 2.0
 """Seconds that warming up may take, per model and batch size."""
-_CPU_NOTE: Final = (
-    "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing of a"
+CPU_NOTE: Final = (
+    "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing about a"
     " GPU."
 )
 _BROWSER_NOTE: Final = (
-    "A browser is timed in its page, with outputs read back; it tells no times per op."
+    "Times in a browser include reading outputs back. There are no times per op."
 )
 _UNTOLD_NOTE: Final = (
-    "The engine does not tell what its kernels take: times per op are left out."
+    "The engine reports no kernel times, so times per op are left out."
 )
 _SOFTWARE_NOTE: Final = (
-    "The device is software on the CPU: these times say nothing of a GPU."
+    "The device is software on the CPU: these times say nothing about a GPU."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How to run and time a model.
+    """Options for running and timing a model.
 
     Attributes:
-        tf32: CUDA: let float32 products use TF32.
+        tf32: CUDA: allow TF32 in float32 products.
         nhwc: CUDA: prefer the NHWC layout for convolutions.
-        cuda_graph: CUDA: record a run as a CUDA graph, and replay it.
+        cuda_graph: CUDA: capture a run as a CUDA graph and replay it.
         threads: CPU: threads of one operator; 0 leaves the choice to ONNX Runtime.
         provider: where this model runs; None for the provider of all.
         seconds: how long to time each model at each batch size.
@@ -104,7 +104,7 @@ class BenchOptions:
     provider: Provider | None = None
 
     def cuda_options(self) -> dict[str, str]:
-        """The options of the CUDA provider, none left to its defaults."""
+        """Return all options of the CUDA provider, explicitly."""
         flags = {
             "use_tf32": self.tf32,
             "prefer_nhwc": self.nhwc,
@@ -128,14 +128,14 @@ def bench_models(
     """Time models in turns on the same inputs, which are copied to the device beforehand.
 
     Args:
-        models: one or more, as ModelProto or path. The first is the reference: others must take its inputs, with
-            floats in their own types, and are compared with it.
+        models: one or more, as ModelProto or path. The first is the reference. The others must accept its inputs,
+            with floats in their own types, and are compared with it.
         provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser"; None for CUDA if there
             is a device. A session never falls back to the CPU as a whole.
-        batches: sizes of the dimension that leads the inputs; () for the inputs as they are.
-        dims: sizes of named dimensions of made-up inputs.
-        feeds: arrays by input name, in place of made-up inputs; excludes ``batches``.
-        seed: seed of made-up inputs.
+        batches: sizes of the first dimension of the inputs; () for the inputs as they are.
+        dims: sizes of named dimensions of random inputs.
+        feeds: arrays by input name, instead of random inputs; excludes ``batches``.
+        seed: seed of random inputs.
         options: how to run: one for all models, or one for each.
         told: progress callback, called with (steps done, steps in all).
         clock: returns the time in seconds.
@@ -219,7 +219,7 @@ class _Inputs(NamedTuple):
     text: str
 
     def at(self, batch: int | None) -> dict[str, Feed]:
-        """The inputs at a batch size."""
+        """Return the inputs at a batch size."""
         if self.feeds is not None:
             return check_inputs(self.proto, self.feeds)
         sizes = dict(self.dims) if batch is None else {**self.dims, self.lead: batch}
@@ -242,7 +242,7 @@ def _make_inputs(
         )
     if feeds is not None and batches:
         raise ArgumentError(
-            "Batches are for made-up inputs: given inputs have the sizes they have."
+            "Batch sizes apply only to random inputs: leave --batch or the inputs out."
         )
     lead = _leading_dimension(proto) if batches else ""
     text = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
@@ -278,7 +278,7 @@ def _leading_dimension(proto: ModelProto) -> str:
         names[dims[0].dim_param] += 1
     if not names:
         raise ArgumentError(
-            "No input has an open first dimension: the batch is fixed. Leave --batch out."
+            "No input has a dynamic first dimension, so the batch size is fixed: leave --batch out."
         )
     return names.most_common(1)[0][0]
 
@@ -363,7 +363,7 @@ def _load(
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
         raise ArgumentError(
-            f"{label} takes inputs that the first model lacks: {', '.join(map(repr, missing))}."
+            f"{label} needs inputs that the first model lacks: {', '.join(map(repr, missing))}."
         )
     given = {name: feeds[name] for name in takes}
     try:
@@ -430,7 +430,7 @@ def _time(
 def _ready(
     model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
 ) -> Timed:
-    """The model with its inputs, which ran once; in a browser it is timed there."""
+    """Return the model with its inputs, which ran once; in a browser it is timed there."""
     if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
         timer: Timed = model.session.time
@@ -451,7 +451,7 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         model.facts.lowest != "float32" and model.engine.emulates for model in models
     )
     notes = {
-        _CPU_NOTE: emulated,
+        CPU_NOTE: emulated,
         _SOFTWARE_NOTE: any(", software" in name for name in ran),
         _BROWSER_NOTE: in_pages,
         _UNTOLD_NOTE: any(

@@ -1,4 +1,4 @@
-"""What a benchmark returns: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
+"""Results of a benchmark: frozen records, which reports print and save. Times are in seconds, memory is in bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BenchReport(Shown):
-    """Models beside each other, all on the same inputs.
+    """Times of models on the same inputs, side by side.
 
     Attributes:
         ran_on: "CUDA (name of the device)", "CPU", or the name of another engine and its device.
@@ -152,4 +152,54 @@ class BenchReport(Shown):
     profiled: int | None
     slower: tuple[str, ...]
     causes: tuple[Cause, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A decoder that generated text greedily on one engine.
+
+    Attributes:
+        model: path of the file.
+        runtime: the engine, with its version.
+        load: seconds to load the model.
+        first: seconds from a prompt to its first token.
+        step: seconds per token after the first.
+        prefill, decode: tokens per second that are read in prompts, and that are generated after the first.
+        first_ratio, step_ratio: how many times as fast as the first model on that engine; None for that.
+        same: tokens as those of the first model there, up to the first that differs after each prompt.
+        memory: the most bytes that its process held, with Python and the engine; None if the system does not tell.
+        device_memory: bytes of the device's memory that it takes; None on the CPU.
+    """
+
+    model: str
+    runtime: str
+    load: float
+    first: Latency
+    step: Latency
+    prefill: float
+    decode: float
+    first_ratio: Ratio | None
+    step_ratio: Ratio | None
+    same: int
+    memory: int | None
+    device_memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """Decoders beside each other, all after the same prompts.
+
+    Attributes:
+        ran_on: as for :class:`BenchReport`.
+        inputs: description of the prompts.
+        tokens: tokens that each generated after all prompts together.
+        runs: one entry per model and engine, the reference first.
+        notes: what to know when reading the numbers.
+    """
+
+    ran_on: str
+    inputs: str
+    tokens: int
+    runs: tuple[Generation, ...]
     notes: tuple[str, ...]

@@ -45,7 +45,7 @@ class Executed(NamedTuple):
 
 @cache
 def executed() -> Executed:
-    """The facts, parsed at the first call."""
+    """Return the facts, parsed at the first call."""
     data = read_table("executed")
     ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
     return Executed(
@@ -72,7 +72,7 @@ _RESAMPLES: Final = 2000
 
 
 def timed(run: Run, clock: Clock) -> Timed:
-    """A function, timed from outside."""
+    """Return a function, timed from outside."""
 
     def block(count: int) -> list[float]:
         taken = []
@@ -141,7 +141,7 @@ def latency(first: float, blocks: Blocks) -> Latency:
 
 
 def ratio(reference: Blocks, other: Blocks) -> Ratio:
-    """How many times as fast ``other`` is: the median over rounds of the ratio of the two medians of a round.
+    """Return how many times as fast ``other`` is: the median over rounds of the ratio of the two medians of a round.
 
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
@@ -203,7 +203,7 @@ def profile(
 
 
 def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
-    """Nodes of a profile by op, provider and type, slowest first.
+    """Return nodes of a profile by op, provider and type, slowest first.
 
     Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
@@ -274,7 +274,7 @@ def _nodes(
 
 
 def _dtype(args: Mapping[str, Any]) -> str:
-    """The lowest float type that a node reads or writes."""
+    """Return the lowest float type that a node reads or writes."""
     types = {
         name
         for key in ("input_type_shape", "output_type_shape")
@@ -307,7 +307,7 @@ class Evidence(NamedTuple):
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """What slows the model down, see the table of the module. Complexity: linear in op types."""
+    """Return the causes of a slowdown, see the table of the module. Complexity: linear in op types."""
     if not evidence.model.ops or (
         not evidence.on_cuda and evidence.model.lowest != "float32"
     ):
@@ -330,7 +330,7 @@ def _casts(e: Evidence) -> Said:
         yield (
             "casts",
             text,
-            "Lower what is between them: --lists fast, --level O3, or --io-types low at the borders.",
+            "Lower the nodes between them (--lists fast, --level O3), or the inputs and outputs (--io-types low).",
         )
 
 
@@ -362,7 +362,7 @@ def _fallbacks(e: Evidence) -> Said:
         yield (
             "fallback",
             text,
-            "onnxamp check MODEL says why, node by node, and what would bring it back.",
+            "onnxamp check MODEL names the reason for each node, and what would bring it back.",
         )
 
 
@@ -380,29 +380,29 @@ def _fusions(e: Evidence) -> Said:
     )[0]
     attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
-        text = f"{lost.pop(attention[0])} attentions are not fused: {softmax} Softmax in float32 are in the way"
+        text = f"{lost.pop(attention[0])} attentions are not fused, because {softmax} Softmax are in float32"
         yield (
             "softmax",
             text,
-            "--lists fast lowers Softmax, too; its kernel accumulates in float32 all the same.",
+            "--lists fast also lowers Softmax, whose kernel still accumulates in float32.",
         )
     convs = [op for op in lost if op in executed().conv_activations]
     if convs and e.model.lowest != "float32":
         count = sum(lost.pop(op) for op in convs)
-        text = f"{count} activations no longer run inside their Conv: FusedConv is float32 only"
+        text = f"{count} activations no longer run inside their Conv, because FusedConv exists only in float32"
         yield (
             "fused conv",
             text,
-            "Nothing brings that back; it costs one pass over each such output.",
+            "Nothing brings that back. It costs one pass over each of these outputs.",
         )
     if lost:
-        text = "fusions that the original gets and this model does not: " + ", ".join(
+        text = "fusions that only the original gets: " + ", ".join(
             f"{op} ×{n}" for op, n in lost.items()
         )
         yield (
             "fusion",
             text,
-            "Convert with --fold, or look with 'onnxamp inspect' for Casts inside the pattern.",
+            "Convert with --fold, or use 'onnxamp inspect' to find Casts inside the pattern.",
         )
 
 
@@ -440,7 +440,7 @@ def _search(e: Evidence) -> Said:
     convolves = any("Conv" in row.op for row in e.model.ops)
     if e.on_cuda and slow and convolves:
         first = max(t.latency.first for t in slow)
-        text = f"the first run at a new shape takes up to {first:.2g} s: cuDNN tries its algorithms"
+        text = f"the first run at a new shape takes up to {first:.2g} s, because cuDNN tries its algorithms"
         yield (
             "search",
             text,
@@ -457,7 +457,7 @@ def _launches(e: Evidence) -> Said:
         yield (
             "launches",
             text,
-            "A larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
+            "Use a larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
         )
 
 
@@ -473,7 +473,7 @@ def fused_ops(bench: Bench) -> Counter[str]:
 
 
 def _ran(bench: Bench) -> Counter[str]:
-    """Nodes that ran, by op type."""
+    """Return nodes that ran, by op type."""
     ran = Counter[str]()
     for row in bench.ops:
         ran[row.op] += row.nodes
@@ -481,6 +481,6 @@ def _ran(bench: Bench) -> Counter[str]:
 
 
 def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
-    """Nodes and seconds of the wanted rows together; those that the engine does not tell count as none."""
+    """Return nodes and seconds of the wanted rows together; those that the engine does not tell count as none."""
     chosen = [row for row in rows if wanted(row)]
     return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)

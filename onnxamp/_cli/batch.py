@@ -6,17 +6,15 @@ from functools import partial
 from typing import Final
 
 import click
-from click.core import ParameterSource
 
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import Given, show
-from onnxamp._cli.given import flag_of, options_of, place_of
+from onnxamp._cli.given import chosen_options, flag_of, options_of, place_of
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelt import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
-from onnxamp._options.command_line import spelled_fields
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
@@ -36,14 +34,14 @@ def convert_all(given: Given) -> None:
     source = given.model
     if given.state is not None:
         raise ArgumentError(
-            "A folder of models keeps its own state, in the folder of the results: drop --state."
+            "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
         )
     single = [name for name in _SINGLE_MODEL if getattr(given, name)]
     if given.metric != "auto":
         single.append("metric")
     if single:
         raise ArgumentError(
-            f"{flag_of(single[0])} is for a single model, and {str(source)!r} is a folder."
+            f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
         )
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent
@@ -68,7 +66,7 @@ def convert_all(given: Given) -> None:
         libraries=active_libraries(),
         accept=accept,
         prompts=given.prompts,
-        given=_given_options(),
+        given=chosen_options(),
     )
     with _progress(quiet=given.quiet) as progress:
         report = run_folder(
@@ -93,16 +91,6 @@ def convert_all(given: Given) -> None:
             f"{len(failed)} of {len(report.rows)} models failed."
         )
     refuse(report.unmatched)
-
-
-def _given_options() -> frozenset[str]:
-    """The options of the conversion that were typed, or stand in a preset or the environment."""
-    context = click.get_current_context()
-    return frozenset(
-        name
-        for name in spelled_fields()
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    )
 
 
 @contextmanager

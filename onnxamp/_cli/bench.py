@@ -1,16 +1,39 @@
 """``onnxamp bench``."""
 
 from functools import partial
+from pathlib import Path
 
+from onnxamp._batch.kinds import Packages, files_below
 from onnxamp._bench.bench import BenchOptions, bench_models
+from onnxamp._bench.generating import bench_decoders
 from onnxamp._cli.common import Given, show
-from onnxamp._cli.given import given_samples
-from onnxamp._report.bench import bench_json, bench_report
+from onnxamp._cli.given import flag_of, given_prompts, given_samples, typed_options
+from onnxamp._errors import ArgumentError
+from onnxamp._model.model import Model
+from onnxamp._report.bench import (
+    bench_json,
+    bench_report,
+    generation_json,
+    generation_report,
+)
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.decoder import reads_prompts
+
+_OF_RUNS = frozenset(
+    {"batches", "tf32", "nhwc", "cuda_graph", "no_profile", "inputs", "samples"}
+)
+"""Options for models that run once, and generate nothing."""
 
 
 def run(given: Given) -> None:
     """Run ``onnxamp bench``."""
+    if given.prompts or any(path.is_dir() for path in given.models):
+        _bench_decoders(given)
+        return
+    if "tokens" in typed_options():
+        raise ArgumentError(
+            "--tokens is for folders of language models, and for decoders with --prompts."
+        )
     samples = given_samples(given)
     with progress_bar(quiet=given.quiet) as progress:
         report = bench_models(
@@ -31,3 +54,59 @@ def run(given: Given) -> None:
             told=partial(progress, "timing"),
         )
     show(given, partial(bench_report, report), partial(bench_json, report))
+
+
+def _bench_decoders(given: Given) -> None:
+    """Time decoders, and those of folders, while they generate text.
+
+    Raises:
+        ArgumentError: an option is for models that run once, or a folder holds no decoder, or several.
+    """
+    for name in sorted(_OF_RUNS & typed_options()):
+        raise ArgumentError(
+            f"{flag_of(name)} is for models that run once: decoders generate text here."
+        )
+    models = [_decoder(path) if path.is_dir() else path for path in given.models]
+    with progress_bar(quiet=given.quiet) as progress:
+        report = bench_decoders(
+            models,
+            prompts=given_prompts(given),
+            count=given.tokens,
+            provider=given.provider,
+            dims=given.dims,
+            seed=given.seed,
+            seconds=given.seconds,
+            threads=given.threads,
+            told=partial(progress, "generating"),
+        )
+    show(given, partial(generation_report, report), partial(generation_json, report))
+
+
+def _decoder(folder: Path) -> Path:
+    """Return the decoder of a folder.
+
+    Raises:
+        ArgumentError: there is none, or several.
+    """
+    paths = [path for path in files_below(folder) if path.suffix == ".onnx"]
+    packages = Packages(folder)
+    known = {path: packages.of(path) for path in paths}
+    # Of a network that is there in several types, the one in float32 stands for all.
+    plain = [
+        path
+        for path, package in known.items()
+        if package is None or not package.kind.name_of(path).is_left_out
+    ]
+    candidates = (
+        [path for path in some if reads_prompts(Model.read(path))]
+        for some in (plain, paths)
+    )
+    found = next(filter(None, candidates), [])
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ArgumentError(f"{str(folder)!r} holds no decoder with caches.")
+    names = ", ".join(path.relative_to(folder).as_posix() for path in found)
+    raise ArgumentError(
+        f"{str(folder)!r} holds several decoders; name the file of one: {names}."
+    )

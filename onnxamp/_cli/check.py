@@ -31,11 +31,11 @@ def run(given: Given) -> None:
     if given.build and not target_of(given.target).builds:
         builders = [name for name, one in targets().items() if one.builds]
         raise click.UsageError(
-            f"--build needs --target {' or '.join(builders)}: others build no engines."
+            f"--build needs --target {' or '.join(builders)}: no other target builds engines."
         )
     if len(given.models) > 1 and (given.html or given.state):
         raise click.UsageError(
-            "--html and --state name files of one model: check the models one by one, or drop these options."
+            "--html and --state write files for a single model: check the models one by one, or drop these options."
         )
     models, checks = dict.fromkeys(given.models), {}
     for path in models:

@@ -19,7 +19,7 @@ _COLUMN: Final = 28
 """Columns for flags and values; help stands beside them."""
 
 _ALL: Final = "onnxamp all options"
-"""Where a context notes that help shows every option."""
+"""The key in a context that marks help with every option."""
 
 
 def make_command(name: str, summary: str) -> click.Command:

@@ -1,4 +1,4 @@
-"""What every command does: check its outputs first, write a page, print a report, and end with an exit code."""
+"""Steps that all commands share: check the outputs first, write a page, print a report, and end with an exit code."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ from onnxamp._runtime.starting import custom_ops
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion
     from onnxamp._model.model import Model
-    from onnxamp._numerics.results import LayerDiff
+    from onnxamp._numerics.results import DiffReport
     from onnxamp._report.html.page import Page
     from onnxamp._report.parts import Report
     from onnxamp._runtime.samples import Samples
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Given: TypeAlias = SimpleNamespace
-"""What a command was given: its arguments and options by name."""
+"""The arguments and options of a command, by name."""
 
 
 def run_command(body: Callable[[Given], None], words: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def show(
     """Print what the options ask for: nothing, JSON, Markdown, or the report.
 
     Raises:
-        OutputError: standard output takes no more. BrokenPipeError: nobody reads it.
+        OutputError: standard output takes no more. BrokenPipeError: its reader is gone.
     """
     if getattr(given, "quiet", None):
         return
@@ -89,23 +89,23 @@ def write_conversion_page(
     result: "Model",
     tuned: "Tuned | None",
     path: Path,
-    layers: "Iterable[LayerDiff]" = (),
+    compared: "DiffReport | None" = None,
     samples: "Samples | None" = None,
 ) -> None:
     """Write the HTML page of a conversion, which includes an audit of the result.
 
-    ``layers`` are the values of the result where there is no validation to show; ``samples`` are what ran.
+    ``compared`` is the result against the original where there is no validation to show; ``samples`` are what ran.
     """
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only the page shows it
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
 
     shapes = {name: feed.shape for name, feed in first_arrays(samples).items()}
     audit = audit_model(result, made.plan.target, shapes=shapes)
-    write_page(conversion_page(made, made.validation, audit, tuned, layers), path)
+    write_page(conversion_page(made, made.validation, audit, tuned, compared), path)
 
 
 def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
+    """Return the arrays of the first sample, if any, for whose shapes volumes are estimated and engines built."""
     try:
         feeds = samples[0] if samples is not None else {}
     except OnnxAmpError:  # running the model reports it
@@ -116,7 +116,8 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
 def target_of(
     model: "Model", given: Given, dtype: str, *, may_fail: bool = False
 ) -> Path:
-    """Where the converted model goes. It may replace the original if that is said, and nothing else that is read.
+    """Return the path of the converted model. It may replace the original only on request, and no other file that is
+    read.
 
     With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
 
@@ -144,11 +145,11 @@ def target_of(
     is_same = target.exists() and path.exists() and target.samefile(path)
     if is_same and not given.in_place:
         raise ArgumentError(
-            f"{str(target)!r} is the model itself: name another output, or replace it with --in-place."
+            f"{str(target)!r} is the model itself: choose another output, or use --in-place to replace it."
         )
     if given.in_place and not is_same:
         raise ArgumentError(
-            f"--in-place replaces {str(path)!r}, and -o names {str(target)!r}: drop one of the two."
+            f"--in-place replaces {str(path)!r}, but -o names {str(target)!r}: drop one of the two."
         )
     files = [file for file in model.files if not (file == path and is_same)]
     failed = failed_name(target) if may_fail else None
@@ -158,7 +159,7 @@ def target_of(
 
 
 def _given_files(given: Given) -> list[Path]:
-    """The files besides models that the options of a command name to be read."""
+    """Return the files besides models that the options of a command name to be read."""
     names = [
         getattr(given, name, None)
         for name in ("inputs", "plan_file", "data", "custom_ops")
@@ -189,11 +190,11 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
     for path in wanted:
         target, name, fault = path.resolve(), repr(str(path)), ""
         if target in taken:
-            fault = f"{name} is read or written already: choose another name for the output."
+            fault = f"{name} is already read or written by this command: choose another name for the output."
         elif target.is_dir():
             fault = f"The output {name} is a folder: name a file."
         elif path in here and _is_printed_to(path):
-            fault = f"{name} is where reports and warnings go: name another file."
+            fault = f"{name} receives reports and warnings: name another file."
         elif path.exists() and not path.is_file():
             fault = f"The output {name} is not a regular file: choose another name."
         if fault:
@@ -229,7 +230,7 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
 
 
 def _is_printed_to(path: Path) -> bool:
-    """Whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
+    """Return whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
     no_such = (OSError, ValueError, AttributeError)  # a file, or a stream
     for stream in (sys.stdout, sys.stderr):
         with suppress(*no_such):

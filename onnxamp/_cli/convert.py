@@ -10,6 +10,7 @@ import click
 from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_page
 from onnxamp._cli.given import (
     check_dims,
+    in_its_folder,
     options_of,
     run_options_of,
     sampling_arguments,
@@ -48,7 +49,7 @@ def _convert(given: Given) -> None:
     validates = not given.no_validate
     if given.accept is not None and not validates and given.level != Level.AUTO:
         raise ArgumentError(
-            "--accept judges the validation, which --no-validate leaves out: drop one of the two."
+            "--accept judges the validation, but --no-validate skips it: drop one of the two."
         )
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
     if plan is None:
@@ -61,6 +62,8 @@ def _convert(given: Given) -> None:
         the_loader().start()  # before ONNX Runtime is loaded here
         choose_provider(given.provider)  # fails before anything is read
     model = Model.of(given.model)
+    if plan is None:
+        options = in_its_folder(given, options, model)
     check_dims(model, given)
     if plan is not None:
         tell(_overridden())
@@ -126,22 +129,18 @@ def _ignore(warnings: Iterable[str]) -> None:
 
 
 def _overridden() -> list[str]:
-    """A warning about options that a plan replaces."""
+    """Return a warning about options that a plan replaces."""
     typed = typed_options() & {*spelled_fields(), "level"}
     params = click.get_current_context().command.params
     given = [item.opts[0] for item in params if item.name in typed]
-    return (
-        [f"The plan replaces {', '.join(given)}: it repeats its decisions."]
-        if given
-        else []
-    )
+    return [f"The plan overrides {', '.join(given)}."] if given else []
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:
     if validation is not None and not validation.passed and not validation.skipped:
         why = printable(validation.failure or next(iter(validation.warnings), ""))
         raise click.ClickException(
-            f"The result failed its validation, and is in {printable(str(target))}: {why}"
+            f"The result failed validation and was written to {printable(str(target))}: {why}"
         )
     if quiet and validation is not None and validation.skipped:
         click.echo(f"Not validated: {printable(validation.skipped)}", err=True)

@@ -72,7 +72,7 @@ def run(given: Given) -> None:
 
 
 def _judged_again(limits: Limits, given: Given) -> DiffReport:
-    """A saved comparison with other limits.
+    """Return a saved comparison with other limits.
 
     Raises:
         ArgumentError: the file is no comparison, or an option asks for a run.
@@ -80,7 +80,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
     saved: Path = given.reference
     if saved.suffix != ".json":
         raise ArgumentError(
-            "Name two models, or one comparison that was written with --save (.json)."
+            "Name two models, or one comparison that --save has written (.json)."
         )
     if (
         given.layers
@@ -91,7 +91,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         or sampling_arguments(given)
     ):
         raise ArgumentError(
-            "Nothing runs for a saved comparison: only limits and output options apply to it."
+            "A saved comparison is judged without running anything: only limits and output options apply to it."
         )
     return apply_limits(load_diff(saved), limits)
 
@@ -138,7 +138,9 @@ def _cure(
     comparison: Comparison,
     given: Given,
 ) -> Cure | None:
-    """A conversion of the original that would pass; None if it is not in float32, or nothing is low precision."""
+    """Return a conversion of the original that would pass; None if it is not in float32, or nothing is low
+    precision.
+    """
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
     target = target_of_engine(given, given.target)
@@ -152,7 +154,7 @@ def _cure(
         return Cure(
             "",
             (),
-            f"Nothing was tried in the browser. {advice}",
+            f"No fix was tried in the browser. {advice}",
             confirmed=False,
             trials=0,
         )

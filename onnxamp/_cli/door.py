@@ -29,10 +29,10 @@ _TROUBLE: Final = {"diff": 2}
 """Command -> exit code of other errors, where it is not 1: that of ``diff`` means that the models differ."""
 
 _WORDS: Final = "onnxamp words"
-"""Where a context keeps the command line."""
+"""The key of the command line in a context."""
 
 _REPORTED: Final = "onnxamp report"
-"""Where a context notes that standard output holds a report."""
+"""The key in a context that marks a report on standard output."""
 
 
 def note_words(context: click.Context, words: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ def printing() -> Iterator[None]:
     """Print a report.
 
     Raises:
-        OutputError: it cannot be printed, as on a full disk. BrokenPipeError: nobody reads it.
+        OutputError: it cannot be printed, as on a full disk. BrokenPipeError: its reader is gone.
     """
     try:
         yield
@@ -135,7 +135,7 @@ def _formatted(
 
 
 def _kind(error: Exception) -> str:
-    """What programs tell errors apart by: our class, or what else there is."""
+    """Return the kind of an error for programs: the name of our class, or a general one."""
     if isinstance(error, OnnxAmpError):
         return type(error).__name__
     if isinstance(error, click.ClickException):
@@ -148,27 +148,27 @@ def _kind(error: Exception) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """What is wrong, where, and what to do."""
+    """Return what is wrong, where, and what to do."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OnnxAmpError):
         return str(error)
     if isinstance(error, MemoryError):
         return (
-            "There is not enough memory. Take smaller inputs (--dim), fewer worker processes (--jobs), or a machine"
+            "There is not enough memory. Use smaller inputs (--dim), fewer worker processes (--jobs), or a machine"
             " with more."
         )
     if isinstance(error, OSError):
         file = "a file" if error.filename is None else repr(str(error.filename))
-        return f"Cannot read or write {file}: {reason_of(error)}. Check the disk, its room and its permissions."
+        return f"Cannot read or write {file}: {reason_of(error)}. Check free disk space and permissions."
     return (
-        f"{type(error).__name__}{_place(error)}: {reason_of(error)}. This may be a bug of onnxamp: run it again with -v"
-        " for the trace, and report it."
+        f"{type(error).__name__}{_place(error)}: {reason_of(error)}. This may be a bug in onnxamp: run the command again"
+        " with -v to get a traceback, and report it."
     )
 
 
 def _place(error: Exception) -> str:
-    """The last place of onnxamp on the way to where it was raised."""
+    """Return the last place of onnxamp on the way to where it was raised."""
     import traceback  # noqa: PLC0415 - help and completion need none
 
     package = Path(__file__).parents[1]
@@ -182,7 +182,7 @@ def _place(error: Exception) -> str:
 
 
 def _format(words: Sequence[str]) -> str:
-    """The last ``--format``."""
+    """Return the last ``--format``."""
     formats = [
         after if word == "--format" else word.partition("=")[2]
         for word, after in pairwise([*words, ""])

@@ -1,4 +1,4 @@
-"""What the options that commands share mean to the library."""
+"""Options that commands share, as arguments of the library."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +9,14 @@ from click.core import ParameterSource
 
 from onnxamp._cli.common import Given
 from onnxamp._cli.options import DataOption
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model
 from onnxamp._ops.targets import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._target.targets import targets
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def typed_options() -> frozenset[str]:
-    """The names of the options that the command line spells."""
+    """Return the names of the options that the command line spells."""
     context = click.get_current_context()
     return frozenset(
         name
@@ -39,13 +40,15 @@ def typed_options() -> frozenset[str]:
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option of this command, as in "--save-plan"."""
+    """Return the flag of an option of this command, as in "--save-plan"."""
     options = click.get_current_context().command.params
     return next(item.opts[0] for item in options if item.name == name)
 
 
 def target_of_engine(given: Given, target: str) -> str:
-    """The target of the engine of ``--provider``, where nobody asked for another; ``target`` if it has none."""
+    """Return the target of the engine of ``--provider``, unless another one was requested; ``target`` if it has
+    none.
+    """
     from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
 
     engine = (given.provider or "cpu").partition(":")[0]
@@ -56,11 +59,11 @@ def target_of_engine(given: Given, target: str) -> str:
 
 
 _OF_BROWSER: Final = "webgpu"
-"""What runs models in a browser."""
+"""The engine that runs models in a browser."""
 
 
 def unlike_target(given: Given, target: str) -> list[str]:
-    """A warning where the engine of ``--provider`` has a target of its own, and nobody asked for another one."""
+    """Return a warning where the engine of ``--provider`` has a target of its own, and no other one was requested."""
     engine = target_of_engine(given, target)
     if engine == target:
         return []
@@ -70,7 +73,7 @@ def unlike_target(given: Given, target: str) -> list[str]:
 
 
 def _changed(given: Given) -> dict[str, Any]:
-    """The options for random inputs that differ from their defaults."""
+    """Return the options for random inputs that differ from their defaults."""
     options = click.get_current_context().command.params
     defaults = {
         item.name: item.row.default
@@ -82,7 +85,7 @@ def _changed(given: Given) -> dict[str, Any]:
 
 
 def sampling_arguments(given: Given) -> tuple[str, ...]:
-    """The arguments that make another command run on the same inputs, and judge alike."""
+    """Return the arguments that make another command run on the same inputs, and judge alike."""
     accept = getattr(given, "accept", None)
     judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
     if given.inputs:
@@ -103,7 +106,7 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
 
 
 def custom_arguments(given: Given) -> tuple[str, ...]:
-    """The arguments that let another command know and run the same custom ops."""
+    """Return the arguments that let another command know and run the same custom ops."""
     declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
     libraries = (
         text for path in given.libraries for text in ("--custom-ops-library", str(path))
@@ -112,7 +115,7 @@ def custom_arguments(given: Given) -> tuple[str, ...]:
 
 
 def given_samples(given: Given) -> "Samples | None":
-    """The samples in the file or folder that ``--inputs`` names; None without it.
+    """Return the samples in the file or folder that ``--inputs`` names; None without it.
 
     Raises:
         ArgumentError: they cannot be read, or options for random inputs are given, too.
@@ -121,15 +124,15 @@ def given_samples(given: Given) -> "Samples | None":
         return None
     if given.dims or _changed(given):
         raise ArgumentError(
-            "--inputs replaces random inputs: --samples, --dim and --seed have no effect with it."
+            "--inputs replaces random inputs, so --samples, --dim and --seed have no effect."
         )
     from onnxamp._runtime.samples import load_samples  # noqa: PLC0415 - only what runs models needs it
 
     return load_samples(given.inputs)
 
 
-def _given_prompts(given: Given) -> "Prompts | None":
-    """The prompts that ``--prompts`` names; None without it.
+def given_prompts(given: Given) -> "Prompts | None":
+    """Return the prompts that ``--prompts`` names; None without it.
 
     Raises:
         ArgumentError: ``--inputs`` is given, too.
@@ -139,7 +142,7 @@ def _given_prompts(given: Given) -> "Prompts | None":
         return None
     if given.inputs:
         raise ArgumentError(
-            "--inputs and --prompts both say what models run on: drop one of the two."
+            "--inputs and --prompts both supply inputs: drop one of the two."
         )
     from onnxamp._runtime.prompts import Prompts  # noqa: PLC0415 - few commands take prompts
 
@@ -173,7 +176,7 @@ def sink_of(
 
 
 def options_of(given: Given, level: str | None = None) -> Options:
-    """The :class:`Options` that the command line spells, at ``level`` or the one that is given.
+    """Return the :class:`Options` that the command line spells, at ``level`` or the one that is given.
 
     They are strict about names that match nothing.
 
@@ -195,6 +198,40 @@ def place_of(given: Given) -> Place:
     return Place(given.jobs, given.cluster)
 
 
+def chosen_options() -> frozenset[str]:
+    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    context = click.get_current_context()
+    return frozenset(
+        name
+        for name in spelled_fields()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    )
+
+
+def in_its_folder(given: Given, options: Options, model: Model) -> Options:
+    """Return the options for a model, with the types that the software takes if its folder is of a kind that is known.
+
+    That is said, unless the command is quiet: converting the folder does more.
+    """
+    from onnxamp._batch.kinds import Packages  # noqa: PLC0415 - few commands write models
+
+    path = model.path
+    if path is None or is_remote(path):
+        return options
+    package = Packages(path.absolute().parent.parent).of(path.absolute())
+    if package is None or options.dtype not in package.kind.dtypes:
+        return options
+    if not given.quiet:
+        folder, here = package.folder, Path.cwd()
+        folder = folder.relative_to(here) if folder.is_relative_to(here) else folder
+        text = (
+            f"This model gets the types that {package.kind.name} takes, as it lies in such a folder."
+            f" 'onnxamp convert {folder} -o OUTDIR' also copies configs and tokenizers."
+        )
+        click.echo(printable(text), err=True)
+    return package.kind.adapted(options, chosen_options(), model)
+
+
 def run_options_of(given: Given, report: Report = silent) -> RunOptions:
     """Return how models run, as the options of a command ask for it.
 
@@ -202,7 +239,7 @@ def run_options_of(given: Given, report: Report = silent) -> RunOptions:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
     return RunOptions(
-        samples=_given_prompts(given) or given_samples(given),
+        samples=given_prompts(given) or given_samples(given),
         count=given.samples,
         seed=given.seed,
         dims=given.dims,

@@ -37,7 +37,7 @@ class _File(click.Path):
         """Return the path. "-" is none: results are validated and then put in their place, which streams are not."""
         if value == "-":
             self.fail(
-                "'-' would be a stream, and onnxamp reads and writes files: name one ('./-' for this name)."
+                "'-' usually means a stream, but onnxamp reads and writes files: name a file ('./-' for this name)."
             )
         try:
             path = as_path(value)
@@ -121,7 +121,7 @@ def _opset(text: str) -> int | str:
 
 
 def _target(text: str) -> str:
-    """Return a target, perhaps with a version of ONNX Runtime."""
+    """Return a target, possibly with a version of ONNX Runtime."""
     import warnings  # noqa: PLC0415
 
     from onnxamp._target.kernels import check_target  # noqa: PLC0415 - imports onnx
@@ -159,7 +159,7 @@ def _bytes(value: str) -> int:
         )
     if not float(size[1]):
         raise click.BadParameter(
-            f"{value!r} holds nothing: give a size like 500MB or 2GB."
+            f"{value!r} is no size at all: give one like 500MB or 2GB."
         )
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
@@ -230,7 +230,7 @@ def _dims(
             raise click.BadParameter(f"{pair!r} is not of the form NAME=N.")
         if int(number) == 0:
             raise click.BadParameter(
-                f"{pair!r} would make empty inputs, which show nothing."
+                f"{pair!r} would make inputs empty: give a size of at least 1."
             )
         dims[name] = int(number)
     return dims

@@ -23,7 +23,7 @@ from onnxamp.train._optimizers import OPTIMIZERS
 
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
-"""What is told of each epoch."""
+"""Return the line about an epoch."""
 
 
 def run(given: Given) -> None:
@@ -61,7 +61,7 @@ def run(given: Given) -> None:
 def _report(
     files: tuple[str, ...], sentence: str, rows: Sequence[tuple[float, ...]]
 ) -> parts.Report:
-    """What training did."""
+    """Return the summary of a training."""
     cells = (
         (f"{epoch:.0f}", f"{loss:.4f}", f"{norm:.3g}", f"{scale:g}", f"{skipped:.0f}")
         for epoch, loss, norm, scale, skipped in rows
@@ -117,7 +117,7 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
 
 
 def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
-    """The network that the options describe.
+    """Return the network that the options describe.
 
     Raises:
         ArgumentError: the data lack an input of the model, or hold an unknown one, or a pattern matches no weight.

@@ -17,6 +17,7 @@ from onnxamp._cli.common import (
 )
 from onnxamp._cli.given import (
     flag_of,
+    in_its_folder,
     options_of,
     run_options_of,
     sink_of,
@@ -29,7 +30,7 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.results import LayerDiff
+from onnxamp._numerics.results import DiffReport
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._paths.paths import made_folder
@@ -53,7 +54,8 @@ def run(given: Given) -> None:
 
 
 def _tune(given: Given) -> None:
-    asked, model = options_of(given, Level.AUTO), Model.of(given.model)
+    model = Model.of(given.model)
+    asked = in_its_folder(given, options_of(given, Level.AUTO), model)
     target = target_of(model, given, asked.dtype)
     tell(unlike_target(given, asked.target))
     search = Search(
@@ -69,18 +71,19 @@ def _tune(given: Given) -> None:
     )
     with progress_bar(quiet=given.quiet) as progress:
         run = run_options_of(given, report=progress)
-        layers: list[LayerDiff] = []
+        comparisons: list[DiffReport] = []
 
         def compare(written: Path) -> None:
-            layers.extend(_layers(model, written, run))
+            comparisons.append(_compared(model, written, run, layers=bool(given.html)))
 
         # The result may replace the original.
-        sink = sink_of(given, target, compare if given.html else None)
+        sink = sink_of(given, target, compare if given.html or given.prompts else None)
         outcome = convert_to_file(
             Request(model=model, asked=asked, run=run, search=search, warn=tell), sink
         )
     conversion, tuned = outcome.conversion, outcome.tuned
     assert tuned is not None
+    compared = comparisons[0] if comparisons else None
     if given.save_plan:
         tuned.plan.save(given.save_plan)
     if given.html:
@@ -90,42 +93,44 @@ def _tune(given: Given) -> None:
             result=result,
             tuned=tuned,
             path=given.html,
-            layers=layers,
+            compared=compared,
             samples=outcome.samples,
         )
-    report = partial(tuning_report, conversion, tuned, state=given.state)
-    show(given, report, partial(tuning_json, conversion, tuned))
+    report = partial(
+        tuning_report, conversion, tuned, state=given.state, compared=compared
+    )
+    show(given, report, partial(tuning_json, conversion, tuned, compared))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
 
 
-def _layers(model: Model, written: Path, run: RunOptions) -> tuple[LayerDiff, ...]:
-    """Compare every value of the result with the original's, for the page."""
+def _compared(
+    model: Model, written: Path, run: RunOptions, *, layers: bool
+) -> DiffReport:
+    """Compare the result with the original, for figures of texts, or with all values for the page."""
     result = Model.read(written, model)
-    compared = Run(
+    plain = Run(
         inputs=run.draw(model),
         provider=run.provider,
         report=run.report,
         budget=run.budget,
     )
-    return (
-        Comparison.of(model, compared)
-        .compare(result, layers=True, activity="comparing values")
-        .layers
+    return Comparison.of(model, plain).compare(
+        result, layers=layers, activity="comparing values"
     )
 
 
 _OF_MODELS: Final = {
-    "inputs": "its function brings them",
-    "samples": "its function brings them",
-    "seed": "its function brings them",
-    "dims": "its function brings them",
+    "inputs": "its function supplies them",
+    "samples": "its function supplies them",
+    "seed": "its function supplies them",
+    "dims": "its function supplies them",
     "accept": "its function judges",
-    "pick": "choices are of each model",
+    "pick": "each model has its own candidates",
     "jobs": "its function runs all models in this process",
     "cluster": "its function runs all models in this process",
     "in_place": "results go to a folder",
-    "rescale": "exponents are found where they are needed",
+    "rescale": "a pipeline finds exponents where it needs them",
     "rounding": "weights are rounded to nearest",
 }
 """Options for a single model, and why a pipeline does not take them."""
@@ -145,7 +150,7 @@ def tune_manifest(given: Given) -> None:
         )
     if given.times != TIMES[0]:
         raise ArgumentError(
-            f"--times is for a single model: those of a pipeline are {TIMES[0]} estimates."
+            f"--times is for a single model: times of a pipeline are {TIMES[0]} estimates."
         )
     pipeline = make_pipeline(manifest, _settings(given, typed))
     folder = _folder(manifest, given.output)
@@ -179,12 +184,12 @@ def tune_manifest(given: Given) -> None:
     )
     if not tuned.held:
         raise click.ClickException(
-            f"The models are in {folder}, but exceed the tolerance together."
+            f"The models are in {folder}, but together they exceed the tolerance."
         )
 
 
 def _settings(given: Given, typed: frozenset[str]) -> dict[str, Any]:
-    """What the command line says in place of the manifest."""
+    """Return the options that override the manifest."""
     keywords = {
         name: spelled.meaning(getattr(given, name))
         for name, spelled in spelled_fields().items()

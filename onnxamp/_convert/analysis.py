@@ -44,7 +44,7 @@ class Analysis:
         return self.problem.ports
 
     def without(self, reasons: Mapping[int, frozenset[Reason]]) -> "Analysis":
-        """The analysis if these reasons did not keep these nodes in float32."""
+        """Return the analysis if these reasons did not keep these nodes in float32."""
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 
 
@@ -91,7 +91,7 @@ def _solved(problem: Problem, pins: Pins, prices: Prices | None = None) -> Analy
 
 @dataclass(frozen=True, slots=True)
 class RoundedWeights:
-    """What rounding with compensation came to.
+    """The result of compensated rounding.
 
     Attributes:
         chosen: value of the analysed graph -> its low-precision numbers. Others are rounded to nearest.
@@ -112,11 +112,11 @@ class RoundedWeights:
     made_up: bool
 
     def note(self) -> str:
-        """What was done, in sentences."""
+        """Return sentences about the changes."""
         if not self.weights:
-            return "No product outside of bodies has a low-precision weight that could be rounded with compensation."
+            return "No product outside subgraphs has a low-precision weight to round with compensation."
         if not self.chosen:
-            return f"Rounding with compensation brings nothing: all {self.weights:,} weights are rounded to nearest."
+            return f"Compensated rounding does not help: all {self.weights:,} weights are rounded to nearest."
         kept = self.weights - len(self.chosen)
         rest = (
             f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest"
@@ -125,15 +125,15 @@ class RoundedWeights:
         )
         wide = f" ({self.wide:,} are too wide)" if self.wide else ""
         return (
-            f"Rounded {len(self.chosen):,} of {self.weights:,} weights of products with compensation{rest}{wide}: the"
-            f" error that rounding them brings to their products falls from {self.before:.2g} to {self.after:.2g} on"
+            f"Rounded {len(self.chosen):,} of {self.weights:,} weights with compensation{rest}{wide}:"
+            f" the error of their products falls from {self.before:.2g} to {self.after:.2g} on"
             f" {self.samples}."
         )
 
 
 MADE_UP: Final = (
-    "Weights were rounded with compensation for made-up inputs: pass real ones (--inputs, samples), whose products they"
-    " shall keep."
+    "Weights were rounded with compensation for random inputs: pass real ones (--inputs, samples), so that products on real"
+    " data stay accurate."
 )
 """A warning."""
 
@@ -144,7 +144,7 @@ Rounder: TypeAlias = Callable[[Analysis], RoundedWeights]
 def with_rounding(
     analysis: Analysis, rounder: Rounder | None
 ) -> tuple[Analysis, RoundedWeights | None]:
-    """The analysis with the numbers that its options ask for, and what is known of them.
+    """Return the analysis with the numbers that its options ask for, and what is known of them.
 
     Raises:
         ArgumentError: the options ask for compensation, but there is no rounder. Others as the rounder.
@@ -153,7 +153,7 @@ def with_rounding(
         return analysis, None
     if rounder is None:
         raise ArgumentError(
-            "Rounding with compensation (rounding='compensated') needs samples of the model's inputs: pass samples"
+            "Compensated rounding (rounding='compensated') needs samples: pass some"
             " (--inputs), or round to nearest (--rounding nearest)."
         )
     found = rounder(analysis)
@@ -163,5 +163,7 @@ def with_rounding(
     )
     pins, edits = analysis.pins._replace(warnings=warnings), analysis.edits
     return replace(
-        analysis, pins=pins, edits=replace(edits, rounded=found.chosen)
+        analysis,
+        pins=pins,
+        edits=replace(edits, rounded={**edits.rounded, **found.chosen}),
     ), found

@@ -1,4 +1,4 @@
-"""What keeps nodes in float32, how many Casts that costs, and which option would lower them.
+"""Reasons that keep nodes in float32, the Casts that they cost, and the options that would lower the nodes.
 
 The Casts are counted by solving the same problem again without the reason in question.
 """
@@ -32,7 +32,7 @@ from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a reason costs that keeps nodes in float32.
+    """The cost of a reason that keeps nodes in float32.
 
     Attributes:
         reason: the reason, as decisions call it; "inputs and outputs" where these keep their types.
@@ -61,7 +61,7 @@ _NAMED: Final = 4
 _HAZARDS: Final[frozenset[Reason]] = frozenset(
     kind for kind in kinds() if kind.breaks and not kind.is_of_kernels
 )
-"""What low precision is known to break. They count together: the nodes of a written-out norm have two or three."""
+"""Hazards, which count together because the nodes of a decomposed norm have two or three."""
 
 _KERNELS: Final = frozenset(
     {Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)}
@@ -100,7 +100,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     black, causes = frozenset({Reason.BLACK}), list[Cause]()
     for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
         causes += ignoring(Reason.BLACK.value, advice, black, nodes)
-    advice = "--force-low REGEX lowers such nodes anyway, --no-hazards all of them"
+    advice = "--force-low REGEX lowers some of them anyway, --no-hazards all"
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
@@ -115,7 +115,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         )
         causes.append(wanted)
     if nodes := kept.get(Reason.RULE, set()):
-        wanted = changing(Reason.RULE.value, "your rule says so", nodes, rule=None)
+        wanted = changing(Reason.RULE.value, "your rule keeps them", nodes, rule=None)
         causes.append(wanted)
     if options.keep_io_types is not False:
         advice = "--io-types low lowers them as well"
@@ -154,7 +154,7 @@ def _black_listed(
 def _list_advice(options: Options, op: str) -> str:
     """Return what takes an op type off the black list."""
     if op in options.user_black:
-        return "they are on your own black list"
+        return "your own black list names them"
     default = Options(lists="default", dtype=options.dtype, target=options.target)
     if op not in default.black:
         return "--lists default lowers them, as the kernels accumulate in float32"
@@ -197,7 +197,8 @@ def cost_sentences(analysis: Analysis) -> Iterator[str]:
 
 
 def opset_hint(analysis: Analysis) -> str | None:
-    """How many Casts a newer opset saves, where options keep the model from it; None if none do, or it is upgraded.
+    """Return how many Casts a newer opset saves, where options keep the model from it; None if none do, or it is
+    upgraded.
 
     The hint names the first opset at which all those ops that ever get a low-precision kernel have one.
     """
@@ -219,7 +220,7 @@ def opset_hint(analysis: Analysis) -> str | None:
 
 
 def fold_hint(analysis: Analysis) -> str | None:
-    """Which patterns of the model are decomposed, and how many Casts folding saves; None if there are none."""
+    """Return a hint about decomposed patterns and the Casts that folding saves; None if there are none."""
     options, graph = analysis.options, analysis.graph
     if options.fold is not False or options.folds or options.level == Level.O0:
         return None
@@ -230,7 +231,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
-    text = f"{_told_as_decomposed(folds)}; without --no-fold each becomes one op"
+    text = f"{_told_as_decomposed(folds)}; without --no-fold, each becomes a single op"
     able = [fold for fold in folds if fold.op not in options.black]
     able = [
         fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)
@@ -254,7 +255,8 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 
 def batch_norm_hint(analysis: Analysis) -> str | None:
-    """How many normalisations stay float32 behind a low producer, where runtimes fuse none, and folding would; or None.
+    """Return how many normalisations stay float32 behind a low producer, where runtimes fuse none, and folding would;
+    or None.
 
     ONNX Runtime puts a BatchNormalization into the weights of what feeds it only where no Cast stands between them.
     """
@@ -317,7 +319,7 @@ def _told_as_decomposed(folds: list[Fold]) -> str:
 
 
 def decomposed(graph: Graph) -> str | None:
-    """Which patterns of a model, converted or not, are decomposed, and how many Casts surround them."""
+    """Return a hint about decomposed patterns of any model, and the Casts around them."""
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
         return None

@@ -55,7 +55,7 @@ def analyse_model(
         model: the model.
         options: the options of the conversion.
         plan: decisions to repeat, at the opset that they were made for.
-        proof: judges upgrades and folds that nobody asked for.
+        proof: judges upgrades and folds that were not requested.
 
     Raises:
         OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
@@ -136,6 +136,7 @@ def all_unsound(model: Model, options: Options) -> Options:
         unsound=tuple(unsound),
         keep_io_types=True,
         low_weights=(),
+        weights_only=False,
         keep_functions=True,
         fold=False,
         folded=(),
@@ -163,7 +164,7 @@ def _in_float32(
         As :func:`analyse_model`.
     """
     prepared, analysis = analyse_model(model, replace(options, level=Level.O0))
-    warnings = (*analysis.pins.warnings, f"The whole model stays float32: {error}")
+    warnings = (*analysis.pins.warnings, f"The whole model stays in float32: {error}")
     pins = analysis.pins._replace(warnings=warnings)
     return prepared, replace(analysis, pins=pins)
 
@@ -276,7 +277,7 @@ def convert(
         options: the options of the conversion.
         plan: decisions to repeat.
         deferred: leave large weights as they are until :func:`onnxamp._model.saving.save_model` streams them.
-        proof: judges an upgrade to a newer opset that nobody asked for.
+        proof: judges an upgrade to a newer opset that was not requested.
         rounder: rounds weights with compensation where the options ask for it.
 
     Raises:
@@ -301,7 +302,7 @@ def _converted(
     ready: Prepared,
     analysis: Analysis,
 ) -> Converted:
-    """The conversion that an analysis decides."""
+    """Return the conversion that an analysis decides."""
     analysis, rounded = with_rounding(analysis, rounder)
     options = analysis.options
     _LOG.info(
@@ -325,7 +326,7 @@ def _converted(
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
-    """A copy of the analysed model with the edits applied, and verified.
+    """Return a copy of the analysed model with the edits applied, and verified.
 
     Raises:
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.

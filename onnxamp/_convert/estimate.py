@@ -1,4 +1,5 @@
-"""What a choice of precisions costs on a device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
+"""Estimated cost of a choice of precisions on a device: launches of kernels, Casts, bytes and arithmetic, by the
+roofline.
 
 The time of a model is the sum over its nodes of a launch and the node's own time
 (:mod:`onnxamp._target.roofline`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
@@ -72,11 +73,11 @@ class Estimate:
 
     @cached_property
     def trips(self) -> Sequence[int]:
-        """How often each scope runs."""
+        """Return how often each scope runs."""
         return self.graph.ask(loop_trips)
 
     def work(self, node: Node) -> Work:
-        """What a node does in one run of the model."""
+        """The work of a node in one run of the model."""
         return work_of(node, self.shapes, self.trips[node.scope])
 
     def launches(self, node: Node) -> int:
@@ -100,7 +101,9 @@ class Estimate:
         return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
-        """Values that need a Cast, one for all readers. Constants need none: they are stored as they are read."""
+        """Return values that need a Cast, one for all readers. Constants need none: they are stored as they are
+        read.
+        """
         return [
             value
             for value, made, needed in self._needs(ports, decision)
@@ -153,7 +156,7 @@ def time_of(analysis: Analysis, estimate: Estimate) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """What a conversion should gain, by an estimate.
+    """The estimated gain of a conversion.
 
     Attributes:
         device: the device that the estimate is for, as ``_data/devices.toml`` calls it.
@@ -169,7 +172,7 @@ class SpeedUp:
 
     @property
     def factor(self) -> float:
-        """How many times as fast the result should be."""
+        """The estimated speed-up of the result."""
         return self.before / self.after
 
 
@@ -236,13 +239,13 @@ def time_on_target(analysis: Analysis) -> float:
 
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:
-    """Nodes with a low-precision port."""
+    """Return nodes with a low-precision port."""
     low = (low_ports(analysis, node) for node in analysis.graph.nodes)
     return frozenset(index for index, at in enumerate(low) if at.inputs or at.outputs)
 
 
 def low_ports(analysis: Analysis, node: Node) -> Ports:
-    """The low-precision ports of a node."""
+    """Return the low-precision ports of a node."""
     types, is_low = analysis.graph.types, analysis.decision.is_low
     consumed, made = analysis.ports.consumed[node.index], analysis.ports.produced
     return Ports(

@@ -31,7 +31,7 @@ def prepared(model: Model, options: Options) -> Prepared:
         return ready
     if source is model:
         wanted = "low-precision" if options.from_dtype == "auto" else options.from_dtype
-        note = f"The model holds no {wanted} values: --from has nothing to raise."
+        note = f"The model has no {wanted} values, so --from has no effect."
         return replace(ready, notes=(note, *ready.notes))
     warn(_changed(model.ask(graph_of), options))
     held = held_types(model.ask(graph_of))
@@ -44,7 +44,7 @@ def prepared(model: Model, options: Options) -> Prepared:
 
 
 def raised(model: Model, options: Options) -> Model:
-    """The model in float32, if the options ask for it and it is not; else the same.
+    """Return the model in float32, if the options ask for it and it is not; else the same.
 
     Raises:
         ArgumentError: the model holds low-precision values of a type other than it is said to come from.
@@ -60,7 +60,8 @@ def raised(model: Model, options: Options) -> Model:
 
 
 def reference_of(model: Model, options: Options) -> Model:
-    """What results are compared with: the model, in float32 if it is raised first, since rounding may have broken it.
+    """Return the reference of results: the model, raised to float32 first if requested, because rounding may have
+    broken it.
 
     Raises:
         As :func:`raised`.
@@ -69,7 +70,7 @@ def reference_of(model: Model, options: Options) -> Model:
 
 
 def held_types(graph: Graph) -> list[str]:
-    """The low-precision types of a model's values, by name."""
+    """Return the low-precision types of a model's values, by name."""
     kinds = {kind for kind in graph.types if kind is not None}
     return [
         low.name
@@ -92,7 +93,7 @@ def _changed(graph: Graph, options: Options) -> Iterator[str]:
 
 
 def low_note(graph: Graph, options: Options) -> str | None:
-    """What is to say of a model that is in another low-precision type than the one asked for; None if it is not."""
+    """Return a note about a model in another low-precision type than the requested one; None for other models."""
     others = [name for name in held_types(graph) if name != options.dtype]
     if not others or options.from_dtype is not None or options.level == Level.O0:
         return None
@@ -103,7 +104,7 @@ def low_note(graph: Graph, options: Options) -> str | None:
 
 
 def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
-    """The model in float32, with all weights inside."""
+    """Return the model in float32, with all weights inside."""
     graph = Graph.of(inline_functions(model.proto), model.folder)
     from onnxamp._runtime.emulate import emulate_graph  # noqa: PLC0415 - few models are low already
 
@@ -137,7 +138,7 @@ def _decided_on(model: Model, options: Options) -> Graph:
 
 
 def _measurable(options: Options) -> Options:
-    """The options without those that need ranges, which nothing has measured yet."""
+    """Return the options without those that need ranges, which nothing has measured yet."""
     return (
         replace(options, rescale=False, data_max=None)
         if options.lacks_ranges
@@ -186,7 +187,7 @@ def among(
     keys = [(options, _keys(row)) for options, row in rows]
 
     def matches(one: Unmatched) -> bool:
-        """Whether a model has what its options name."""
+        """Return whether a model has what its options name."""
         holding = (missing for options, missing in keys if _holds(options, one))
         return any((one.option, one.name) not in missing for missing in holding)
 
@@ -199,13 +200,13 @@ def _keys(names: Iterable[Unmatched]) -> set[tuple[str, str]]:
 
 
 def _holds(options: Options, one: Unmatched) -> bool:
-    """Whether the options hold a name that was found in others."""
+    """Return whether the options hold a name that was found in others."""
     names = getattr(options, one.option)
     return not isinstance(names, bool) and one.name in names
 
 
 def _told_once(found: Iterable[Unmatched]) -> list[Unmatched]:
-    """Each name once, with a text that suggests another one where there is such a text."""
+    """Return each name once, with a text that suggests another one where there is such a text."""
     texts = dict[tuple[str, str], Unmatched]()
     for one in sorted(found, key=lambda one: "?" not in one.text):
         texts.setdefault((one.option, one.name), one)

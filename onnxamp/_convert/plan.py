@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, Final, TypeVar
@@ -12,8 +12,11 @@ from onnxamp._decide.decision import explain
 from onnxamp._decide.pins import variable_names
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._decide.words import told
+from onnxamp._dtypes import FLOAT
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
-from onnxamp._graph.view import ABSENT
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import Quantized, quantized_nodes
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.storage import write_file
 from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
@@ -26,7 +29,7 @@ T = TypeVar("T")
 FORMAT: Final = 3
 """Version of the JSON format."""
 CONSTANTS: Final = ("initializer", "Constant")
-"""What stands for the op in rows about constants."""
+"""The op type in rows about constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +102,45 @@ class ExpectedError:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedPart:
+    """Nodes of a quantized network that share a type and a role.
+
+    Attributes:
+        type: "int8", "float8e4m3fn", "int4", ...; "float" of what is not quantized.
+        role: "scales" (they quantize or dequantize), "products" (of dequantized factors), "integers" (kernels that
+            read integers) or "rest".
+        ops: op type -> number of nodes.
+        low: how many have low-precision floats.
+        float32: label of a node whose floats stay float32 -> why.
+    """
+
+    type: str
+    role: str
+    ops: Mapping[str, int]
+    low: int
+    float32: Mapping[str, str]
+
+
+_REST: Final = Quantized("float", "rest")
+_FIXED: Final = "its schema takes float32 alone"
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
-    """Which float has which precision, and why. ``str(plan)`` is a table.
+    """The precision of every float, and why. ``str(plan)`` is a table.
 
     Attributes:
         options: the options that were used; replaying the plan ignores their lists.
         opset: the opset that the model had, or was upgraded to, when this was decided.
         rows: one per precision variable.
-        hazards: where low precision is known to break or lose values.
+        hazards: the places where low precision is known to break or lose values.
         casts: number of new Casts.
-        cost: cost of the new Casts, of weights that stay float32, and of gains that were passed over, in 64ths of the
-            launch of a Cast.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
-        expected: the error to expect of the result; None if nobody asked.
+        cost: cost of the new Casts, of weights that stay in float32, and of missed gains, in 64ths
+            of the launch of a Cast.
+        warnings: sentences about options that match nothing or cannot be followed.
+        expected: the error to expect of the result; None if it was not asked for.
+        quantized: the nodes by type and role, where the model is quantized.
 
     Example:
         >>> import onnxamp
@@ -129,6 +157,7 @@ class Plan(Shown):
     cost: int
     warnings: tuple[str, ...]
     expected: ExpectedError | None = None
+    quantized: tuple[QuantizedPart, ...] = ()
 
     @property
     def level(self) -> str:
@@ -142,7 +171,7 @@ class Plan(Shown):
 
     @property
     def target(self) -> str:
-        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", perhaps of a version."""
+        """Where the result will run: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version."""
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:
@@ -155,7 +184,7 @@ class Plan(Shown):
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
-        """Nodes that stay float32 though they could be in low precision, wholly or in part; in execution order."""
+        """Nodes that stay in float32, wholly or in part, although they could be low, in execution order."""
         rows = (row for row in self.rows if not row.low and row.op not in CONSTANTS)
         return tuple(dict.fromkeys(row.node for row in rows))
 
@@ -189,16 +218,18 @@ class Plan(Shown):
 
 
 def make_plan(analysis: Analysis) -> Plan:
-    """The plan of an analysis."""
+    """Return the plan of an analysis."""
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
     verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
+    of_nodes = dict[int, list[PlanRow]]()
     for name, variable, verdict in zip(names, variables, verdicts, strict=True):
         op = (
             "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
         )
         why = verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), *name, op, verdict.low, *why))
+        of_nodes.setdefault(variable.node, []).append(rows[-1])
     hazards = (_hazard_row(analysis, hazard) for hazard in analysis.problem.hazards)
     return Plan(
         options=analysis.options,
@@ -208,11 +239,38 @@ def make_plan(analysis: Analysis) -> Plan:
         casts=len(analysis.edits.casts),
         cost=analysis.decision.cost,
         warnings=analysis.pins.warnings,
+        quantized=tuple(_parts(graph, analysis.options.low.tensor, of_nodes)),
     )
 
 
+def _parts(
+    graph: Graph, low: str, of_nodes: Mapping[int, Sequence[PlanRow]]
+) -> Iterator[QuantizedPart]:
+    """Yield the nodes of a quantized network by type and role, in the order in which they come."""
+    quantized = graph.ask(quantized_nodes)
+    parts = dict[Quantized, list[Node]]()
+    for node in graph.nodes if quantized else ():
+        if node.index in quantized or (
+            node.index in of_nodes and node.key not in CONSTANTS
+        ):
+            parts.setdefault(quantized.get(node.index, _REST), []).append(node)
+    for (kind, role), nodes in sorted(parts.items(), key=lambda part: part[0] == _REST):
+        lows, kept = 0, dict[str, str]()
+        for node in nodes:
+            rows = of_nodes.get(node.index, ())
+            high = [row.why for row in rows if not row.low]
+            types = {graph.types[value] for value in node.inputs if value != ABSENT}
+            if rows and len(high) == len(rows):
+                kept[node.label] = high[0]
+            elif rows or low in types:
+                lows += 1
+            elif FLOAT in types:
+                kept[node.label] = _FIXED
+        yield QuantizedPart(kind, role, Counter(node.key for node in nodes), lows, kept)
+
+
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
-    """What became of a hazard; None if there was nothing to decide."""
+    """Return the outcome of a hazard; None if there was nothing to decide."""
     node = analysis.graph.nodes[hazard.node]
     variables = analysis.ports.at(node, hazard.value)
     if not variables:
@@ -222,10 +280,12 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON values, for :func:`plan_of`."""
+    """Return a plan as JSON values, for :func:`plan_of`."""
     rest = {name: as_data(getattr(plan, name)) for name in _KEYS[2:]}
     if plan.expected is None:
         del rest["expected"]
+    if not plan.quantized:
+        del rest["quantized"]
     return {"format": FORMAT, "options": plan.options.as_json(), **rest}
 
 
@@ -234,7 +294,7 @@ _KEYS: Final = ("format", *(item.name for item in fields(Plan)))
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
-    """The plan that :func:`plan_json` made values of.
+    """Return the plan that :func:`plan_json` made values of.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options make no sense.
@@ -250,11 +310,12 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
         expected=from_data(ExpectedError, data["expected"])
         if "expected" in data
         else None,
+        quantized=_records(QuantizedPart, {"quantized": [], **data}, "quantized"),
     )
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:
-    """A field that holds a whole number.
+    """Return a field that holds a whole number.
 
     Raises:
         TypeError: it holds something else. KeyError: it is missing.
@@ -266,7 +327,7 @@ def _number(data: Mapping[str, Any], name: str) -> int:
 
 
 def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]:
-    """A field that holds a list of records of a kind.
+    """Return a field that holds a list of records of a kind.
 
     Raises:
         TypeError, ValueError: it holds something else. KeyError: it is missing.
@@ -294,7 +355,7 @@ def _check_keys(data: Any) -> None:
         raise ArgumentError("it is not an onnxamp plan; --save-plan writes one.")
     if data["format"] != FORMAT:
         raise ArgumentError(
-            f"it has format {data['format']!r}, and this onnxamp reads {FORMAT}."
+            f"it has format {data['format']!r}, but this version of onnxamp reads {FORMAT}."
         )
     if unknown := sorted(data.keys() - _KEYS):
         raise ArgumentError(

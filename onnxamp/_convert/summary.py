@@ -24,6 +24,7 @@ from onnxamp._rewrite.prepare import Prepared
 _SHARE: Final = 100
 _SMALLEST: Final = 4096
 """Weights are large that take more than a hundredth of all, and these bytes."""
+_UNHELD: Final = "low precision does not hold its numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,22 @@ def kept_weights(
         )
         size = FLOAT32_BYTES * elements(graph.shapes[value.index])
         is_large = size >= _SMALLEST and size * _SHARE > stored
-        if graph.types[value.index] != FLOAT or not is_stored or not is_large:
+        variable = analysis.ports.produced[value.index]
+        is_low = analysis.decision.is_low(variable) and value.index not in copies
+        if graph.types[value.index] != FLOAT or not is_stored or not is_large or is_low:
             continue
         if readers := dict(_float32_readers(analysis, value.index)):
             readers = {
                 label: planned.get(label, reason) for label, reason in readers.items()
             }
+            if analysis.options.weights_only:
+                readers = dict.fromkeys(readers, _UNHELD)
             found.append(KeptWeight(value.name, size, value.index in copies, readers))
     return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
 
 
 def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]]:
-    """Who reads or returns a weight in float32, and why."""
+    """Return the readers that keep a weight in float32, with the reasons."""
     graph, ports = analysis.graph, analysis.ports
     if graph.values[value].origin is Origin.DEFAULT:
         yield (
@@ -99,7 +104,7 @@ def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]
 def _reason(
     analysis: Analysis,
     variable: int,
-    fixed: str = "schema: it takes float32 alone here",
+    fixed: str = "schema: only float32 is allowed here",
 ) -> str:
     if variable == HIGH:
         return fixed
@@ -109,7 +114,7 @@ def _reason(
 
 def _told(reason: str, detail: str) -> str:
     if reason in (Reason.CUT.value, Reason.EXACT.value):
-        return "fewest Casts: those for it would cost more than its bytes"
+        return "fewest Casts: its Casts would cost more than its bytes"
     return told(reason, detail)
 
 
@@ -207,7 +212,7 @@ def summarize(
 
 
 def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
-    """How many of these Casts stand behind one another in pairs."""
+    """Return how many of these Casts stand one after another in pairs."""
     free = set(removed)
     for index in sorted(removed):
         maker = graph.producer(graph.nodes[index].inputs[0])
@@ -217,7 +222,7 @@ def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
 
 
 def _precision(analysis: Analysis, index: int) -> str:
-    """The precision of a node in the result."""
+    """Return the precision of a node in the result."""
     node, ports, decision = (
         analysis.graph.nodes[index],
         analysis.ports,
@@ -230,7 +235,7 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 
 def _by_types(analysis: Analysis, node: Node) -> str:
-    """The precision of a node in the original."""
+    """Return the precision of a node in the original."""
     values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
     types = set(map(analysis.graph.types.__getitem__, values))
     if FLOAT in types:

@@ -47,7 +47,7 @@ class HeldBack:
 
     @property
     def able(self) -> list[int]:
-        """Those that a newer opset would help."""
+        """The nodes that a newer opset would help."""
         return [node for node, opset in self.first.items() if opset]
 
     @property
@@ -63,7 +63,9 @@ class HeldBack:
         )
 
     def may_pay(self) -> bool:
-        """Whether low kernels may change anything. Where a schema lacks the type, only the newer one can tell."""
+        """Return whether low kernels may change anything. Where a schema lacks the type, only the newer one can
+        tell.
+        """
         of_node, exact = self.analysis.ports.of_node, self.analysis.graph.exact
         if any(not of_node.get(node) for node in self.able):
             return True
@@ -73,7 +75,7 @@ class HeldBack:
         return any(map(self.freed.decision.is_low, chain.from_iterable(inexact)))
 
     def lowered(self, after: Analysis) -> list[int]:
-        """Those that are low in the analysis of the upgraded model."""
+        """The nodes that are low in the analysis of the upgraded model."""
         if after.graph is self.analysis.graph:
             return []
         makers = {value.name: value.producer for value in after.graph.values}
@@ -135,7 +137,7 @@ def _given(node: Node, layout: Layout) -> Iterator[str]:
 
 
 def _is_wanted(analysis: Analysis, node: int) -> bool:
-    """Whether lists and level leave the node low if it can be."""
+    """Return whether lists and level leave the node low if it can be."""
     options, key = analysis.options, analysis.graph.nodes[node].key
     if options.level == Level.O1:
         return key in options.white or node in analysis.graph.exact
@@ -218,7 +220,7 @@ class _Choice:
         self.plan = cache(partial(plan_upgrade, original.graph))
 
     def at(self, opset: int) -> Prepared:
-        """The model upgraded to an opset that it can reach."""
+        """Return the model upgraded to an opset that it can reach."""
         plan = self.plan(opset)
         if plan.obstacle is not None:
             raise OpsetError(
@@ -240,7 +242,7 @@ class _Choice:
             raise OpsetError(f"{what} needs opset {opset} or newer. {error}") from None
 
     def best(self) -> tuple[Prepared, Analysis]:
-        """The prepared model and its analysis at the opset that pays."""
+        """Return the prepared model and its analysis at the opset that pays."""
         before = analyse(self.base.graph, self.options)
         held = held_back(before)
         candidates = sorted(
@@ -270,7 +272,9 @@ class _Choice:
     def attempt(
         self, opset: int, before: Analysis, held: HeldBack
     ) -> tuple[Prepared, Analysis] | None:
-        """The model at an opset, or at the least that does as much; None if it does not pay, or changes results."""
+        """Return the model at an opset, or at the least that does as much; None if it does not pay, or changes
+        results.
+        """
         prepared = self.at(opset)
         after = analyse(prepared.graph, self.options)
         lowered = held.lowered(after)
@@ -282,9 +286,9 @@ class _Choice:
         if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(
             before
         ):
-            what = f"{self.options.target} has no kernel for {lost}: the CPU would take longer than low precision saves"
+            what = f"{self.options.target} has no kernel for {lost}, and the CPU would take longer than low precision saves"
             self.refused.append(
-                f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it nevertheless)."
+                f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it anyway)."
             )
             return None
         enough = max((held.first[node] for node in lowered), default=opset)
@@ -297,7 +301,7 @@ class _Choice:
         return (prepared, after) if self.is_proven(prepared.graph) else None
 
     def is_proven(self, graph: Graph) -> bool:
-        """Whether the upgraded model computes what it did, as far as anybody can tell."""
+        """Return whether the upgraded model computes what it did, as far as anybody can tell."""
         why = self.proof(graph) if self.proof is not None else None
         if why is not None:
             self.refused.append(
@@ -308,7 +312,7 @@ class _Choice:
     def settled(
         self, prepared: Prepared, analysis: Analysis, notes: Iterable[str]
     ) -> tuple[Prepared, Analysis]:
-        """The outcome, with its notes.
+        """Return the outcome, with its notes.
 
         Raises:
             OpsetError: it is the least opset, and not even that one computes the same.
@@ -342,7 +346,7 @@ class _Choice:
         held: HeldBack,
         obstacle: Obstacle | None,
     ) -> tuple[str, ...]:
-        """What an upgrade brought, and what stopped it, in sentences."""
+        """Return sentences about the benefits and obstacles of an upgrade."""
         graph, told = after.graph, list[str]()
         if graph is not before.graph:
             ops = ", ".join(
@@ -369,7 +373,7 @@ class _Choice:
 
 
 def fallen(before: Analysis, after: Analysis) -> str:
-    """The op types that the target leaves to the CPU after an upgrade, but not before."""
+    """Return the op types that the target leaves to the CPU after an upgrade, but not before."""
     graph, target = before.graph, before.options.target
     ops = {after.graph.nodes[node].key for node in after.pins.fallbacks}
     ops -= {graph.nodes[node].key for node in before.pins.fallbacks}
@@ -384,12 +388,12 @@ def fallen(before: Analysis, after: Analysis) -> str:
 
 
 def _runs(graph: Graph, node: Node, target: str) -> bool:
-    """Whether the target has a kernel for a node as it is."""
+    """Return whether the target has a kernel for a node as it is."""
     return runs_on(target, Typed.of(node, graph.types))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
-    """A node that ONNX Runtime no longer runs in float32 at that opset; None if there is none.
+    """Return a node that ONNX Runtime no longer runs in float32 at that opset; None if there is none.
 
     What the target leaves to the CPU does run. What the CPU cannot run nobody without a device can, or validate.
     """

@@ -249,14 +249,14 @@ class Builder:
     def high_nodes(self) -> Iterator[tuple[Node, str]]:
         """Yield (node, why) where the builder takes no low precision."""
         for nodes, why in (
-            (self.stacked_up(), "a loop can stack up its results in float32 only"),
+            (self.stacked_up(), "a loop can only stack its results in float32"),
             (
                 (node for node, _ in self.casts_of_constants()),
-                "it reads a Cast of a constant, but never the constant itself",
+                "it accepts a Cast of a constant, but not the constant itself",
             ),
             (
                 self._integer_factors(),
-                "dequantized numbers cannot be multiplied by cast integers in low precision",
+                "low precision cannot multiply dequantized numbers by cast integers",
             ),
             (
                 self._computed_high(),
@@ -264,7 +264,7 @@ class Builder:
             ),
             (
                 self._pooled_twice(),
-                "several pools of a value that one loop passes to another stay float32",
+                "several pools of a value that one loop passes to another stay in float32",
             ),
         ):
             yield from ((node, why) for node in nodes)
@@ -318,7 +318,9 @@ class Builder:
 
     @cached_property
     def dequantized(self) -> Mapping[int, Dequantized]:
-        """What dequantizes values, also through ops that read one computed value. Complexity: linear in nodes."""
+        """Return the nodes that dequantize values, also through ops that read one computed value. Complexity: linear in
+        nodes.
+        """
         graph, facts, origins = self.graph, op_facts(), dict[int, int]()
         known: dict[int, Dequantized] = {}
         for index in graph.order if graph.nodes_of(facts.dequantize) else ():

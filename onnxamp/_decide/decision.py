@@ -44,12 +44,12 @@ class Decision(NamedTuple):
     cost: int
 
     def is_low(self, variable: int) -> bool:
-        """Whether a port with this variable is low precision."""
+        """Return whether a port with this variable is low precision."""
         return variable == LOW or (variable >= 0 and self.low[variable])
 
 
 def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
-    """A verdict for each variable."""
+    """Return a verdict for each variable."""
     return [
         verdict_on(problem, pins, decision, variable.index)
         for variable in problem.ports.variables
@@ -59,7 +59,7 @@ def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
 def verdict_on(
     problem: Problem, pins: Pins, decision: Decision, variable: int
 ) -> Verdict:
-    """The verdict for one variable."""
+    """Return the verdict for one variable."""
     ports, low, own = (
         problem.ports,
         decision.low[variable],

@@ -26,7 +26,7 @@ from onnxamp._ops.exponents import (
 from onnxamp._ops.facts import op_facts
 
 _BORDER: Final = 8
-"""Cost of a node that is added, at the model's interface or behind a logarithm, in constants that change."""
+"""Cost of a node that is added, at the model's interface or after a logarithm, in constants that change."""
 
 _LARGE: Final = 4096
 """Elements from which on a constant with several readers is multiplied for all of them alike, if that is possible."""
@@ -80,17 +80,17 @@ class Equations:
             self.relate(owner, ((one, 1), (other, -1)))
 
     def value(self, value: int) -> int:
-        """The variable of a value; ZERO where it can have no exponent, _NONE where it is absent."""
+        """Return the variable of a value; ZERO where it can have no exponent, _NONE where it is absent."""
         return _NONE if value == ABSENT else self.values.get(value, ZERO)
 
     def read(self, node: Node, position: int) -> int:
-        """The variable of an input: of this one reader, where it is a small constant."""
+        """Return the variable of an input: of this one reader, where it is a small constant."""
         known = self.uses.get((node.index, position))
         return self.value(node.input(position)) if known is None else known
 
 
 def find_equations(graph: Graph, *, borders: bool = True) -> Equations:
-    """The equations of a graph.
+    """Return the equations of a graph.
 
     Args:
         graph: the graph.
@@ -133,7 +133,7 @@ def _variables(made: Equations) -> None:
 
 
 def _is_shared(graph: Graph, value: int, stats: ConstantStats | None) -> bool:
-    """Whether all readers of a constant get the same multiple of it.
+    """Return whether all readers of a constant get the same multiple of it.
 
     Masks, which hold nothing but zeros and sentinels, tie no layers to one another however large they are.
     """
@@ -153,7 +153,7 @@ def _is_float(graph: Graph, value: int) -> bool:
 
 
 def is_stored(graph: Graph, value: int) -> bool:
-    """Whether the value is a constant itself, and not moved from one."""
+    """Return whether the value is a constant itself, and not moved from one."""
     return graph.constants.source(value) == value and graph.constants.is_constant(value)
 
 
@@ -187,7 +187,7 @@ def _ends(made: Equations, *, borders: bool) -> None:
 
 
 def _can_scale(graph: Graph, value: int) -> bool:
-    """Whether a Mul can stand between the value and the model's interface."""
+    """Return whether a Mul can stand between the value and the model's interface."""
     returned = [scope for scope, _ in graph.results[value]]
     is_input = graph.values[value].producer == ABSENT
     return (
@@ -271,7 +271,7 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
 
 
 def _ports(node: Node, side: Sum) -> list[tuple[tuple[bool, int], int]]:
-    """The ports of a side of an equation with their coefficients."""
+    """Return the ports of a side of an equation with their coefficients."""
     found = []
     for number, is_output, position in side:
         every = range(len(node.inputs)) if position == ALL else (position,)

@@ -39,7 +39,7 @@ from onnxamp._optional import require
 def components(
     members: Iterable[int], joined: Iterable[Sequence[int]]
 ) -> list[list[int]]:
-    """The members in groups that rows of ``joined`` connect, both in the order of the members.
+    """Return the members in groups that rows of ``joined`` connect, both in the order of the members.
 
     Complexity: near linear in members and joined ones.
     """
@@ -74,7 +74,7 @@ _TOLERANCE: Final = 1e-6
 
 
 class Objective(NamedTuple):
-    """What counts, in this order: steps of overflow, steps of lost digits, and the cost of what is touched."""
+    """The criteria in this order: steps of overflow, steps of lost digits, and the cost of the affected nodes."""
 
     over: int
     under: int
@@ -91,7 +91,7 @@ class Proof(NamedTuple):
 def objective_of(
     classes: Classes, exponents: Sequence[int], members: Iterable[int]
 ) -> Objective:
-    """What exponents come to among these classes."""
+    """Return the total cost of exponents among these classes."""
     over = under = touched = 0
     for member in members:
         exponent = exponents[member]
@@ -213,7 +213,7 @@ class _Program:
         self.entries, self.lower, self.upper = entries, lower, upper
 
     def objective(self, position: int) -> NDArray[np.float64]:
-        """The coefficients of an objective."""
+        """Return the coefficients of an objective."""
         result = np.zeros(self.count)
         n, over, under = self.members, *self.starts[1:]
         if position == 0:
@@ -225,7 +225,7 @@ class _Program:
         return result
 
     def least(self, position: int, limits: Sequence[int]) -> _Found | None:
-        """The least of an objective where those before it are limited; None where nothing was found."""
+        """Return the least of an objective where those before it are limited; None where nothing was found."""
         require("scipy", "Solving for exponents needs scipy", "measure")
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - only exponents need it
         from scipy.sparse import csr_array, vstack  # noqa: PLC0415
@@ -291,7 +291,7 @@ class Solution(NamedTuple):
     """By how much less could be touched at most, where less overflow is proven impossible; else None."""
 
     def chain(self, variable: int) -> list[int]:
-        """The relations from a variable that must be 0 to what is 0 in itself; empty for other variables."""
+        """Return the relations from a variable that must be 0 to what is 0 in itself; empty for other variables."""
         found = []
         while variable in self.forced:
             relation, variable = self.forced[variable]
@@ -301,7 +301,7 @@ class Solution(NamedTuple):
 
 
 def solve(problem: Problem) -> Solution:
-    """The exponents of a problem; the module says which."""
+    """Return the exponents of a problem; the module says which."""
     forced = find_forced(problem)
     classes = Classes.of(problem, forced)
     search = _Search(classes)
@@ -371,7 +371,7 @@ class _Search:
         self.touches = [_TOUCH * cost for cost in classes.costs]
 
     def leaf(self, relation: Mapping[int, int]) -> int:
-        """The leaf of a relation: one that has a cost of its own, where there are several."""
+        """Return the leaf of a relation: one that has a cost of its own, where there are several."""
         found = [
             c
             for c, number in relation.items()
@@ -410,7 +410,7 @@ class _Search:
             pending = sorted(near - leaves, reverse=turn % 2 > 0)
 
     def cost(self, member: int, exponent: int) -> int:
-        """What a class costs at an exponent."""
+        """Return the cost of a class at an exponent."""
         cost = abs(exponent)
         if exponent:
             cost += self.touches[member]
@@ -465,7 +465,7 @@ class _Search:
     def move(
         self, member: int, target: int, *, together: bool
     ) -> dict[int, int] | None:
-        """The changes that bring a class to an exponent; None where relations cannot be repaired.
+        """Return the changes that bring a class to an exponent; None where relations cannot be repaired.
 
         Leaves are changed first; ``together``, what costs least, so that neighbours move along.
         """
@@ -491,7 +491,7 @@ class _Search:
     def repair(
         self, row: int, changes: Mapping[int, int], *, together: bool
     ) -> tuple[int, int] | None:
-        """The class, and its exponent, that make a relation hold again; ZERO if none can, None if it holds."""
+        """Return the class, and its exponent, that make a relation hold again; ZERO if none can, None if it holds."""
         relation = self.classes.relations[row]
         rest = sum(
             coefficient * changes.get(c, self.exponents[c])

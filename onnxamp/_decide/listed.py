@@ -71,12 +71,12 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
     unknown, unseen, known = dict[str, str](), dict[str, str](), dict[str, str]()
     for name in sorted(name for name in names if not named_nodes(graph, name)):
-        text = f"The op type {name!r} of your lists does not occur in the model."
+        text = f"The op type {name!r} in your lists does not occur in the model."
         cores = ", ".join(unrecognised(graph, name))
         if cores:
             unseen[name] = (
-                f"{name!r} of your lists is nowhere recognised in the model, but may be what its {cores} are for: list"
-                " op types instead."
+                f"{name!r} in your lists was not recognised in the model, but its {cores} may implement"
+                " it: list op types instead."
             )
         elif is_known(name, declared):
             known[name] = text

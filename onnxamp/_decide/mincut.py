@@ -44,7 +44,7 @@ class Network:
         return first
 
     def copy(self) -> "Network":
-        """An independent copy."""
+        """Return an independent copy."""
         return Network(self.size, self._arcs)
 
     def arc(self, low: int, high: int, cost: int) -> None:
@@ -107,7 +107,7 @@ class Network:
         flow, reached = solution or _maximum_flow(*arguments)
         if flow > total:
             raise InternalError(
-                "The precision problem has no solution: a pin to low contradicts one to float32."
+                "The precision problem has no solution: one pin requires low precision, another float32."
             )
         low[reached[reached >= 2] - 2] = True
         return Cut(low, flow)
@@ -141,7 +141,7 @@ class Cut(NamedTuple):
 def _maximum_flow(
     size: int, tails: "NDArray[Any]", heads: "NDArray[Any]", capacities: "NDArray[Any]"
 ) -> "tuple[int, NDArray[Any]]":
-    """The value of the flow, and the vertices that the source reaches in the residual graph."""
+    """Return the value of the flow, and the vertices that the source reaches in the residual graph."""
     from scipy.sparse import csr_array  # noqa: PLC0415 - importing scipy costs 0.3 s
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 

@@ -78,7 +78,7 @@ def stranded(
 def _sides(
     graph: Graph, ports: PortVariables, given: Container[int], index: int
 ) -> Iterator[int]:
-    """The variables of what makes and reads a node's values; weights have none, unless the user lowers them.
+    """Yield the variables of what makes and reads a node's values; weights have none, unless the user lowers them.
 
     Inputs and outputs of the model stand for a node that casts them: there is one once the model is converted.
     """

@@ -1,10 +1,11 @@
 """Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.listed import Listed, absent_names
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
@@ -13,6 +14,7 @@ from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
@@ -21,12 +23,12 @@ from onnxamp._options.options import Options
 
 
 def taken_off(options: Options) -> list[str]:
-    """Which ops the user's white list takes off the preset's black list."""
+    """Warn about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
     return [
-        f"Your white list takes {op} off the black list of {options.preset.name!r}."
+        f"Your white list removes {op} from the black list of {options.preset.name!r}."
         for op in ops
     ]
 
@@ -132,7 +134,7 @@ def node_names(graph: Graph) -> list[str]:
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
     if parts := [name for name in names if pattern.search(name)]:
         whole = f".*{pattern.pattern}.*"
-        return f" It matches a part of {first_of(parts)}: write {whole!r}."
+        return f" It matches only part of {first_of(parts)}: write {whole!r}."
     return suggestion(names, pattern.pattern)
 
 
@@ -176,6 +178,17 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
                     f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
+    if options.weights_only:
+        stored = graph.constants.tensors.keys()
+        for node in graph.nodes:
+            if not stored.isdisjoint(node.outputs):
+                continue  # a Constant
+            kept = Override(False, Reason.PATTERN, _WEIGHTS_ONLY)
+            if (first := overrides.setdefault(node.index, kept)).low:
+                raise ContradictionError(
+                    f"Node {node.label!r}: {first.detail} contradicts {_WEIGHTS_ONLY}; drop one."
+                )
+        weights = dict.fromkeys(_all_weights(graph, options), _WEIGHTS_ONLY) | weights
     absent = absent_names(graph, options)
     warnings = [
         *(one.text for one in unmatched_names(graph, options)),
@@ -205,6 +218,16 @@ def lost_weights(
     """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
     found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
     weights = overrides.low_weights
+    for source, hazard in _lost(graph, weights, hazards, low):
+        rows = found.setdefault((weights[source], hazard.reason), {})
+        rows.setdefault(graph.values[source].name, hazard)
+    return _told(found, "stores {} in low precision")
+
+
+def _lost(
+    graph: Graph, weights: Collection[int], hazards: Iterable[Hazard], low: Format
+) -> Iterator[tuple[int, Hazard]]:
+    """Yield the weights that lose the numbers which a hazard is about if they are stored low."""
     for hazard in hazards if weights else ():
         for value in (
             graph.nodes[hazard.node].inputs
@@ -213,15 +236,35 @@ def lost_weights(
         ):
             source, loses = graph.constants.source(value), hazard.reason.loses
             if source in weights and loses is not None and loses(graph, source, low):
-                rows = found.setdefault((weights[source], hazard.reason), {})
-                rows.setdefault(graph.values[source].name, hazard)
-    return _told(found, "stores {} in low precision")
+                yield source, hazard
+
+
+_WEIGHTS_ONLY: Final = "weights_only (--weights-only)"
+_SMALL: Final = 256
+"""Elements of a constant below which the Cast of a low one takes about as many bytes as it saves."""
+
+
+def _all_weights(graph: Graph, options: Options) -> list[int]:
+    """Return the float32 constants that are worth being stored low, and lose nothing but digits by it."""
+    constants, low = graph.constants, options.low
+    large = {
+        value
+        for value in constants.tensors
+        if graph.types[value] == FLOAT and elements(graph.shapes[value]) >= _SMALL
+    }
+    found = set[int]()
+    for value in large:
+        stats = constants.stats(value)
+        if stats and stats.out_of_range(low) is None and not stats.has_sentinel(low):
+            found.add(value)
+    hazards = graph.ask(find_hazards, low) if options.hazards else ()
+    return sorted(found - {value for value, _ in _lost(graph, found, hazards, low)})
 
 
 def _told(
     found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
 ) -> Iterator[str]:
-    """A sentence per option and kind of hazard; rows are hazards by what the option names."""
+    """Yield a sentence per option and kind of hazard; rows are hazards by what the option names."""
     for (detail, reason), rows in found.items():
         what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
@@ -256,7 +299,7 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
 def _matching(
     patterns: Iterable[re.Pattern[str]], names: Iterable[str]
 ) -> Iterator[str]:
-    """The patterns that match one of the names."""
+    """Return the patterns that match one of the names."""
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 
@@ -323,7 +366,7 @@ def unmet_lists(
 _SCHEMA: Final = "schema"
 _OF_TYPES: Final = frozenset({_SCHEMA, Reason.NO_KERNEL.value})
 _OF_USER: Final = frozenset({Reason.PATTERN, Reason.RULE})
-"""What the user wants of single nodes is no news."""
+"""Overrides of single nodes need no warning."""
 
 
 def _refusal(

@@ -64,7 +64,7 @@ def _variable_name(graph: Graph, variable: Variable) -> VariableName:
 
 
 class Pins(NamedTuple):
-    """What is settled before the cut.
+    """Decisions made before the cut.
 
     Attributes:
         verdicts: deciding variable -> its pin.
@@ -74,7 +74,7 @@ class Pins(NamedTuple):
         worthy: variables of white-listed products whose float16 sums have a price.
         fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
         low_alone: those of them that do not if they are low.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
+        warnings: sentences about options that match nothing or cannot be followed.
     """
 
     verdicts: Mapping[int, Verdict]
@@ -159,17 +159,17 @@ def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
     return any(verdict.low for verdict in verdicts if verdict is not None)
 
 
-_MADE_UP: Final = "Exponents were chosen for made-up inputs, whose ranges differ from real ones: pass samples (--inputs)."
+_MADE_UP: Final = "Exponents were chosen for random inputs, whose ranges differ from real ones: pass samples (--inputs)."
 _NOT_HONOURED: Final = (
     "{target} computes float32 nodes in float16 as well, so keeping a node in float32 protects nothing: onnxamp check"
     " --target {target} lists the values that do not fit."
 )
 _UNSOUND: Final = (
-    "{} float32, since the converted model would be wrong there otherwise. This is a bug: please report"
-    " the model."
+    "{} in float32, since the converted model would be wrong there otherwise. This is a bug: please"
+    " report the model."
 )
 
-_IO: Final = "keep_io_types is off for it"
+_IO: Final = "keep_io_types excludes it"
 _LOW_WEIGHT: Final = "low_weights (--low-weight)"
 
 _Pinned: TypeAlias = dict[int, Verdict]
@@ -413,7 +413,7 @@ class _Claims:
         if follows or not (lowers or (level == Level.O1 and not exact)):
             return None
         lowered = "every op it can" if lowers else "only white-listed ops"
-        lowered = "what reads low precision alone" if is_follower else lowered
+        lowered = "nodes that read only low precision" if is_follower else lowered
         return lowers or is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
 
     def find_followers(self) -> frozenset[int]:
@@ -437,9 +437,13 @@ class _Claims:
         return is_named or node.key in self.options.white
 
     def black_entry(self, node: Node) -> str | None:
-        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
+        """Return the entry of a black list that means the node; None if none does, or the user's white list does.
+
+        A preset means no node that integers bound; the user's list does.
+        """
         listed, index = self.problem.listed, node.index
-        if index in listed.white:
+        is_bounded = index in self.problem.bounded and index not in listed.black
+        if index in listed.white or is_bounded:
             return None
         if node.key in self.options.black:
             return node.key
@@ -457,7 +461,7 @@ class _Claims:
             if key not in decisions:
                 near = suggestion(decisions, key)
                 raise ArgumentError(
-                    f"The plan does not know {key!r}: it was made for another model.{near}"
+                    f"The plan does not contain {key!r}: it was made for another model.{near}"
                 )
             low = decisions[key]
             pins = self.low if low else self.high

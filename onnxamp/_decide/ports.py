@@ -77,7 +77,7 @@ class PortVariables(NamedTuple):
     requested_low: frozenset[int]
 
     def root(self, variable: int) -> int:
-        """The variable that decides for this one; HIGH, LOW and NONE stand for themselves."""
+        """Return the variable that decides for this one; HIGH, LOW and NONE stand for themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
     def at(self, node: Node, value: int = ABSENT) -> set[int]:

@@ -93,7 +93,7 @@ class CutProblem:
                 self.value(value)
 
     def decide(self, prices: Prices | None = None) -> Decision:
-        """The cheapest assignment. Complexity: near linear in ports for real graphs."""
+        """Return the cheapest assignment. Complexity: near linear in ports for real graphs."""
         network = self.network.copy()
         if prices is not None:
             self.measured(network, prices)
@@ -142,7 +142,7 @@ class CutProblem:
         self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
 
     def is_high(self, node: int) -> bool:
-        """Whether the node is pinned to float32."""
+        """Return whether the node is pinned to float32."""
         roots = map(self.ports.root, self.ports.of_node.get(node, {}).values())
         return any(
             pin is not None and not pin.low
@@ -188,7 +188,7 @@ class CutProblem:
         return totals
 
     def decides(self, index: int) -> int:
-        """The variable that decides for a node: of its first output that has one, otherwise of an input."""
+        """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
         if index not in self.deciding:
             outputs, produced = self.graph.nodes[index].outputs, self.ports.produced
             variables = [produced[value] for value in outputs if value != ABSENT]
@@ -198,7 +198,7 @@ class CutProblem:
         return self.deciding[index]
 
     def cast(self, value: int, scope: int) -> int:
-        """The cost of a Cast of a value in a scope."""
+        """Return the cost of a Cast of a value in a scope."""
         return self.costs.cast(
             elements(self.graph.shapes[value]), self.trips[scope], self.low
         )
@@ -234,7 +234,8 @@ class CutProblem:
             )
 
     def gain(self, node: Node) -> int:
-        """What a node saves by moving fewer bytes per element; always less than the pair of Casts it might need.
+        """The time that a node saves by moving fewer bytes per element; always less than the pair of Casts it might
+        need.
 
         Views share memory and move nothing, so their gain only settles ties.
         """
@@ -290,7 +291,7 @@ class CutProblem:
         self.casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
 
     def is_alone(self, variable: int) -> bool:
-        """Whether the variable of a constant is neither pinned nor tied to another one."""
+        """Return whether the variable of a constant is neither pinned nor tied to another one."""
         return (
             variable >= 0
             and variable not in self.tied
@@ -330,7 +331,7 @@ class CutProblem:
             self.network.arc(second, first, cost)
 
     def purely_high(self) -> tuple[set[int], set[int]]:
-        """Values that a float32 source reaches through exact ops alone, and those of them that carry a charge.
+        """Return values that a float32 source reaches through exact ops alone, and those of them that carry a charge.
 
         In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
         an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32;
@@ -376,7 +377,7 @@ class CutProblem:
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
     def is_moved(self, node: Node, value: int, made: Sequence[int]) -> bool:
-        """Whether an exact op makes the value, now or before a conversion, or a Cast to or from the low type."""
+        """Return whether an exact op makes the value, now or before a conversion, or a Cast to or from the low type."""
         if value == ABSENT:
             return False
         if made[value] in self.pins.exact or node.index in self.graph.shields:
@@ -388,18 +389,18 @@ class CutProblem:
         return node.index in self.graph.exact and types[value] == low
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
-        """Whether a Cast raises a low weight: what it reads is stored, and not rounded on its way."""
+        """Return whether a Cast raises a low weight: what it reads is stored, and not rounded on its way."""
         is_cast = node.key == "Cast" and node.input(0) in weights
         return is_cast and self.graph.types[node.outputs[0]] == FLOAT
 
     def is_heavy(self, value: int) -> bool:
-        """Whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
+        """Return whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
         saves = (
             self.costs.stored(self.saves * elements(self.graph.shapes[value])) > LAUNCH
         )
         return saves and value not in self.problem.unfit and self.is_stored(value)
 
     def is_stored(self, value: int) -> bool:
-        """Whether the value is an initializer or a Constant, of either precision."""
+        """Return whether the value is an initializer or a Constant, of either precision."""
         producer = self.graph.producer(value)
         return producer is None or producer.key != "Cast"

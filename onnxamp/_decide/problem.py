@@ -1,6 +1,7 @@
 """The precision problem of a graph: everything that is known before anything is decided."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from onnx import ModelProto
@@ -8,6 +9,7 @@ from onnx import ModelProto
 from onnxamp._decide.hazards import accumulators, find_hazards, hazards_on
 from onnxamp._decide.hazards.long_products import accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
+from onnxamp._decide.hazards.quantized import bounded_nodes
 from onnxamp._decide.listed import Listed, find_listed
 from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.ports import PortVariables
@@ -20,11 +22,13 @@ from onnxamp._errors import OpsetError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
+from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of, split_products
+from onnxamp._target.targets import target_of
 
 
 class Problem(NamedTuple):
@@ -32,7 +36,7 @@ class Problem(NamedTuple):
 
     Attributes:
         ports: the precision variables.
-        hazards: where low precision is known to break or lose values.
+        hazards: the places where low precision is known to break or lose values.
         overrides: what the user says of single nodes.
         listed: the nodes that lists mean.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
@@ -42,6 +46,8 @@ class Problem(NamedTuple):
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
         shares: products that the target sums up in float16 -> their squared error as a share of what is bearable, where
             the level lets that decide.
+        twofold: nodes that may dequantize in both precisions, a node for each, in place of a Cast behind them.
+        bounded: see :func:`onnxamp._decide.hazards.quantized.bounded_nodes`.
         absorbed: values whose up-cast a fusion would absorb, see
             :func:`onnxamp._patterns.fusion_groups.absorbed_casts`.
     """
@@ -58,6 +64,8 @@ class Problem(NamedTuple):
     constant_fed: frozenset[int]
     joined: Mapping[int, int]
     shares: Mapping[int, float]
+    twofold: frozenset[int]
+    bounded: frozenset[int]
     absorbed: frozenset[int]
 
 
@@ -128,6 +136,8 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         constant_fed=_constant_fed(graph, unfit, lookups=options.level != Level.O3),
         joined=graph.ask(skip_sums),
         shares=shares,
+        twofold=_twofold(graph, options, {*wished, *(one.node for one in hazards)}),
+        bounded=graph.ask(bounded_nodes, options.target),
         absorbed=frozenset(graph.ask(absorbed_casts, low, options.target)),
     )
 
@@ -149,6 +159,19 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
         for value, stats in floats
         if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
     )
+
+
+def _twofold(
+    graph: Graph, options: Options, settled: AbstractSet[int]
+) -> frozenset[int]:
+    """Return nodes that dequantize, but for settled ones: no Cast may part them from what an engine fuses with them.
+
+    There are none where the target fuses float32 alone.
+    """
+    if target_of(options.target).fuses_quantized:
+        return frozenset()
+    nodes = graph.nodes_of(op_facts().dequantize)
+    return frozenset(node.index for node in nodes) - settled
 
 
 def _constant_fed(

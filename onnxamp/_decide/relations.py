@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 class Problem:
-    """What is known of the exponents.
+    """The constraints on exponents.
 
     Attributes:
         count: number of variables, ZERO included.
@@ -45,7 +45,7 @@ class Problem:
         self.costs = dict[int, int]()
 
     def variable(self) -> int:
-        """A new variable."""
+        """Return a new variable."""
         self.count += 1
         return self.count - 1
 
@@ -159,7 +159,7 @@ class _Union:
         self.zeros = {ZERO: ABSENT}
 
     def root(self, variable: int) -> tuple[int, int]:
-        """What stands for a variable and all that are tied to it, and the multiple of it that the variable is."""
+        """Return the representative of a variable and its ties, and the variable's factor relative to it."""
         parents, path = self.parents, []
         while parents[variable][0] != variable:
             path.append(variable)
@@ -171,7 +171,7 @@ class _Union:
         return variable, multiple
 
     def combined(self, relation: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """A relation among roots, without what is 0, in lowest terms."""
+        """Return a relation among roots, without what is 0, in lowest terms."""
         row: Counter[int] = Counter()
         for variable, coefficient in relation:
             root, multiple = self.root(variable)

@@ -50,7 +50,7 @@ class Partial(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """What was measured, by name of a value.
+    """Measured ranges, by name of a value.
 
     ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16, and
     ``centred`` what normalisations make there that subtract a small mean.
@@ -74,9 +74,9 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     equations = find_equations(graph, borders=options.keep_io_types is True)
     low, measured = options.low, _measured(graph, ranges.largest)
     wanted = _wanted(graph, low, measured)
-    sums = {
-        graph.scopes[0].names[name]: partial for name, partial in ranges.sums.items()
-    }
+    names = value_names(graph)
+    values = {name: value for value, name in names.items()}
+    sums = {values[name]: partial for name, partial in ranges.sums.items()}
     for value, window in wanted.items():
         if value in sums:
             window = _for_sums(window, sums[value], low)  # noqa: PLW2901
@@ -94,12 +94,12 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
         for value, item in sums.items()
         if _fits(item, exponents.get(value, 0), low)
     )
-    known = (*(graph.values[value].name for value in fitting), *ranges.centred)
+    known = (*(names[value] for value in fitting), *ranges.centred)
     return Rescaling(scaled, unfit, sums=known, gap=solution.gap)
 
 
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
-    """Nodes that make or read a value that no exponent brings into range -> why."""
+    """Return nodes that make or read a value that no exponent brings into range -> why."""
     unfit = {row.value: row for row in (options.rescaling or Rescaling()).unfit}
     found: dict[int, str] = {}
     for value, name in value_names(graph).items() if unfit else ():
@@ -116,16 +116,16 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
 
 
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
-    """Nodes whose sums and means were measured, and fit float16: no guess counts there."""
-    names, made = graph.scopes[0].names, options.rescaling or Rescaling()
-    values = (names[name] for name in made.sums if name in names)
-    return frozenset(graph.values[value].producer for value in values)
+    """Return nodes whose sums and means were measured, and fit float16: no guess counts there."""
+    known = frozenset((options.rescaling or Rescaling()).sums)
+    fitting = (value for value, name in value_names(graph).items() if name in known)
+    return frozenset(graph.values[value].producer for value in fitting)
 
 
 def rows_of(
     equations: Equations, exponents: Sequence[int], largest: Mapping[int, float]
 ) -> tuple[Scaled, ...]:
-    """The values with an exponent, constants apart, which follow from the others."""
+    """Return the values with an exponent, constants apart, which follow from the others."""
     names = value_names(equations.graph)
     return tuple(
         Scaled(names[value], exponents[variable], largest.get(value))
@@ -153,7 +153,7 @@ def complete(equations: Equations, rescaling: Rescaling) -> list[int]:
     for row in rescaling.scaled:
         if row.value not in by_name:
             raise ArgumentError(
-                f"The model has no float32 value {row.value!r}: the exponents belong to another one."
+                f"The model has no float32 value {row.value!r}: the exponents belong to another model."
             )
         exponents[by_name[row.value]] = row.exponent
     return _completed(equations, exponents)
@@ -201,7 +201,7 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
 def _solved(
     relation: Relation, exponents: Sequence[int | None]
 ) -> tuple[int, int] | None:
-    """The one unknown of a relation, and its exponent; None where there is no or more than one."""
+    """Return the one unknown of a relation, and its exponent; None where there is no or more than one."""
     unknown: Counter[int] = Counter()
     rest = 0
     for variable, number in relation:
@@ -251,7 +251,7 @@ def _wanted(
 
 
 def _window(largest: float, limit: float, low: Format, small: int) -> Window:
-    """The exponents with which a value stays below a limit and keeps its small elements."""
+    """Return the exponents with which a value stays below a limit and keeps its small elements."""
     least = _ceil_log2(largest / limit)
     room = -_ceil_log2(2.0**small / largest)
     tiny = largest < _TINY * low.smallest_normal
@@ -259,7 +259,7 @@ def _window(largest: float, limit: float, low: Format, small: int) -> Window:
 
 
 def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
-    """The window of a value whose sums have to fit, too, and whose terms must not be flushed."""
+    """Return the window of a value whose sums have to fit, too, and whose terms must not be flushed."""
     least = max(
         window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power)
     )
@@ -311,7 +311,7 @@ def _unfit(
     measured: Mapping[int, float],
     exponents: Mapping[int, int],
 ) -> Iterator[Unfit]:
-    """Values out of range whatever exponents do, and those at borders, whose Mul has to stay float32."""
+    """Yield values out of range whatever exponents do, and those at borders, whose Mul must stay in float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
     known = {
@@ -325,14 +325,14 @@ def _unfit(
         if judged or number * 2.0**-exponent <= low.max_finite:
             continue
         if exponents.get(value, 0):
-            why = f"a Mul by 2^{exponents[value]} at the model's interface has to stay float32"
+            why = f"a Mul by 2^{exponents[value]} at the model's interface must stay in float32"
         else:
             why = chain_text(equations, solution.chain(equations.values[value]))
         yield Unfit(names[value], number, why)
 
 
 def chain_text(equations: Equations, chain: Iterable[int]) -> str:
-    """The nodes of a chain of relations in words."""
+    """Return the nodes of a chain of relations in words."""
     graph, labels = equations.graph, dict[str, None]()
     for relation in chain:
         owner = equations.owners[relation]

@@ -25,7 +25,7 @@ _FEWEST: Final = 64
 """Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
 
 SUM: Final = "ReduceSum"
-"""What adds up the results of parts; lists mean others by it."""
+"""The op that adds the results of parts; op lists do not refer to it."""
 
 _MOVES: Final = ("Reshape", "Transpose")
 _RESHAPE: Final = 5
@@ -71,7 +71,7 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
 
 
 def parts_of(node: Node) -> tuple[str, ...]:
-    """The ops that a product becomes, apart from data movement."""
+    """Return the ops that a product becomes, apart from data movement."""
     has_bias = node.key == "Gemm" and node.input(2) != ABSENT
     return ("MatMul", SUM, *["Add"] * has_bias)
 
@@ -89,7 +89,9 @@ def _parts(terms: int, product: Accumulation) -> int | None:
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
-    """Whether it is a float32 MatMul, or a Gemm that is one with a bias at most, of factors whose sizes are known."""
+    """Return whether it is a float32 MatMul, or a Gemm that is one with a bias at most, of factors whose sizes are
+    known.
+    """
     if (
         node.key not in ("MatMul", "Gemm")
         or graph.scopes[node.scope].opaque
@@ -104,7 +106,9 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 
 def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
-    """Whether the level, the user's lists and kernels admit these ops, and what moves data for them, in float16."""
+    """Return whether the level, the user's lists and kernels admit these ops, and what moves data for them, in
+    float16.
+    """
     if options.level == Level.O1 and not options.white.issuperset(
         op for op in ops if op != SUM
     ):
@@ -122,7 +126,7 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Nodes that stay float32 because the user says so, or because their values fit no low precision."""
+    """Return nodes that stay float32 because the user says so, or because their values fit no low precision."""
     overrides = find_overrides(graph, options).of_node
     return {
         *unfit_nodes(graph, options),

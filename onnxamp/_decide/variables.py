@@ -82,7 +82,7 @@ Types: TypeAlias = tuple[str | None, ...]
 
 
 def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
-    """The layout of a node with a schema; the same object for all nodes of the op with these types."""
+    """Return the layout of a node with a schema; the same object for all nodes of the op with these types."""
     assert node.signature is not None
     giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
     if giver is None or giver >= len(inputs) or not holds_float(inputs[giver]):
@@ -107,7 +107,7 @@ def _layout(
     facts, key, params = op_facts(), signature.key, list[str]()
 
     def place(port: Port, position: int) -> int:
-        """The position in ``params`` of the port's parameter; HIGH if schema or facts rule out the low type."""
+        """Return the position in ``params`` of the port's parameter; HIGH if schema or facts rule out the low type."""
         param = signature.param(port, position)
         if param not in params:
             kind, allowed = bound.get(param), signature.params.get(port.type, ())
@@ -137,7 +137,7 @@ def _layout(
 def _floats(
     formal: Callable[[int], Port | None], types: Types
 ) -> list[tuple[int, Port]]:
-    """The ports that hold float32, with their positions."""
+    """Return the ports that hold float32, with their positions."""
     floats = [position for position, kind in enumerate(types) if holds_float(kind)]
     return [
         (position, port)
@@ -182,7 +182,7 @@ def find_variables(
 
 
 def unknown_floats(graph: Graph, node: Node) -> list[int]:
-    """Values of unknown types that a node reads or makes, and that may be floats by its schema.
+    """Return values of unknown types that a node reads or makes, and that may be floats by its schema.
 
     Nobody can tell which types the node may have beside them.
     """
@@ -303,7 +303,7 @@ class _Finder:
                 self.sparse.add(named)
 
     def signature_variable(self, value: Value) -> int:
-        """The variable of a graph input or output: HIGH unless keep_io_types is off for it, and its default fits.
+        """Return the variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
 
         What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
         """
@@ -470,7 +470,7 @@ class _Finder:
             self.join([state, outer.get(target, NONE)])
 
     def flow(self, node: Node, param: str, value: int) -> int:
-        """The variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""
+        """Return the variable of a value that the node passes on; HIGH if the target's kernel cannot pass it on low."""
         kind = self.graph.types[value]
         assert kind is not None
         assert node.signature is not None

@@ -12,10 +12,10 @@ from onnxamp._model.protos import record
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What a decision is based on: a :class:`Kind` of hazards, or one of these."""
+    """The basis of a decision: a :class:`Kind` of hazards, or one of these."""
 
     value: str
-    """What plans call it. ``_data/reasons.toml`` has the words for people."""
+    """Its name in plans. ``_data/reasons.toml`` has the text for reports."""
 
     PATTERN: ClassVar["Reason"]
     RULE: ClassVar["Reason"]
@@ -48,7 +48,7 @@ Reason.CUT = Reason("cut")
 
 
 class Audit(NamedTuple):
-    """What an audit says of a hazard in a model that has low precision already.
+    """The audit of a hazard in a model that already has low precision.
 
     Attributes:
         place: its place among the others, since the first one that a node has may say it all.

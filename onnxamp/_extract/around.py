@@ -75,7 +75,7 @@ def _as_written(side: Side, name: str) -> Array | None:
 
 
 def is_finite(array: Array) -> bool:
-    """Whether an array is free of NaN and infinities, as all arrays but floats are."""
+    """Return whether an array is free of NaN and infinities, as all arrays but floats are."""
     return "float" not in array.dtype.name or bool(np.isfinite(_as_double(array)).all())
 
 
@@ -102,7 +102,7 @@ def differences(
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit for bit, apart from the bits of NaN."""
+    """Return whether two arrays are equal bit for bit, apart from the bits of NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if "float" not in one.dtype.name:
@@ -143,23 +143,23 @@ def extract_region(
     budget: int = BUDGET,
     progress: Progress | None = None,
 ) -> Region:
-    """Cut the region around a node out of a model, and record what enters it.
+    """Cut the region around a node out of a model, and record its inputs.
 
-    The nodes are those of the model as written, in its precision. To record values, the model runs as far as the
-    region; on CPU with low precision emulated. For a node in a branch of an If, the branches that the sample takes
-    replace their Ifs in the main graph first; for a node in the body of a Loop or Scan, the region is cut around the
-    Loop or Scan.
+    The nodes are those of the model as written, in its precision. To record values, the model runs up to the
+    region; on the CPU, low precision is emulated. For a node in a branch of an If, the branches that the sample
+    takes first replace their Ifs. For a node in the body of a Loop or Scan, the region contains the whole Loop or Scan.
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph. It is not changed.
-        around: name of a node or of one of its outputs, a regular expression for whole names, or several of these.
+        around: name of a node or of one of its outputs, a regular expression for full names, or several of these.
         before, after: the number of nodes to include along each path; Casts and constants do not count.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
             samples (with ``seed``, and sizes of named dimensions from ``dims``). The first sample that makes an output
-            of the region infinite or NaN is recorded; if there is none, or if branches are taken, the first of all.
+            of the region infinite or NaN is recorded; if there is none, or if branches are taken, it is the first
+            sample.
         provider: "cuda", "cpu" or a plugin provider; None for CUDA if there is a device.
-        budget: bytes of values and weights to hold at a time besides the model itself.
-        progress: called with the nodes of a run that are done, and their number.
+        budget: bytes of values and weights to hold at a time, in addition to the model.
+        progress: called with (nodes done, nodes in all) during a run.
 
     Returns:
         The region as a model, with its inputs and expected outputs.
@@ -222,7 +222,7 @@ def extract_region(
 
 
 def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
-    """A model without the defaults of inputs that the sample gives."""
+    """Return a model without the defaults of inputs that the sample gives."""
     overridden = {
         tensor.name for tensor in opened.proto.graph.initializer
     } & feeds.keys()
@@ -268,7 +268,7 @@ def _find_centre(
         try:
             nodes = find_nodes(flat_view, names)
         except ArgumentError:
-            told = ["On this input the branch that it is in is not taken."]
+            told = ["The branch that contains it is not taken on this input."]
         else:
             told = [
                 "The Ifs of the main graph are replaced by the branches that were taken."
@@ -285,7 +285,7 @@ def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
         if node.scope != 0
     )
     return [
-        f"{n.label!r} is inside of {o.label!r} ({o.key}), which is taken as a whole."
+        f"{n.label!r} is inside of {o.label!r} ({o.key}), which can only be cut out as a whole."
         for n, o in pairs
     ]
 
@@ -338,7 +338,7 @@ def _record(
             )
         except RuntimeFailure as error:
             text = input_failure(
-                "The model does not run as far as the region",
+                "The model fails before it reaches the region",
                 error,
                 samples,
                 number,

@@ -48,12 +48,12 @@ class MainGraph(NamedTuple):
         return cls(view, wiring, _constant(view, wiring))
 
     def producers(self, node: int) -> Iterator[int]:
-        """Nodes whose outputs a node needs."""
+        """Return nodes whose outputs a node needs."""
         values = (self.view.values[value] for value in self.wiring.needs[node])
         return (value.producer for value in values if value.producer != ABSENT)
 
     def consumers(self, node: int) -> Iterator[int]:
-        """Nodes that need a node's outputs."""
+        """Return nodes that need a node's outputs."""
         return (
             reader
             for value in self.outputs(node)
@@ -61,7 +61,7 @@ class MainGraph(NamedTuple):
         )
 
     def outputs(self, node: int) -> list[int]:
-        """Values that a node computes."""
+        """Return values that a node computes."""
         return [value for value in self.view.nodes[node].outputs if value != ABSENT]
 
 
@@ -75,7 +75,7 @@ class Cut(NamedTuple):
 
 
 def find_nodes(view: View, around: Iterable[str]) -> list[Node]:
-    """The nodes of all scopes with these names, in the file's order.
+    """Return the nodes of all scopes with these names, in the file's order.
 
     Args:
         around: names of nodes or of their outputs; a text that is no name is a regular expression for whole names.
@@ -104,7 +104,7 @@ def _named(view: View, fits: Callable[[str], object]) -> list[Node]:
 
 
 def _compiled(text: str) -> tuple[Callable[[str], object], str]:
-    """The text as a regular expression; or what matches nothing, and the reason: names may hold brackets."""
+    """Return the text as a regular expression; or what matches nothing, and the reason: names may hold brackets."""
     try:
         return re.compile(text).fullmatch, ""
     except re.error as error:
@@ -112,10 +112,10 @@ def _compiled(text: str) -> tuple[Callable[[str], object], str]:
 
 
 def _unknown(view: View, text: str, reason: str) -> str:
-    """The message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
+    """Return the message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
     head = f"No node or node output is called {text!r}, or matches it as a regular expression"
     if reason:
-        head = f"No node or node output is called {text!r}, and it is no regular expression ({reason})"
+        head = f"No node or node output is called {text!r}, and it is not a regular expression ({reason})"
     for value in view.values:
         if value.name == text and value.producer == ABSENT:
             readers = dict.fromkeys(
@@ -151,7 +151,7 @@ def _constant(view: View, wiring: Wiring) -> set[int]:
 def choose(
     graph: MainGraph, centre: Collection[int], before: int, after: int
 ) -> set[int]:
-    """The main-graph nodes around those of ``centre``, as the module's table says.
+    """Return the main-graph nodes around those of ``centre``, as the module's table says.
 
     Raises:
         ArgumentError: the region would take in a model input that is not a tensor.
@@ -176,7 +176,9 @@ def _reached(
     neighbours: Callable[[int], Iterable[int]],
     limit: int,
 ) -> set[int]:
-    """Nodes within ``limit`` steps. Nodes that are no step are followed first, so that every path is the shortest."""
+    """Return nodes within ``limit`` steps. Nodes that are no step are followed first, so that every path is the
+    shortest.
+    """
     steps = dict.fromkeys(start, 0)
     waiting = deque(steps)
     while waiting:
@@ -192,7 +194,7 @@ def _reached(
 
 
 def _comes_along(graph: MainGraph, value: int) -> bool:
-    """Whether the producer of a value that enters must be in the region, as the value cannot be recorded."""
+    """Return whether the producer of a value that enters must be in the region, as the value cannot be recorded."""
     producer, type_name = graph.view.producer(value), graph.view.types[value]
     is_tensor = type_name is None or type_name.startswith("tensor(")
     if producer is not None:
@@ -204,8 +206,8 @@ def _comes_along(graph: MainGraph, value: int) -> bool:
     entering = graph.view.values[value]
     if not is_tensor and entering.origin is Origin.INPUT:
         raise ArgumentError(
-            f"The region would read the model input {entering.name!r}, a {type_name}, and files of arrays cannot hold"
-            " that: choose a node further behind it, or take fewer nodes before (--before)."
+            f"The region would read the model input {entering.name!r}, a {type_name}, which an .npz file cannot"
+            " hold: choose a node further downstream, or include fewer nodes before it (--before)."
         )
     return False
 
@@ -238,7 +240,7 @@ def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -
 def _leaving(
     graph: MainGraph, nodes: Collection[int], centre: Collection[int]
 ) -> Iterator[int]:
-    """Values that others read, and those of the centre, in the file's order."""
+    """Yield values that others read, and those of the centre, in the file's order."""
     readers, results = graph.wiring.readers, graph.view.results
     for node in sorted(nodes):
         outputs = graph.outputs(node)
@@ -258,7 +260,7 @@ _EXPECTED: Final = ".expected"
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some nodes of a model as a model of its own, with the values that they computed.
+    """Some nodes of a model as a separate model, with the values that they computed.
 
     Arrays have the dtypes that the values have in the model as written: float16 stays float16.
 
@@ -271,9 +273,9 @@ class Region:
 
     model: ModelProto
     inputs: Mapping[str, Array]
-    """What entered the region, by input."""
+    """The arrays that entered the region, by input."""
     expected: Mapping[str, Array]
-    """What the whole model made of it, by output; only tensors."""
+    """The outputs of the region in the whole model; only tensors."""
     around: tuple[str, ...]
     """The nodes at its centre: name, or first output."""
     nodes: tuple[str, ...]
@@ -283,9 +285,9 @@ class Region:
     total: int
     """Number of nodes in the whole model's main graph."""
     ran_on: str
-    """What computed: "CUDA (device)", "CPU, emulated float16", "CPU"."""
+    """The engine: "CUDA (device)", "CPU, emulated float16", "CPU"."""
     sample: str
-    """Where the numbers come from."""
+    """The source of the numbers."""
     differing: Mapping[str, float]
     """Outputs that the region, run alone in the same way, does not reproduce bit for bit, as with random ops: the
     largest difference relative to the largest element."""
@@ -315,7 +317,7 @@ class Recorded(NamedTuple):
 def assembled(
     opened: Model, main: MainGraph, cut: Cut, recorded: Recorded
 ) -> ModelProto:
-    """The region as a model: nodes as written, weights embedded, types and shapes as recorded.
+    """Return the region as a model: nodes as written, weights embedded, types and shapes as recorded.
 
     Raises:
         ArgumentError: a value that enters is not a tensor. ExternalDataError: weights cannot be read.
@@ -361,8 +363,8 @@ def _declared(
         )
     if kind is None:
         raise ArgumentError(
-            f"The value {name!r} at the border of the region is not a tensor, and files of arrays cannot hold it:"
-            " take more or fewer nodes (--before, --after)."
+            f"The value {name!r} at the border of the region is not a tensor, so an .npz file cannot hold"
+            " it: include more or fewer nodes (--before, --after)."
         )
     return ValueInfoProto(name=name, type=typed(kind))
 
@@ -385,7 +387,7 @@ def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfo
 
 
 def _called(source: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
-    """The model-local functions that nodes call, at any depth."""
+    """Return the model-local functions that nodes call, at any depth."""
     functions = {
         (function.domain, function.name): function for function in source.functions
     }
@@ -402,7 +404,7 @@ def _called(source: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProt
 
 
 def region_files(path: str | PathLike[str]) -> tuple[Path, Path, Path]:
-    """The files that :func:`save_region` writes: the model, its inputs, and what is expected."""
+    """Return the files that :func:`save_region` writes: the model, its inputs, and what is expected."""
     model = as_path(path)
     base = model.with_suffix("") if model.suffix == ".onnx" else model
     return (
@@ -417,13 +419,13 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
 
     Args:
         region: what :func:`extract_region` returned.
-        path: where the model goes, with or without ``.onnx``; the other files lie beside it.
+        path: where to write the model, with or without ``.onnx``; the other files go next to it.
 
     Returns:
         The paths of the model, its inputs and its expected outputs.
 
     Raises:
-        ArgumentTypeError: ``region`` is not a Region, or ``path`` is no path.
+        ArgumentTypeError: ``region`` is not a Region, or ``path`` is not a path.
         OutputError: a file cannot be written.
 
     Example:
@@ -455,7 +457,7 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
 
 
 def _archive(arrays: Mapping[str, Array]) -> bytes:
-    """An ``.npz`` archive. numpy.savez would refuse some names ("file")."""
+    """Return an ``.npz`` archive. numpy.savez would refuse some names ("file")."""
     stream = BytesIO()
     with ZipFile(stream, "w") as archive:
         for name, array in arrays.items():

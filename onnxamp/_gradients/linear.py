@@ -61,7 +61,7 @@ def _matmul(call: Call) -> Grads:
 
 
 def _unsqueezed(x: Tensor, axis: int) -> Tensor:
-    """A tensor with a new axis of size 1, counted from the end."""
+    """Return a tensor with a new axis of size 1, counted from the end."""
     dims = x.dims
     if dims is not None:
         at = len(dims) + 1 + axis
@@ -103,7 +103,9 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _einsum(call: Call) -> Grads:
-    """The gradient of an operand is the Einsum of the output gradient and the other operands onto its letters."""
+    """Return the gradient of an operand is the Einsum of the output gradient and the other operands onto its
+    letters.
+    """
     equation = call.attribute("equation").replace(" ", "")
     left, _, result = equation.partition("->")
     terms = left.split(",")
@@ -129,11 +131,11 @@ def _einsum(call: Call) -> Grads:
 
 
 _INDICES: Final = "MaxPool.Indices"
-"""How the ``engine.toml`` of a target calls what an engine may lack."""
+"""The name in a target's ``engine.toml`` of a feature that an engine may lack."""
 
 
 class Window(NamedTuple):
-    """How a window slides, per spatial axis."""
+    """The movement of a window, per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -163,7 +165,7 @@ class Window(NamedTuple):
 
 
 def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
-    """The window of a node; ``kernel`` where the attribute may be missing.
+    """Return the window of a node; ``kernel`` where the attribute may be missing.
 
     Raises:
         GradientError: padding depends on unknown sizes.
@@ -226,7 +228,7 @@ def _bias_gradient(dy: Tensor, window: Window) -> Tensor:
 def _spread(
     dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor
 ) -> Tensor:
-    """The gradient of a convolution's input: ConvTranspose without padding, cropped to the input.
+    """Return the gradient of a convolution's input: ConvTranspose without padding, cropped to the input.
 
     Asymmetric padding would move ConvTranspose to the CPU, and without padding the result is correct for all input
     sizes. Elements at the end that the strides skipped become zeros.
@@ -245,7 +247,7 @@ def _spread(
 
 
 def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tensor:
-    """The gradient of a convolution's weight: the input convolved with the output gradient.
+    """Return the gradient of a convolution's weight: the input convolved with the output gradient.
 
     Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. So are strides and
     dilations. Where the strides skip elements at the end, the result is too large and is cropped.
@@ -274,7 +276,7 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
 
 
 def _conv_transpose(call: Call) -> Grads:
-    """The gradients of the convolution that this one transposes, with input and output swapped."""
+    """Return the gradients of the convolution that this one transposes, with input and output swapped."""
     dy, x, weight = call.dy, call[0], call[1]
     group = call.attribute("group")
     if call.attribute("output_shape") or call.attribute("auto_pad").startswith("SAME"):
@@ -296,7 +298,7 @@ def _conv_transpose(call: Call) -> Grads:
 
 
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
-    """The indices, as second output, where the engine has them."""
+    """Return the indices, as second output, where the engine has them."""
     if call.attribute("storage_order"):
         raise call.error(
             "has column-major indices (storage_order), for which there is no gradient rule"
@@ -319,7 +321,7 @@ def _max_pool(call: Call) -> Grads:
 
 
 def _to_first_maxima(call: Call) -> Tensor:
-    """The gradient of a MaxPool without indices: each window's goes to its first maximum.
+    """Return the gradient of a MaxPool without indices: each window's goes to its first maximum.
 
     Channels join the batch, and the places of a window become the channels; a ConvTranspose moves each to its place.
     """
@@ -351,7 +353,7 @@ def _to_first_maxima(call: Call) -> Tensor:
 
 
 def _average_pool(call: Call) -> Grads:
-    """The gradient, spread evenly over the elements that each window averages.
+    """Return the gradient, spread evenly over the elements that each window averages.
 
     Channels join the batch, so that one kernel of ones serves all of them.
     """
@@ -363,7 +365,7 @@ def _average_pool(call: Call) -> Grads:
 
 
 def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
-    """The number of elements that each window averages.
+    """Return the number of elements that each window averages.
 
     Raises:
         GradientError: it differs between windows and depends on unknown sizes.

@@ -27,7 +27,7 @@ def _transpose(call: Call) -> Grads:
 
 
 def inverse(perm: Sequence[int]) -> list[int]:
-    """The permutation that undoes another one."""
+    """Return the permutation that undoes another one."""
     return [int(axis) for axis in np.argsort(perm)]
 
 
@@ -248,7 +248,7 @@ def _resize(call: Call) -> Grads:
 
 
 def _resized(call: Call) -> dict[int, float | None]:
-    """The resized axes, with their scale where it is constant."""
+    """Return the resized axes, with their scale where it is constant."""
     rank, scales = call.rank(), call.constant(2)
     axes = [int(axis) % rank for axis in call.attribute("axes") or range(rank)]
     if scales is not None and scales.size:
@@ -335,7 +335,7 @@ def _scatter_nd(call: Call) -> Grads:
 
 
 def _overwrites(call: Call) -> bool:
-    """Whether updates replace elements, which then have no gradient; otherwise they are added to them.
+    """Return whether updates replace elements, which then have no gradient; otherwise they are added to them.
 
     Raises:
         GradientError: the node does neither.

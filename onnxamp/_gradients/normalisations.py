@@ -37,7 +37,7 @@ def _through(
     *,
     centred: bool = True,
 ) -> Tensor:
-    """The gradient of the input of :func:`_normalised`, from the gradient ``dy`` of its result ``unit``."""
+    """Return the gradient of the input of :func:`_normalised`, from the gradient ``dy`` of its result ``unit``."""
     rest = dy - unit * (dy * unit).mean(axes)
     return (rest - dy.mean(axes) if centred else rest) * inverse
 
@@ -72,7 +72,7 @@ def _instance(call: Call) -> Grads:
 
 
 def _sums(dy: Tensor, unit: Tensor, axes: Sequence[int]) -> Several:
-    """The gradients of scale and bias, which lie along the axes that are left."""
+    """Return the gradients of scale and bias, which lie along the axes that are left."""
     return [
         lambda: (dy * unit).sum(axes, keepdims=False),
         lambda: dy.sum(axes, keepdims=False),
@@ -129,7 +129,7 @@ def _batch(call: Call) -> Grads:
 
 
 def _per_channel(x: Tensor, rank: int) -> Tensor:
-    """A vector shaped so that it lies along axis 1 of a tensor of this rank."""
+    """Return a vector shaped so that it lies along axis 1 of a tensor of this rank."""
     return x.reshape(1, -1, *[1] * (rank - 2))
 
 

@@ -10,13 +10,16 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
+from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Several, Tensor
 
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
 def _broadcast(local: Callable[[Call], Several]) -> Rule:
-    """The rule of an op that broadcasts its inputs: gradients in the output's shape are summed to those of inputs."""
+    """Return the rule of an op that broadcasts its inputs: gradients in the output's shape are summed to those of
+    inputs.
+    """
 
     def summed(call: Call, port: int, dx: Tensor | Callable[[], Tensor]) -> Tensor:
         return call.summed(dx() if callable(dx) else dx, port)
@@ -66,7 +69,7 @@ def _swish(call: Call) -> Tensor:
 
 
 def _gelu(call: Call) -> Tensor:
-    """The derivative of x * Phi(x), with Phi exact or approximated by tanh, as the node says."""
+    """Return the derivative of x * Phi(x), with Phi exact or approximated by tanh, as the node says."""
     if call.attribute("approximate") == "tanh":
         squared = call.x * call.x
         t = ((call.x * (squared * 0.044715 + 1)) * _SQRT_2_OVER_PI).op("Tanh")
@@ -107,7 +110,7 @@ def _extremes(call: Call) -> Several:
 
 
 def _clip(call: Call) -> Several:
-    """Values on a bound pass their gradient on; a bound gets the gradients of what it clips."""
+    """Return values on a bound pass their gradient on; a bound gets the gradients of what it clips."""
     x = call.x
     low, high = (*call.inputs[1:], None, None)[:2]
 
@@ -137,7 +140,7 @@ def _dropout(call: Call) -> Grads:
 
 
 def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
-    """The mask, as second output, where the node drops anything."""
+    """Return the mask, as second output, where the node drops anything."""
     training = call.constant(2)
     if not call.has(2) or (training is not None and not training.any()):
         return ()
@@ -145,7 +148,7 @@ def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
 
 
 def _reduction(local: Callable[[Call], Tensor], *, wide: bool = True) -> Rule:
-    """The rule of a reduction, where ``local`` sees output and gradient with the reduced axes.
+    """Return the rule of a reduction, where ``local`` sees output and gradient with the reduced axes.
 
     ``wide``: its result has the input's shape already, and need not be broadcast to that.
     """
@@ -160,7 +163,7 @@ def _reduction(local: Callable[[Call], Tensor], *, wide: bool = True) -> Rule:
 
 
 def _kept(call: Call, y: Tensor) -> Tensor:
-    """The output or its gradient with the reduced axes as ones; a scalar broadcasts anyway."""
+    """Return the output or its gradient with the reduced axes as ones; a scalar broadcasts anyway."""
     if call.attribute("keepdims") or not call.has(1):
         return y
     return y.op("Unsqueeze", call[1])
@@ -194,7 +197,7 @@ def _l2(call: Call) -> Tensor:
 
 
 def _prod(call: Call) -> Tensor:
-    """The product of the other elements, without dividing by zero: with two zeros, every product is zero."""
+    """Return the product of the other elements, without dividing by zero: with two zeros, every product is zero."""
     zero = call.x.equals(0)
     filled = zero.where(1, call.x)
     others = _reduced(call, "ReduceProd", filled)
@@ -208,8 +211,13 @@ def _cumsum(call: Call) -> Grads:
     return call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)
 
 
+def _cast(call: Call) -> Tensor:
+    """Integers that have gradients have them in float32."""
+    return call.dy.cast(call.x.elem) if call.x.elem in FLOAT_ELEMS else call.dy
+
+
 RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("Cast", "CastLike"), lambda call: call.dy.cast(call.x.elem)),
+    **dict.fromkeys(("Cast", "CastLike"), _cast),
     "Abs": lambda call: call.dy * call.x.op("Sign"),
     "Acos": lambda call: -(call.dy / (1 - call.x * call.x).op("Sqrt")),
     "Acosh": lambda call: call.dy / (call.x * call.x - 1).op("Sqrt"),

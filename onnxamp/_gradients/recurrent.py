@@ -55,7 +55,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _checked_length(call: Call, directions: int) -> int:
-    """The length of the sequences, if the node can be unrolled."""
+    """Return the length of the sequences, if the node can be unrolled."""
     if call.has(4):
         raise call.error(
             "takes sequence lengths; only sequences of one length have a gradient rule"
@@ -81,7 +81,7 @@ def _checked_length(call: Call, directions: int) -> int:
 
 
 def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
-    """The part of an input for each direction, without the direction axis; none where the input is absent."""
+    """Return the part of an input for each direction, without the direction axis; none where the input is absent."""
     if not call.has(port):
         return []
     axis = 1 if port > 3 and call.attribute("layout") else 0

@@ -10,7 +10,13 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import linear, movement, normalisations, pointwise
+from onnxamp._gradients import (
+    linear,
+    movement,
+    normalisations,
+    pointwise,
+    quantized,
+)
 from onnxamp._gradients.recurrent import UNROLLED, unroll
 from onnxamp._gradients.writer import (
     MIN_OPSET,
@@ -37,8 +43,9 @@ RULES: Final[Mapping[str, Rule]] = {
     **movement.RULES,
     **normalisations.RULES,
     **pointwise.RULES,
+    **quantized.RULES,
 }
-"""Rules by op type of ai.onnx."""
+"""Rules by key of the op."""
 
 FORWARD: Final[Mapping[str, Forward]] = {
     **linear.FORWARD,
@@ -79,7 +86,7 @@ _PARTIAL: Final = frozenset({"Split"})
 SMALL: Final = 4096
 """Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
 _ROUNDS: Final = 8
-"""How deep function bodies may be nested."""
+"""The deepest nesting of function bodies."""
 
 _Known = dict[str, NDArray[Any]]
 
@@ -125,14 +132,14 @@ class Pass:
             self.dims = symbolic_shapes(graph, computed)
 
     def handle(self, value: int) -> Tensor | None:
-        """A value as rules see it; None for an absent one."""
+        """Return a value as rules see it; None for an absent one."""
         if value == ABSENT:
             return None
         name, elem = self.graph.values[value].name, elem_of(self.graph.types[value])
         return Tensor(self.writer, name, elem, self.dims[value])
 
     def call(self, node: Node, **more: Any) -> Call:
-        """A node as rules see it."""
+        """Return a node as rules see it."""
         inputs, outputs = (
             tuple(map(self.handle, node.inputs)),
             tuple(map(self.handle, node.outputs)),
@@ -140,7 +147,7 @@ class Pass:
         return Call(self.writer, node, inputs, outputs, self.known, **more)
 
     def unrolled(self, nodes: Iterable[Node]) -> ModelProto:
-        """The model with these recurrent nodes unrolled."""
+        """Return the model with these recurrent nodes unrolled."""
         for node in nodes:
             self.writer.prefix = node.label
             unroll(self.call(node))
@@ -197,7 +204,7 @@ class Pass:
         return self.totals
 
     def _addends(self, call: Call, rule: Rule) -> list[tuple[int, Tensor]]:
-        """The gradients of a node's inputs that a rule writes, as far as they move."""
+        """Return the gradients of a node's inputs that a rule writes, as far as they move."""
         made = rule(call)
         grads = [made] if isinstance(made, Tensor) else made
         pairs = zip(call.node.inputs, grads, strict=False)
@@ -208,7 +215,7 @@ class Pass:
         ]
 
     def seed(self, loss: int) -> Tensor:
-        """A one in the shape of the loss.
+        """Return a one in the shape of the loss.
 
         Raises:
             GradientError: the loss is not a float, or has more than one element.
@@ -227,7 +234,7 @@ class Pass:
         return value.like(1).op("Reshape", [1] * len(value.dims))
 
     def _total(self, value: int) -> Tensor | None:
-        """The gradient of a value, once all its consumers have been visited."""
+        """Return the gradient of a value, once all its consumers have been visited."""
         if value != ABSENT and value in self.addends:
             addends = self.addends.pop(value)
             if len(addends) > 1:
@@ -240,12 +247,12 @@ class Pass:
 
 
 def _finite(x: Tensor) -> Tensor:
-    """A tensor with zeros where it holds infinities and NaN."""
+    """Return a tensor with zeros where it holds infinities and NaN."""
     return (x - x).op("IsNaN").where(0.0, x)
 
 
 def _rule_of(call: Call) -> Rule:
-    """The rule of a node.
+    """Return the rule of a node.
 
     Raises:
         GradientError: there is none, or the node matters through an output that it does not cover.
@@ -262,7 +269,7 @@ def _rule_of(call: Call) -> Rule:
 def expand(
     model: ModelProto, loss: str, wanted: Sequence[str], lacks: Container[str] = ()
 ) -> Pass:
-    """The model, with a rule for each op between the wanted values and the loss.
+    """Return the model, with a rule for each op between the wanted values and the loss.
 
     Raises:
         GradientError: an op has neither a rule nor a function body.
@@ -291,7 +298,7 @@ def expand(
 
 
 def value_of(graph: Graph, name: str) -> int:
-    """The index of a value of the main graph.
+    """Return the index of a value of the main graph.
 
     Raises:
         GradientError: there is no such value.
@@ -320,7 +327,7 @@ def _check(node: Node) -> None:
 def find_path(
     graph: Graph, wanted: Iterable[int], loss: int
 ) -> tuple[list[Node], set[int]]:
-    """Nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
+    """Return nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
 
     Returns:
         The nodes in order, and the values that depend on a wanted one. Linear.
@@ -373,7 +380,7 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
 
 
 def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
-    """Whether a node makes integers or bools of what is known, or numbers of its attributes."""
+    """Return whether a node makes integers or bools of what is known, or numbers of its attributes."""
     if node.key == "Constant":
         return any(item.name.startswith("value_") for item in node.proto.attribute)
     inputs = node.proto.input
@@ -383,7 +390,7 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
 
 
 def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
-    """What the nodes compute from constants."""
+    """Return the values that nodes compute from constants."""
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - it takes long to import
 
     if not nodes:

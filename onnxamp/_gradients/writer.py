@@ -29,7 +29,7 @@ Number: TypeAlias = int | float
 def _binary(
     op_type: str, *, swapped: bool = False
 ) -> Callable[["Tensor", "Tensor | Number"], "Tensor"]:
-    """An operator that writes an op of a tensor and what stands on its other side."""
+    """Return an operator that writes an op of a tensor and what stands on its other side."""
 
     def write(self: "Tensor", other: "Tensor | Number") -> "Tensor":
         side = self.like(other)
@@ -93,55 +93,55 @@ class Tensor:
         return self.op("Where", kind.like(yes), kind.like(no))
 
     def cast(self, elem: int) -> "Tensor":
-        """The value in another element type."""
+        """Return the value in another element type."""
         return self if elem == self.elem else self.op("Cast", to=elem)
 
     def shape(self) -> "Tensor":
-        """The shape as an int64 vector: a constant where it is fully known."""
+        """Return the shape as an int64 vector: a constant where it is fully known."""
         if self.dims is not None and all(isinstance(dim, int) for dim in self.dims):
             return self.writer.ints(self.dims)
         return self.op("Shape")
 
     def known_size(self, axis: int) -> int | None:
-        """The size of an axis where it is a known number."""
+        """Return the size of an axis where it is a known number."""
         size = None if self.dims is None else self.dims[axis]
         return size if isinstance(size, int) else None
 
     def size(self, axis: int) -> "int | Tensor":
-        """The size of an axis: a number where it is known, otherwise an int64 vector of one element."""
+        """Return the size of an axis: a number where it is known, otherwise an int64 vector of one element."""
         size = self.known_size(axis)
         return (
             self.op("Shape", start=axis, end=axis + 1 or None) if size is None else size
         )
 
     def reshape(self, *sizes: "int | Tensor") -> "Tensor":
-        """The value in another shape, made of numbers and int64 vectors."""
+        """Return the value in another shape, made of numbers and int64 vectors."""
         return self.op("Reshape", self.writer.vector(*sizes))
 
     def reshape_like(self, x: "Tensor") -> "Tensor":
-        """The value in the shape of ``x``, which has the same number of elements."""
+        """Return the value in the shape of ``x``, which has the same number of elements."""
         if x.dims is not None and all(x.dims):
             sizes = [dim if isinstance(dim, int) else -1 for dim in x.dims]
             if sizes.count(-1) <= 1:
                 return self.op("Reshape", sizes)
-        return self.reshape(x.op("Shape"))
+        return self.op("Reshape", x.op("Shape"), allowzero=1)
 
     def transpose(self, perm: Sequence[int]) -> "Tensor":
-        """The value with its axes permuted."""
+        """Return the value with its axes permuted."""
         return self.op("Transpose", perm=perm)
 
     def sum(self, axes: Sequence[int], *, keepdims: bool = True) -> "Tensor":
-        """The sum over some axes; the value itself if there are none."""
+        """Return the sum over some axes; the value itself if there are none."""
         return (
             self.op("ReduceSum", list(axes), keepdims=int(keepdims)) if axes else self
         )
 
     def mean(self, axes: Sequence[int]) -> "Tensor":
-        """The mean over some axes, which remain with size 1."""
+        """Return the mean over some axes, which remain with size 1."""
         return self.op("ReduceMean", list(axes), keepdims=1)
 
     def split(self, sizes: "Sequence[int | Tensor]", axis: int) -> "list[Tensor]":
-        """The value cut into pieces of these sizes along an axis; a single piece is the value itself."""
+        """Return the value cut into pieces of these sizes along an axis; a single piece is the value itself."""
         if len(sizes) == 1:
             return [self]
         into = [""] * len(sizes)
@@ -168,9 +168,9 @@ class Writer:
     prefix: str = "grad"
     """Start of the names of new values: the node or value whose gradient is being written."""
     lacks: Container[str] = ()
-    """What the engine that is meant cannot run, as in the ``engine.toml`` of a target."""
+    """Features that the intended engine lacks, as in the ``engine.toml`` of a target."""
     nodes: list[NodeProto] = field(default_factory=list)
-    """Those written so far that have no place in the model yet."""
+    """The nodes written so far that are not in the model yet."""
     _inputs: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +201,7 @@ class Writer:
         ]
 
     def _lifted(self, item: Any) -> Tensor | None:
-        """An item as an input of a node."""
+        """Return an item as an input of a node."""
         if item is None or isinstance(item, Tensor):
             return item
         return (
@@ -209,18 +209,18 @@ class Writer:
         )
 
     def constant(self, array: NDArray[Any]) -> Tensor:
-        """A constant with the values of the array."""
+        """Return a constant with the values of the array."""
         name = self.editor.constant(array, "grad/constant")
         return Tensor(
             self, name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
         )
 
     def ints(self, numbers: Any) -> Tensor:
-        """A constant of int64, of the shape of ``numbers``."""
+        """Return a constant of int64, of the shape of ``numbers``."""
         return self.constant(np.asarray(numbers, np.int64))
 
     def vector(self, *parts: "int | Tensor") -> Tensor:
-        """An int64 vector of numbers and other int64 vectors."""
+        """Return an int64 vector of numbers and other int64 vectors."""
         pieces: list[Tensor | list[int]] = []
         for part in parts:
             if isinstance(part, Tensor):
@@ -234,13 +234,13 @@ class Writer:
         )
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
-        """The parts joined along an axis; a single part is returned as it is."""
+        """Return the parts joined along an axis; a single part is returned as it is."""
         return (
             parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
         )
 
     def input(self, name: str, elem: int, dims: Dims = ()) -> Tensor:
-        """An input of the model, which is added unless it is there."""
+        """Return an input of the model, which is added unless it is there."""
         if name not in self._inputs:
             entry = helper.make_tensor_value_info(name, elem, dims)
             self.editor.model.graph.input.append(entry)
@@ -265,7 +265,7 @@ class Writer:
 
 
 def elem_of(kind: str | None) -> int:
-    """The element type of a type; 0 if it is unknown, or not that of a tensor."""
+    """Return the element type of a type; 0 if it is unknown, or not that of a tensor."""
     return ELEM_NUMBERS.get(element_name(kind), 0)
 
 
@@ -289,7 +289,7 @@ class Call:
     known: Mapping[str, NDArray[Any]]
     """Constants of the model by name."""
     saved: tuple[Tensor, ...] = ()
-    """What the forward pass kept for the rule."""
+    """Values that the forward pass stored for the rule."""
     dys: Sequence[Tensor | None] = ()
     """Gradients of the outputs."""
 
@@ -316,11 +316,11 @@ class Call:
         return self.dys[0]
 
     def has(self, position: int) -> bool:
-        """Whether the node has this optional input."""
+        """Return whether the node has this optional input."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def attribute(self, name: str) -> Any:
-        """The value of an attribute, by default that of the schema; None if there is none. Bytes are decoded."""
+        """Return the value of an attribute, by default that of the schema; None if there is none. Bytes are decoded."""
         value = attribute(self.node.proto, name)
         opset = self.writer.editor.view.book.opsets[""]
         declared = defs.get_schema(self.node.key, opset).attributes.get(name)
@@ -331,7 +331,7 @@ class Call:
         return value.decode() if isinstance(value, bytes) else value
 
     def constant(self, position: int) -> NDArray[Any] | None:
-        """The constant array of an input; None where the input is computed or absent."""
+        """Return the constant array of an input; None where the input is computed or absent."""
         return self.known.get(self[position].name) if self.has(position) else None
 
     def rank(self, position: int = 0) -> int:
@@ -352,7 +352,7 @@ class Call:
         return sum_to(dy, self.y.dims, self[position])
 
     def second_output(self, name: str, elem: int) -> Tensor:
-        """The optional second output of the node, which gets one if it has none."""
+        """Return the optional second output of the node, which gets one if it has none."""
         outputs = self.writer.editor.node(self.node.index).output
         if len(outputs) < 2 or not outputs[1]:
             del outputs[1:]
@@ -360,7 +360,7 @@ class Call:
         return Tensor(self.writer, outputs[1], elem)
 
     def error(self, why: str) -> GradientError:
-        """The error that names the node and says why it cannot be differentiated."""
+        """Return the error that names the node and says why it cannot be differentiated."""
         return GradientError(f"Node {self.node.label!r} ({self.node.key}) {why}.")
 
 

@@ -1,4 +1,4 @@
-"""What control flow passes into bodies, out of them, and from one turn of a loop to the next."""
+"""Values that control flow passes into bodies, out of them, and from one iteration of a loop to the next."""
 
 from collections.abc import Collection, Iterator, Sequence
 

@@ -83,7 +83,9 @@ class Constants:
         self._sources.pop(ABSENT, None)
 
     def _is_raised(self, cast: Node) -> bool:
-        """Whether a Cast gives a float32 constant the numbers of a low one, as it stands before stored weights."""
+        """Return whether a Cast gives a float32 constant the numbers of a low one, as it stands before stored
+        weights.
+        """
         source, result = cast.input(0), cast.outputs[0]
         is_up = (
             result != ABSENT
@@ -93,7 +95,7 @@ class Constants:
         return is_up and self.is_constant(source)
 
     def source(self, value: int) -> int:
-        """The value that this one's elements are moved or raised from; the value itself if there is none."""
+        """Return the value that this one's elements are moved or raised from; the value itself if there is none."""
         return self._sources.get(value, value)
 
     def stats(self, value: int) -> ConstantStats | None:
@@ -124,12 +126,14 @@ class Constants:
         return self._floats
 
     def is_constant(self, value: int) -> bool:
-        """Whether the value is a constant that no caller can override."""
+        """Return whether the value is a constant that no caller can override."""
         source = self._sources.get(value, value)
         return source in self.tensors or source in self._makers
 
     def feed(self, node: Node, *, whole: bool = False) -> bool:
-        """Whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are constants."""
+        """Return whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are
+        constants.
+        """
         present = [value for value in node.inputs if value != ABSENT]
         values = [value for value in present if self.types[value] in _FLOATS]
         return bool(values) and all(
@@ -137,12 +141,14 @@ class Constants:
         )
 
     def uniform(self, value: int) -> float | None:
-        """The number that all elements of the constant equal; None if they differ, or the value is not constant."""
+        """Return the number that all elements of the constant equal; None if they differ, or the value is not
+        constant.
+        """
         stats = self.stats(value)
         return None if stats is None else stats.uniform
 
     def fits(self, value: int, low: Format) -> bool:
-        """Whether low precision holds every number of a small float32 constant exactly; False of large ones."""
+        """Return whether low precision holds every number of a small float32 constant exactly; False of large ones."""
         source = self.source(value)
         tensor = self.tensors.get(source)
         array = self._array(source) if tensor is None else self._few(tensor)
@@ -154,7 +160,7 @@ class Constants:
         return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
     def scalar(self, value: int) -> float | None:
-        """The number that a constant of one element is, None where the value is anything else.
+        """Return the number that a constant of one element is, None where the value is anything else.
 
         A constant of more than one dimension could raise the rank of what it meets, so it is none.
         """
@@ -186,7 +192,7 @@ class Constants:
         return None if numbers is None else float(numbers[0])
 
     def _attribute(self, value: int, name: str) -> Any:
-        """An attribute of the Constant that makes the value."""
+        """Return an attribute of the Constant that makes the value."""
         maker = self._makers.get(value)
         return (
             attribute(maker.proto, name)
@@ -221,7 +227,7 @@ class Constants:
 
 
 def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """How many products each element of the output sums up; None for other ops, and where sizes are unknown."""
+    """Return how many products each element of the output sums up; None for other ops, and where sizes are unknown."""
     factor = (
         shapes[node.input(1)]
         if node.key in _TERMS and node.input(1) != ABSENT
@@ -272,13 +278,13 @@ def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
 
 
 def _conv(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """The elements of a filter."""
+    """Return the elements of a filter."""
     weight = shapes[node.input(1)]
     return prod(_axis(weight, axis) for axis in range(1, len(weight))) if weight else 1
 
 
 def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """The input channels of a group, times the elements of a filter that meet one element of the output."""
+    """Return the input channels of a group, times the elements of a filter that meet one element of the output."""
     weight = shapes[node.input(1)]
     if not weight:
         return 1
@@ -290,7 +296,7 @@ def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
 
 
 def _einsum(node: Node, shapes: Sequence[Shape | None]) -> int:
-    """The sizes of all letters that the result lacks."""
+    """Return the sizes of all letters that the result lacks."""
     equation = attribute(node.proto, "equation")
     inputs, arrow, result = equation.decode().replace(" ", "").partition("->")
     letters = inputs.replace(",", "").replace("...", "")

@@ -33,7 +33,7 @@ class Determined:
 def input_relations(
     graph: Graph, dims: tuple[tuple[str, tuple[int | str, ...]], ...]
 ) -> "Relations":
-    """The relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
+    """Return the relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
     graph = _inlined(graph)
     inferred = named_shapes(graph, graph.types, dict(dims))
     # Behind ops that onnx infers no shape of, as most of a decoder is, sizes are those that the model declares.
@@ -50,7 +50,7 @@ def determine(
     given: Mapping[str, int],
     batches: Collection[str],
 ) -> Determined:
-    """The sizes that follow from the weights, and from sizes that are given.
+    """Return the sizes that follow from the weights, and from sizes that are given.
 
     A relation that is not known leaves sizes undetermined, and makes none wrong.
 
@@ -66,7 +66,9 @@ def determine(
 
 
 def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
-    """Whether the shapes contradict no relation of the model's ops. They may, and the model does not run then."""
+    """Return whether the shapes contradict no relation of the model's ops. They may, and the model does not run
+    then.
+    """
     relations = relations_of(graph, shapes)
     sizes: dict[_Letter, int] = {}
     for letter, factor, dim in relations.multiples:
@@ -82,7 +84,7 @@ def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """What the ops of a graph say of dimensions."""
+    """Return the relations between dimensions that follow from the ops of a graph."""
 
     multiples: list[tuple[_Letter, int, int | str]] = field(default_factory=list)
     """Each dimension that is a factor times a letter."""
@@ -93,7 +95,7 @@ class Relations:
 
 
 def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
-    """The relations of the main graph's ops for these shapes."""
+    """Return the relations of the main graph's ops for these shapes."""
     found, rules = Relations(), dimension_rules()
     for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
         for rule in rules.get(node.key, ()):
@@ -134,7 +136,7 @@ def _add(found: Relations, node: int, related: Related) -> None:
 
 
 def _inlined(graph: Graph) -> Graph:
-    """The graph with its functions inlined, as far as they can be."""
+    """Return the graph with its functions inlined, as far as they can be."""
     if not graph.model.functions:
         return graph
     try:
@@ -162,7 +164,7 @@ class _Solver:
                 self.dims.setdefault(letter, []).append((dim, factor))
 
     def solve(self, given: Mapping[str, int]) -> Determined:
-        """What is determined where these sizes are given."""
+        """Return the dimensions that these sizes determine."""
         for name, size in given.items():
             self._set(name, size)
         for letter, factor, dim in self.relations.multiples:
@@ -263,7 +265,7 @@ DEFAULT_TRIPS: Final = 10
 
 
 def loop_trips(graph: Graph) -> list[int]:
-    """How often each scope runs per run of the model; capped, because nested guesses multiply."""
+    """Return how often each scope runs per run of the model; capped, because nested guesses multiply."""
     trips = [1] * len(graph.scopes)
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]

@@ -87,12 +87,12 @@ class GraphEditor:
         }
 
     def node(self, index: int) -> NodeProto:
-        """A node of the edited model, to be changed in place until :meth:`finish`."""
+        """Return a node of the edited model, to be changed in place until :meth:`finish`."""
         scope = self.view.nodes[index].scope
         return self.graphs[scope].node[index - self.view.scopes[scope].nodes.start]
 
     def weight(self, value: int) -> TensorProto:
-        """An initializer of the edited model, to be changed in place, but for its name."""
+        """Return an initializer of the edited model, to be changed in place, but for its name."""
         held = self.view.values[value]
         return self._weights[held.scope, held.name]
 
@@ -106,14 +106,14 @@ class GraphEditor:
         name: str | None = None,
         **attributes: Any,
     ) -> NodeProto:
-        """A node of ai.onnx that is named like its first output, unless it is given a name."""
+        """Return a node of ai.onnx that is named like its first output, unless it is given a name."""
         name = outputs[0] if name is None else name
         return helper.make_node(op, inputs, outputs, name=name, **attributes)
 
     def constant(
         self, array: NDArray[Any] | np.generic, base: str, elem: int | None = None
     ) -> str:
-        """The name of a constant of the main graph, which bodies see. Equal constants are written once.
+        """Return the name of a constant of the main graph, which bodies see. Equal constants are written once.
 
         Args:
             array: its elements.
@@ -137,17 +137,17 @@ class GraphEditor:
         return self._constants[key].name
 
     def ints(self, numbers: Any, base: str) -> str:
-        """The name of an int64 constant of the shape of ``numbers``."""
+        """Return the name of an int64 constant of the shape of ``numbers``."""
         return self.constant(np.asarray(numbers, np.int64), base)
 
     # -- what changes ------------------------------------------------------------------------------------------
 
     def insert(self, scope: int, before: int, *nodes: NodeProto) -> None:
-        """Put nodes before a node of a scope, behind those put there before; ``nodes.stop`` means the end."""
+        """Put nodes before a node of a scope, after those put there before; ``nodes.stop`` means the end."""
         self._inserted.setdefault(scope, {}).setdefault(before, []).extend(nodes)
 
     def insert_after(self, index: int, *nodes: NodeProto) -> None:
-        """Put nodes behind a node."""
+        """Put nodes after a node."""
         self.insert(self.view.nodes[index].scope, index + 1, *nodes)
 
     def remove(self, *indices: int) -> None:

@@ -56,7 +56,7 @@ _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 @record
 class _Kind:
-    """What is known of all nodes of an op type."""
+    """Return the facts about all nodes of an op type."""
 
     key: str
     signature: Signature | None
@@ -242,7 +242,7 @@ class _Builder:
                 self.unordered.add(self.nodes[owner].scope)
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
-        """The value that a node reads; ABSENT where an opaque scope does not define it."""
+        """Return the value that a node reads; ABSENT where an opaque scope does not define it."""
         value = self.find(name, home)
         if value == ABSENT and not self.scopes[home].opaque:
             label = proto.name or next(iter(proto.output), "")
@@ -264,7 +264,9 @@ class _Builder:
 
 
 def _topological(builder: _Builder) -> list[int]:
-    """All nodes, producers first, otherwise in the file's order. O(n log n); linear where the file's order holds."""
+    """Return all nodes, producers first, otherwise in the file's order. O(n log n); linear where the file's order
+    holds.
+    """
     orders = [_scope_order(builder, scope) for scope in builder.scopes]
     if not builder.bodies:
         return [*orders[0]]
@@ -289,7 +291,7 @@ def _topological(builder: _Builder) -> list[int]:
 
 
 def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
-    """The nodes of one scope, producers first: the file's order if that holds there."""
+    """Return the nodes of one scope, producers first: the file's order if that holds there."""
     if scope.index not in builder.unordered:
         return scope.nodes
     waiting: dict[int, int] = {}
@@ -322,7 +324,7 @@ def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
 
 
 def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
-    """Nodes of the scope whose outputs the node or its bodies read."""
+    """Return nodes of the scope whose outputs the node or its bodies read."""
     values = (*builder.nodes[index].inputs, *builder.needs.get(index, ()))
     read = (builder.values[value] for value in values if value != ABSENT)
     return {
@@ -416,7 +418,7 @@ class Graph(View, Asked):
 
     @cached_property
     def shields(self) -> frozenset[int]:
-        """Nodes that keep an up-cast from a fusion: the Max of one input right behind a Cast from a low type."""
+        """Nodes that keep an up-cast from a fusion: the Max of one input right after a Cast from a low type."""
         known = (
             (index, self.producer(self.nodes[index].inputs[0]))
             for index in self.by_key.get("Max", ())
@@ -453,7 +455,7 @@ class Graph(View, Asked):
         ]
 
     def is_float_output(self, node: Node) -> bool:
-        """Whether output 0 is a float32 tensor."""
+        """Return whether output 0 is a float32 tensor."""
         return (
             bool(node.outputs)
             and node.outputs[0] != ABSENT
@@ -462,7 +464,7 @@ class Graph(View, Asked):
 
 
 def graph_of(model: Model) -> Graph:
-    """The graph of a model. ``model.ask(graph_of)`` resolves it once and caches it.
+    """Return the graph of a model. ``model.ask(graph_of)`` resolves it once and caches it.
 
     Raises:
         ModelError, OpsetError: see :func:`onnxamp._graph.resolve.resolve`.

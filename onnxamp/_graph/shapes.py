@@ -40,7 +40,7 @@ def with_shapes(
     types: Sequence[str | None],
     given: Mapping[str, Sequence[int]] | None = None,
 ) -> ModelProto:
-    """A skeleton of the model without weights, to which onnx's shape inference has added its results.
+    """Return a skeleton of the model without weights, to which onnx's shape inference has added its results.
 
     If inference fails, the declared shapes remain. Nodes of the main graph that read a value of unknown type are hidden
     from onnx, because some of its rules crash the process on them (EyeLike behind an op of another domain).
@@ -125,7 +125,7 @@ def named_shapes(
 def _read_symbolic(
     view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]
 ) -> Sequence[Dims | None]:
-    """The shapes of the main graph's values in a skeleton, with the names of dimensions."""
+    """Return the shapes of the main graph's values in a skeleton, with the names of dimensions."""
     shapes: list[Dims | None] = [None] * len(view.values)
     names = view.scopes[0].names
     for entry in (
@@ -146,7 +146,7 @@ def _read_symbolic(
 
 
 def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
-    """The skeleton with onnx's shapes; the skeleton itself if inference fails."""
+    """Return the skeleton with onnx's shapes; the skeleton itself if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
     except Exception:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
@@ -187,7 +187,7 @@ def _unknown(shape: Shape) -> int:
 
 
 def _merged(shape: Shape, other: Shape) -> Shape:
-    """The first shape, completed by the dimensions of the second."""
+    """Return the first shape, completed by the dimensions of the second."""
     if len(shape) != len(other):
         return shape
     return tuple(
@@ -249,7 +249,7 @@ def _declare_before_casts(
 ) -> None:
     """Declare the input of a Cast with the declared shape of its output.
 
-    A conversion renames a value and puts a Cast behind it, which keeps the name and with it the declared shape. Without
+    A conversion renames a value and puts a Cast after it, which keeps the name and with it the declared shape. Without
     this, what reads the renamed value would have no shape either, and a second conversion would see other sizes.
     """
     graphs = scope_graphs(view, skeleton)
@@ -277,7 +277,7 @@ def _declare_before_casts(
 
 
 def _skeleton(view: View) -> ModelProto:
-    """The model without the data of its weights: structure, shapes, and small integer constants."""
+    """Return the model without the data of its weights: structure, shapes, and small integer constants."""
     model, skeleton = view.model, ModelProto()
     skeleton.ir_version = model.ir_version
     skeleton.opset_import.extend(

@@ -14,7 +14,7 @@ _TYPES: Final = {**{low.name: low.tensor for low in FORMATS.values()}, "float32"
 
 
 def node_precision(node: Node, types: Sequence[str | None]) -> str:
-    """The lowest precision among a node's inputs and outputs, sequences and optionals included: see PRECISIONS.
+    """Return the lowest precision among a node's inputs and outputs, sequences and optionals included: see PRECISIONS.
 
     Args:
         types: type by value index.
@@ -42,6 +42,6 @@ def operator_counts(
 
 
 def lowest_precision(types: Iterable[str | None]) -> str:
-    """The lowest float type among tensors: "bfloat16", "float16" or "float32"."""
+    """Return the lowest float type among tensors: "bfloat16", "float16" or "float32"."""
     known = set(types)
     return next((name for name in LOWEST_FIRST if _TYPES[name] in known), "float32")

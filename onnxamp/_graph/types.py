@@ -79,7 +79,9 @@ def bind_node(node: Node, types: Types) -> dict[str, str]:
 
 
 def declared_type(proto: TypeProto) -> str | None:
-    """The schema string of a declared type; None if it is incomplete, or a kind that holds no convertible floats."""
+    """Return the schema string of a declared type; None if it is incomplete, or a kind that holds no convertible
+    floats.
+    """
     prefix, suffix, kind = "", "", proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type"):
         prefix, suffix = (
@@ -98,7 +100,9 @@ def declared_type(proto: TypeProto) -> str | None:
 
 
 def type_proto(kind: str) -> TypeProto | None:
-    """The type that a schema writes as ``kind``, of any rank; None where :func:`declared_type` never returns that."""
+    """Return the type that a schema writes as ``kind``, of any rank; None where :func:`declared_type` never returns
+    that.
+    """
     proto = result = TypeProto()
     while (match := _KIND.fullmatch(kind)) is not None:
         word, kind = match.groups()
@@ -208,7 +212,7 @@ def _settle(view: View, types: list[str | None]) -> None:
 
 
 def _around(view: View, value: int) -> Iterator[int]:
-    """The nodes that produce or read a value, and the owners of bodies that it enters or leaves."""
+    """Yield the nodes that produce or read a value, and the owners of bodies that it enters or leaves."""
     named = view.values[value]
     if named.producer != ABSENT:
         yield named.producer
@@ -222,7 +226,7 @@ def _around(view: View, value: int) -> Iterator[int]:
 def _implied(
     view: View, node: Node, types: Sequence[str | None]
 ) -> Iterable[tuple[int, str | None]]:
-    """Values that a node reads, makes or passes into bodies, with the types that its other values imply."""
+    """Return values that a node reads, makes or passes into bodies, with the types that its other values imply."""
     if node.signature is None:
         return ()
     if node.key in op_facts().control_flow:

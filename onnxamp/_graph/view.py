@@ -16,7 +16,7 @@ ABSENT = -1
 
 
 class Origin(Enum):
-    """Where a value comes from."""
+    """The origin of a value."""
 
     INPUT = "graph input"
     DEFAULT = "graph input with a default"
@@ -126,41 +126,41 @@ class View:
         return found
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
-        """The nodes of some op types, in the order of all nodes."""
+        """Return the nodes of some op types, in the order of all nodes."""
         found = [index for key in keys for index in self.by_key.get(key, ())]
         return [self.nodes[index] for index in sorted(found)]
 
     def producer(self, value: int) -> Node | None:
-        """The node that produces the value; None if there is none."""
+        """Return the node that produces the value; None if there is none."""
         index = self.values[value].producer if value != ABSENT else ABSENT
         return None if index == ABSENT else self.nodes[index]
 
     def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
-        """Nodes that read the value, with the input position; none if the value is ABSENT."""
+        """Return nodes that read the value, with the input position; none if the value is ABSENT."""
         return (
             (self.nodes[node], port)
             for node, port in (self.uses[value] if value != ABSENT else ())
         )
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
-        """Nodes that read any output of the node, with the input position."""
+        """Return nodes that read any output of the node, with the input position."""
         return (use for value in node.outputs for use in self.consumers(value))
 
     def visible(self, name: str, scope: int) -> int:
-        """The value that a name means in a scope, its own or an outer one; ABSENT if there is none."""
+        """Return the value that a name means in a scope, its own or an outer one; ABSENT if there is none."""
         while scope != ABSENT and name not in self.scopes[scope].names:
             scope = self.scopes[scope].parent
         return ABSENT if scope == ABSENT else self.scopes[scope].names[name]
 
     def only_reader(self, value: int) -> Node | None:
-        """The node that alone reads the value, in its own graph, where no graph returns it."""
+        """Return the node that alone reads the value, in its own graph, where no graph returns it."""
         if value == ABSENT or len(self.uses[value]) != 1 or self.results[value]:
             return None
         node = self.nodes[self.uses[value][0][0]]
         return node if node.scope == self.values[value].scope else None
 
     def all_names(self) -> set[str]:
-        """Names of all values and nodes of all scopes, which new names must avoid."""
+        """Return names of all values and nodes of all scopes, which new names must avoid."""
         return {value.name for value in self.values} | {
             node.proto.name for node in self.nodes
         }
@@ -184,7 +184,7 @@ def shadowing(view: View) -> dict[int, int]:
 
 
 def scope_path(view: View, scope: int) -> str:
-    """The nodes and attributes whose bodies a scope is in, outermost first: ``"loop.body/if.then_branch"``."""
+    """Return the nodes and attributes whose bodies a scope is in, outermost first: ``"loop.body/if.then_branch"``."""
     path: list[str] = []
     while scope:
         owner = view.nodes[view.scopes[scope].owner]
@@ -196,7 +196,7 @@ def scope_path(view: View, scope: int) -> str:
 
 
 def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
-    """The graphs of ``model``, a copy or skeleton of the view's model, in the order of the view's scopes."""
+    """Return the graphs of ``model``, a copy or skeleton of the view's model, in the order of the view's scopes."""
     graphs = [model.graph]
     for scope in view.scopes[1:]:
         owner = view.nodes[scope.owner]

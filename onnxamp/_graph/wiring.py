@@ -1,4 +1,4 @@
-"""Which nodes of the main graph need which of its values, also through their bodies."""
+"""The values of the main graph that each of its nodes needs, also through bodies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from onnxamp._graph.view import ABSENT, View
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Which main-graph nodes need which main-graph values."""
+    """The main-graph values that main-graph nodes need."""
 
     needs: Mapping[int, Sequence[int]]
     """Main-graph node -> main-graph values that it or its bodies read or return."""

@@ -6,6 +6,8 @@ from typing import Literal
 
 from onnxamp._convert.misspelt import everywhere
 from onnxamp._decide.overrides import Unmatched
+from onnxamp._numerics.metrics import Perplexity, TensorDiff
+from onnxamp._numerics.results import Parting
 from onnxamp._public import Shown
 
 Outcome = Literal["converted", "up to date", "failed", "failed before"]
@@ -13,7 +15,7 @@ Outcome = Literal["converted", "up to date", "failed", "failed before"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one model.
+    """The outcome of one model.
 
     Attributes:
         name: path of the model below the folder, with slashes.
@@ -24,7 +26,7 @@ class Row:
         error: worst relative L2 error of a float output; None if nothing was compared.
         seconds: how long it took.
         bytes_before: bytes of the weights of the model.
-        bytes_after: bytes of the weights of the result.
+        bytes_after: bytes of the weights of the result, without those that it shares with results before it.
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
         healed: what had to stay float32 to pass validation, and why; "" if nothing had to.
@@ -33,6 +35,8 @@ class Row:
         trace: traceback of an unexpected error.
         warnings: about options that cannot be obeyed, in sentences.
         unmatched: names in options that match nothing in this model; None where it was not looked at.
+        outputs: differences of the outputs that are logits.
+        tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
     """
 
     name: str
@@ -52,6 +56,9 @@ class Row:
     trace: str = ""
     warnings: tuple[str, ...] = ()
     unmatched: tuple[Unmatched, ...] | None = None
+    outputs: tuple[TensorDiff, ...] = ()
+    tokens: tuple[Parting, ...] = ()
+    perplexity: Perplexity | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -80,7 +87,7 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FolderReport(Shown):
-    """What became of the models of a folder.
+    """The outcome of converting a folder.
 
     Attributes:
         source: the folder with the models.
@@ -88,7 +95,7 @@ class FolderReport(Shown):
         jobs: number of worker processes.
         seconds: how long it took.
         rows: one per model, sorted by name.
-        shipped: folders whose kind is known.
+        shipped: folders of a known kind.
 
     Example:
         >>> import onnxamp, tempfile
@@ -107,7 +114,7 @@ class FolderReport(Shown):
 
     @property
     def unmatched(self) -> tuple[Unmatched, ...]:
-        """Names in options that match nothing in any model that was looked at."""
+        """Names in options that match nothing in any examined model."""
         return everywhere(
             row.unmatched for row in self.rows if row.unmatched is not None
         )
@@ -119,7 +126,7 @@ class FolderReport(Shown):
 
 @dataclass(frozen=True, slots=True)
 class FolderProgress:
-    """How far a run is. Reported when a model is started (``row`` is None) and when it is done.
+    """Progress of a run, reported when a model is started (``row`` is None) and when it is done.
 
     Attributes:
         done: models that are done, those that were up to date included.
@@ -135,5 +142,5 @@ class FolderProgress:
 
 
 def page_of(pages: Path, name: str) -> Path:
-    """The page of a model: its path below the folder of the pages."""
+    """Return the page of a model: its path below the folder of the pages."""
     return pages / f"{name}.html"

@@ -75,7 +75,7 @@ def healed(
             )
             return conversion, replace(report, cure=cure)
     raise RuntimeFailure(
-        "The float32 model does not agree with itself in a second run: no result can be validated (--no-validate)."
+        "Two runs of the float32 model disagree, so no result can be validated (--no-validate skips validation)."
     )
 
 
@@ -167,7 +167,7 @@ class _Fallbacks:
         return str(self.job.model.path), str(self.validator.sink.target)
 
     def told(self, outcome: str = "", command: str = "") -> Cure:
-        """What was found at last, or that nothing was."""
+        """The final outcome of the search."""
         nodes, text = (
             () if command else self.nodes,
             " ".join(filter(None, (*self.outcomes, outcome))),
@@ -198,7 +198,7 @@ class _Fallbacks:
                 failed=self.refused.report if self.is_tried else None,
                 rounder=self.job.rounder,
             )
-        _LOG.info("looked for a cure in %d trials: %s", cure.trials, cure.outcome)
+        _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
         self.nodes, self.trials = cure.nodes, cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
@@ -206,7 +206,7 @@ class _Fallbacks:
                 cure,
                 outcome=cure.outcome
                 if fault
-                else "The cure that was found does not pass in the end.",
+                else "The fix that was found fails the final validation.",
             )
         self.outcomes.append(cure.outcome)
 
@@ -221,7 +221,7 @@ class _Fallbacks:
             self.outcomes.append("So does level O1.")
 
     def measured(self) -> Iterator[_Way]:
-        """What level auto finds."""
+        """Return the result of level auto."""
         job, options, seconds = self.job, self.recipe.options, self.validation.seconds
         if job.search is None or not seconds:
             return
@@ -246,14 +246,14 @@ class _Fallbacks:
                 *self.command, tolerance, len(samples) if samples.made_up else 0
             )
             told = self.told(
-                "Level auto measures what each op costs, and passes.", command
+                "Level auto, which measures the error of each op, passes.", command
             )
             yield _Way(plan.options, told, Level.AUTO.value, plan)
-        self.outcomes.append("Level auto finds nothing that passes.")
+        self.outcomes.append("Level auto finds no result that passes.")
 
 
 def _tolerance(failed: DiffReport) -> float:
-    """What every output has to hold."""
+    """Return the limits that every output has to meet."""
     limits = (
         one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections")
     )
@@ -261,14 +261,14 @@ def _tolerance(failed: DiffReport) -> float:
 
 
 def _named_in(fault: str, model: Model) -> Cure:
-    """The nodes of the original that are named where the result is not loaded or built, as what may cure it."""
+    """Return the nodes of the original that are named where the result is not loaded or built, as what may cure it."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
     named = tuple(
         sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)
     )
     outcome = (
-        "It is refused with the nodes in float32 that are named, too."
+        "The result still fails when the nodes listed above stay in float32."
         if named
-        else "No node is named."
+        else "The message names no node."
     )
     return Cure("", named, outcome, bool(named), len(named))

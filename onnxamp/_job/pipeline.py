@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a request whose result was written.
+    """The outcome of a request whose result was written.
 
     Attributes:
         conversion: what was written, with its validation.
@@ -274,6 +274,10 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
         job = _tuned(job)
     if comparison is not None:
         comparison.try_reference()
+        if job.tuned is not None and job.tuned.coarse:
+            comparison.limits = replace(
+                comparison.limits, tolerance=job.tuned.tolerance
+            )
     if job.plan is None and job.options.lacks_ranges:
         from onnxamp._numerics.ranges import with_ranges  # noqa: PLC0415 - few options ask for it
 

@@ -1,6 +1,6 @@
 """A conversion as users ask for it: everything that may be said about it, before any model is looked at."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,10 +28,11 @@ def failed_name(target: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """How a result is compared with the original before it is put in its place, and what happens if it fails.
+    """The validation of a result before it is written, and the reaction to a failure.
 
     Attributes:
         tolerance: the largest relative L2 error; None for the default of the low-precision type.
+        limits: of single outputs by metric, which suffice where they miss the default tolerance.
         accept: judges outputs in place of the default limits.
         metric: how outputs are compared.
         layers: compare all values; None to do so only if outputs miss their limits.
@@ -42,6 +43,7 @@ class Validation:
     """
 
     tolerance: float | None = None
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     accept: "Accept | None" = None
     metric: DiffMetric = "auto"
     layers: bool | None = None

@@ -59,7 +59,7 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
         tuned_to = TOLERANCE if tolerance is None else tolerance
         return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=accept)
     if tolerance is None:
-        return Limits(margin=_MARGIN, accept=accept)
+        return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
     asked = make_limits({"rel_l2": tolerance})  # checks it
     return (
         replace(asked, accept=accept)

@@ -56,14 +56,15 @@ class Conversion(Shown):
         target: the model that was written.
         plan: what was decided, and why.
         summary: nodes and Casts of the result by precision.
-        notes: what was done besides, which options would save Casts, and which op types of the lists do not occur, in
-            sentences.
+        notes: sentences about other changes, options that would save Casts, and listed op types
+            that do not occur.
         weights: name of a weight -> numbers of elements that overflowed, underflowed or were flushed.
         bytes_before: size of all weights of the source in bytes.
         bytes_after: size of all weights of the target in bytes.
-        causes: what keeps nodes in float32, how many Casts that costs, and which option would lower them.
-        speed_up: what the conversion should gain by an estimate; None where none can be made.
-        validation: how the result compares with the original; None if it was not validated.
+        causes: the reasons that keep nodes in float32, the Casts that they cost, and the options that would lower the
+            nodes.
+        speed_up: the estimated speed-up; None if it cannot be estimated.
+        validation: the comparison of the result with the original; None if it was not validated.
 
     Example:
         >>> import onnxamp, tempfile
@@ -132,7 +133,7 @@ class Sink:
             raise unwritable(self.target, FileNotFoundError())
 
     def destination(self, stored: StoredWeights) -> Path:
-        """The target, with a symbolic link resolved.
+        """Return the target, with a symbolic link resolved.
 
         Raises:
             ArgumentError: the model that is converted stores weights there, or another one beside the target.
@@ -153,7 +154,7 @@ class Sink:
         return target
 
     def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:
-        """Whether the result's weights go to a data file.
+        """Return whether the result's weights go to a data file.
 
         Args:
             stored: the weights of the original.
@@ -225,7 +226,7 @@ def write_conversion(
         job: the conversion.
         sink: where the result goes.
         kept: what an interrupted run has done, from :func:`unfinished`.
-        proof: judges an upgrade to a newer opset that nobody asked for.
+        proof: judges an upgrade to a newer opset that was not requested.
         shapes: shapes of the inputs by name, for which the speed-up is estimated.
 
     Raises:
@@ -276,6 +277,8 @@ def write_conversion(
         saved = Saved(stored.size, tuple(copies))
         counts = {}
     _LOG.info("wrote %s: %d bytes of weights", target, saved.size)
+    gains = not converted.analysis.options.weights_only  # others store less
+    explained = gains and job.plan is None
     return Conversion(
         source=source,
         target=target,
@@ -285,8 +288,8 @@ def write_conversion(
         weights=counts,
         bytes_before=stored.size,
         bytes_after=saved.size,
-        causes=find_causes(converted.analysis) if job.plan is None else (),
-        speed_up=expected_speed_up(converted.analysis, shapes),
+        causes=find_causes(converted.analysis) if explained else (),
+        speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
     )
 
 
@@ -321,10 +324,10 @@ def preview(
     notes = _notes(converted, plan)
     opset = converted.analysis.graph.book.opsets[""]
     if opset in trusted:
-        told = f"Nothing ran, so the upgrade to opset {opset} is trusted here:"
+        told = f"Nothing ran, so the upgrade to opset {opset} was not verified:"
         notes = (
             *notes,
-            f"{told} convert first sees whether the float32 model computes the same there.",
+            f"{told} convert first verifies that the float32 model computes the same at that opset.",
         )
     conversion = Conversion(
         source=model.path,
@@ -342,7 +345,7 @@ def preview(
 
 
 def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
-    """What was done besides, and which options would save Casts."""
+    """Other changes, and options that would save Casts."""
     analysis = converted.analysis
     hints = (
         ()

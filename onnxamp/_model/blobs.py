@@ -56,7 +56,7 @@ _STEP: Final = PIECE // FLOAT32_BYTES * min(low.bytes for low in FORMATS.values(
 
 @dataclass(slots=True)
 class Desk:
-    """What one thread works with: memory for one piece, and the files it reads from, each opened once."""
+    """The resources of one thread: memory for one piece, and the files that it reads, each opened once."""
 
     numbers: NDArray[np.float32] = field(
         default_factory=lambda: np.empty(PIECE // 4, np.float32)
@@ -123,7 +123,7 @@ class Held:
         return self.view.nbytes
 
     def read(self, start: int, stop: int, _: Desk) -> Any:
-        """The bytes from ``start`` to ``stop``."""
+        """Return the bytes from ``start`` to ``stop``."""
         return self.view[start:stop]
 
 
@@ -148,7 +148,7 @@ class Stored:
         return length if self.low is None else length // FLOAT32_BYTES * self.low.bytes
 
     def read(self, start: int, stop: int, desk: Desk) -> Any:
-        """A buffer with the bytes from ``start`` to ``stop``, both of which are even."""
+        """Return a buffer with the bytes from ``start`` to ``stop``, both of which are even."""
         if self.low is None:
             return desk.fill(self.place, start, stop - start).data.cast("B")[
                 : stop - start
@@ -342,7 +342,7 @@ class WeightConverter:
         return made
 
     def _empty(self, weight: Weight) -> TensorProto:
-        """The low-precision tensor without data, or its placeholder."""
+        """Return the low-precision tensor without data, or its placeholder."""
         tensor, elem = weight.tensor, self.low.elem
         made = TensorProto(
             name=tensor.name,
@@ -367,7 +367,7 @@ class WeightConverter:
         return made
 
     def pending(self, tensor: TensorProto) -> Blob | None:
-        """What a placeholder stands for; None for any other tensor."""
+        """Return the tensor that a placeholder stands for; None for any other tensor."""
         location = next(
             (item.value for item in tensor.external_data if item.key == "location"), ""
         )
@@ -411,7 +411,7 @@ class WeightConverter:
         self._pending = [known.get(blob, blob) for blob in self._pending]
 
     def counts(self) -> dict[str, ConversionCounts]:
-        """What was lost, by name; weights that were pending count once they are written."""
+        """Lost elements by name of the weight; pending weights count once they are written."""
         counts = dict(self._counts)
         for name, numbers in self._numbers.items():
             lost = (count for number in numbers for count in self._pending[number].lost)

@@ -8,6 +8,7 @@ if nothing is there: such a model would read the weights of a stranger.
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import is_remote, read_range
 
 MARK: Final = b"\nwritten by onnxamp\n"
-"""The last bytes of a data file of ours, behind all weights."""
+"""The last bytes of a data file of ours, after all weights."""
 
 _MODELS: Final = frozenset(
     {
@@ -38,6 +39,8 @@ _MODELS: Final = frozenset(
     }
 )
 """Suffixes of files that may hold a model."""
+_TRIES: Final = 3
+"""Times that a file is read again that was replaced while it was read."""
 _MOST_ABOVE: Final = 500
 """Models in parent folders that are looked into."""
 
@@ -88,7 +91,7 @@ def data_files_of(path: Path) -> set[str]:
 
 
 def _locations(data: bytes) -> set[str] | None:
-    """The names of data files in the bytes of a model; None if they are no model."""
+    """Return the names of data files in the bytes of a model; None if they are no model."""
     if b"location" not in data:
         return set()
     model = ModelProto()
@@ -167,7 +170,7 @@ def _place(folder: Path, location: str) -> Path:
 
 
 def _parents(folder: Path) -> set[Path]:
-    """Return the folders from which models reach into this one: two where it is a symbolic link; none behind a URL."""
+    """Return the folders from which models reach into this one: two where it is a symbolic link; none at a URL."""
     if is_remote(folder):
         return set()
     return {folder.absolute().parent.resolve(), folder.resolve().parent} - {
@@ -184,11 +187,19 @@ def _models_in(folder: Path) -> list[Path]:
         return []
 
 
+def _settled(path: Path) -> bytes:
+    """Read a model file that another process may replace, as the conversion of a folder does with its results."""
+    for _ in range(_TRIES):
+        with suppress(SourceChangedError):
+            return read_graph(path)[0]
+    return read_graph(path)[0]
+
+
 def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
     """Return those of the names that a model file refers to; ``wanted`` holds their places."""
     try:
-        data, _ = read_graph(path)
-    except ValueError:  # it is larger than any model
+        data = _settled(path)
+    except (ValueError, FileNotFoundError):  # larger than any model; removed meanwhile
         return ()
     except (OSError, SourceChangedError):
         return list(wanted)

@@ -1,4 +1,4 @@
-"""Where the data of a tensor lie that the proto itself does not hold.
+"""Location of tensor data outside the proto.
 
 They are in a data file beside the model (ONNX external data), or still in the model file, where
 :func:`onnxamp._model.storage.load_model` left them because they are large. :func:`data_location` answers for both, with
@@ -40,7 +40,7 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """Where the data of a tensor lie in a file: ``length`` bytes from byte ``offset``.
+    """The location of a tensor's data in a file: ``length`` bytes from byte ``offset``.
 
     With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``. The ``stamp``
     is that of the file when it was first read; None if nobody looked.
@@ -67,7 +67,7 @@ class DataLocation:
         """Return the bytes of the data; fewer where the file ends before.
 
         Raises:
-            SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file behind a URL cannot be read.
+            SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file at a URL cannot be read.
         """
         if is_remote(self.path):
             return read_range(self.path, self.offset, self.length)
@@ -78,7 +78,7 @@ class DataLocation:
 def data_location(
     tensor: TensorProto, base_dir: Path | None, known: dict[str, DataFile] | None = None
 ) -> DataLocation | None:
-    """Where the data of a tensor lie, checked against the file; None if the proto itself holds them.
+    """Return the location of a tensor's data, checked against the file; None if the proto itself holds them.
 
     Args:
         tensor: any tensor.
@@ -97,7 +97,7 @@ def data_location(
         isinstance(text, str) for text in entries.values()
     ):
         raise ExternalDataError(
-            f"The weight {tensor.name!r} says twice, or not in UTF-8, where its data are."
+            f"The weight {tensor.name!r} gives the location of its data twice, or not in UTF-8."
         )
     location = entries.get("location", "")
     if location.startswith(INSIDE):
@@ -124,17 +124,17 @@ def data_location(
     if length != expected or offset + length > size:
         raise ExternalDataError(
             f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
-            f" {str(path)!r}, which holds {size} bytes: copy or export both again."
+            f" {str(path)!r}, which holds {size} bytes: copy or export both files again."
         )
     return DataLocation(path, offset, length, stamp=known[location].stamp)
 
 
 def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
-    """The data file of a location."""
+    """Return the data file of a location."""
     if base_dir is None:
         raise ExternalDataError(
-            f"The weight {name!r} is stored in {location!r}, which only a path can locate: pass the model's"
-            " path, or load the data first (onnx.load does)."
+            f"The weight {name!r} is stored in {location!r}, which onnxamp can locate only from the model's"
+            " path: pass the path, or load the data first (onnx.load does)."
         )
     path = _resolved(base_dir, location)
     if path is None or not path.is_relative_to(base_dir.resolve()):
@@ -145,12 +145,12 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
         file = f"The data file {str(path)!r} of the weight {name!r}"
         if path.exists():
             raise ExternalDataError(f"{file} is not a regular file.")
-        raise MissingDataError(f"{file} is missing: copy it there, by that name.")
+        raise MissingDataError(f"{file} is missing: copy it there under that name.")
     return DataFile(path, FileStamp.of(path.stat()))
 
 
 def _resolved(base_dir: Path, location: str) -> Path | None:
-    """The path of a location with symbolic links resolved; None if it can name no file."""
+    """Return the path of a location with symbolic links resolved; None if it can name no file."""
     if not location:
         return None
     try:
@@ -166,23 +166,23 @@ def _resolved(base_dir: Path, location: str) -> Path | None:
 
 
 def _number(text: str) -> int | None:
-    """A number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
+    """Return a number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def lies_inside(tensor: TensorProto) -> bool:
-    """Whether the tensor's data were left in a model file."""
+    """Return whether the tensor's data were left in a model file."""
     entries = (item.value for item in tensor.external_data if item.key == "location")
     return any(isinstance(text, str) and text.startswith(INSIDE) for text in entries)
 
 
 def has_data_file(tensor: TensorProto) -> bool:
-    """Whether the tensor's data lie in another file than the model's."""
+    """Return whether the tensor's data lie in another file than the model's."""
     return tensor.data_location == TensorProto.EXTERNAL and not lies_inside(tensor)
 
 
 def external_tensor(location: str, offset: int, length: int) -> TensorProto:
-    """A tensor that holds nothing but an external location: a name relative to the model's folder."""
+    """Return a tensor that holds nothing but an external location: a name relative to the model's folder."""
     tensor = TensorProto(data_location=TensorProto.EXTERNAL)
     for key, value in {
         "location": location,
@@ -194,7 +194,7 @@ def external_tensor(location: str, offset: int, length: int) -> TensorProto:
 
 
 def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
-    """A tensor that holds nothing but the location of data left in a file, which is trusted from then on.
+    """Return a tensor that holds nothing but the location of data left in a file, which is trusted from then on.
 
     Args:
         place: where the data lie.
@@ -213,7 +213,7 @@ def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
 def scaled_tensor(
     tensor: TensorProto, base_dir: Path | None, exponent: int
 ) -> TensorProto | None:
-    """A float32 tensor multiplied by ``2**-exponent``, which is done when it is read; None if it holds its data.
+    """Return a float32 tensor multiplied by ``2**-exponent``, which is done when it is read; None if it holds its data.
 
     Raises:
         ExternalDataError: see :func:`data_location`.

@@ -34,7 +34,7 @@ def _is_tensorflow(data: bytes) -> bool:
 
 
 def _holds_model(data: bytes) -> bool:
-    """Whether it is an archive that lists a file which is named as models are."""
+    """Return whether it is an archive that lists a file which is named as models are."""
     if not data.startswith(b"PK\x03\x04"):
         return False
     try:
@@ -50,11 +50,11 @@ _SIGNS: Final = {
     "tensorflow": _is_tensorflow,
     "holds model": _holds_model,
 }
-"""What shows a format that no fixed bytes show, by its name in ``_data/formats.toml``."""
+"""Tests for formats without fixed bytes, by name in ``_data/formats.toml``."""
 
 
 def _is_in(row: dict[str, Any], data: bytes) -> bool:
-    """Whether data are in the format of a row of ``_data/formats.toml``."""
+    """Return whether data are in the format of a row of ``_data/formats.toml``."""
     if "sign" in row:
         return _SIGNS[row["sign"]](data)
     start = data[row.get("at", 0) :]
@@ -62,20 +62,20 @@ def _is_in(row: dict[str, Any], data: bytes) -> bool:
 
 
 def name_format(data: bytes) -> str | None:
-    """What a file is that is no ONNX model, and what to do, as the end of a sentence; None if that is not known."""
+    """Return the kind of a file that is not an ONNX model, with advice, as the end of a sentence; None if unknown."""
     rows = read_table("formats")["format"]
     found = next((row for row in rows if _is_in(row, data)), None)
     return None if found is None else f"is {found['what']}: {found['remedy']}."
 
 
 def is_text(path: Path) -> bool:
-    """Whether a model file is in text. Lengths and tags of the binary form are control characters."""
+    """Return whether a model file is in text. Lengths and tags of the binary form are control characters."""
     with path.open("rb") as file:
         return not _CONTROL.search(file.read(_HEAD))
 
 
 def parse_text(data: bytes) -> ModelProto | None:
-    """The model that a file holds in text: protobuf's text format, protobuf's JSON, or ONNX's own syntax.
+    """Return the model that a file holds in text: protobuf's text format, protobuf's JSON, or ONNX's own syntax.
 
     Returns:
         The model; None if it is in none of these, or has a mistake.

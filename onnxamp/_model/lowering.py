@@ -29,7 +29,7 @@ _FEW: Final = 1 << 13
 
 @record
 class ConversionCounts:
-    """What became of a tensor's elements: how many overflowed, flushed to zero, or became subnormal."""
+    """Counts of a tensor's elements that overflowed, were flushed to zero, or became subnormal."""
 
     elements: int = 0
     overflowed: int = 0
@@ -122,7 +122,9 @@ def lower(
 def rounded(
     array: NDArray[np.float32], low: Format, saturate_at: float
 ) -> NDArray[np.float32]:
-    """The numbers of an array once they are low precision, in float32; out of range as :func:`lower` has them."""
+    """Return the numbers of an array once they are low precision, in float32; out of range as :func:`lower` has
+    them.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     bits, _ = lower(flat, low, saturate_at, Scratch(flat.size))
     return raised(bits.reshape(array.shape), low.elem)
@@ -211,7 +213,7 @@ def _limits(low: Format) -> _Limits:
 
 @cache
 def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], None]:
-    """A function that casts a flat, non-empty array into another one; low precision is bit patterns.
+    """Return a function that casts a flat, non-empty array into another one; low precision is bit patterns.
 
     ``source`` and ``target`` are element types.
     """

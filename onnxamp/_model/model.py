@@ -29,13 +29,13 @@ from onnxamp._paths.paths import as_path
 
 
 def is_graphsurgeon(model: object) -> bool:
-    """Whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
+    """Return whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
     module = sys.modules.get("onnx_graphsurgeon")
     return module is not None and isinstance(model, module.Graph)
 
 
 def from_graphsurgeon(graph: Any) -> ModelProto:
-    """The ModelProto of a Graph.
+    """Return the ModelProto of a Graph.
 
     Raises:
         ModelError: graphsurgeon cannot export it.
@@ -51,7 +51,7 @@ def from_graphsurgeon(graph: Any) -> ModelProto:
 
 
 def to_graphsurgeon(model: ModelProto) -> Any:
-    """The Graph of a ModelProto."""
+    """Return the Graph of a ModelProto."""
     import onnx_graphsurgeon as gs  # noqa: PLC0415
 
     return gs.import_onnx(model)
@@ -70,7 +70,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What analyses can be asked about, as passes ask MLIR's analysis manager. It never changes, nor do the answers."""
+    """An immutable object that caches the results of analyses, like MLIR's analysis manager."""
 
     _answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -80,7 +80,7 @@ class Asked:
         *args: P.args,
         **keywords: P.kwargs,
     ) -> Answer:
-        """What ``analysis(self, ...)`` returns; it runs once for each set of further arguments, which are hashable."""
+        """Return ``analysis(self, ...)``, which runs once for each set of further arguments. These must be hashable."""
         key = analysis, args, tuple(sorted(keywords.items()))
         if key not in self._answers:
             self._answers[key] = analysis(self, *args, **keywords)
@@ -105,20 +105,20 @@ class Model(Asked):
     origin: "Model | None" = None
     """The model that this one was converted from: a name that both have means the same value."""
     repairs: tuple[str, ...] = ()
-    """What ``proto`` differs in from what was given, in sentences (:mod:`onnxamp._model.repair`)."""
+    """Sentences about the repairs in ``proto`` (:mod:`onnxamp._model.repair`)."""
     given: ModelProto | None = None
     """The proto that was given, if ``proto`` is a repaired copy of it."""
     stamp: FileStamp | None = None
-    """What identifies the contents of ``path`` that were read."""
+    """The fingerprint of the contents of ``path`` that were read."""
     data: Mapping[str, DataFile] = field(default_factory=dict)
     """The data files that were found when it was read, by their names in the model."""
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
-        """The model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
+        """Return the model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
 
         Raises:
-            ArgumentTypeError: it is none. ModelError: the file cannot be read, or the model is broken.
+            ArgumentTypeError: ``plan`` is not a plan. ModelError: the file cannot be read, or the model is broken.
         """
         if isinstance(source, Model):
             return source
@@ -168,7 +168,7 @@ class Model(Asked):
 
     @property
     def stamps(self) -> dict[Path, FileStamp]:
-        """What identifies the contents of its files that were read."""
+        """The fingerprints of the contents of its files that were read."""
         if self.path is None or self.folder is None or self.stamp is None:
             return {}
         data = {self.folder / name: file.stamp for name, file in self.data.items()}
@@ -187,7 +187,7 @@ class Model(Asked):
         return [] if self.path is None else [self.path, *self.stock.files]
 
     def embedded(self) -> ModelProto:
-        """The proto with all weights inside: itself where they are, else a copy."""
+        """Return the proto with all weights inside: itself where they are, else a copy."""
         if not has_external_data(self.proto) or self.folder is None:
             return self.proto
         copy = copied(self.proto)
@@ -196,5 +196,6 @@ class Model(Asked):
 
 
 ModelSource: TypeAlias = Model | ModelProto | str | PathLike[str] | Any
-"""What public functions take as a model: a ModelProto, a path, an onnx-graphsurgeon Graph (which has no types), what
-``onnxamp.amp.decorate`` made of one, or a :class:`Model`, which is read and checked already."""
+"""The forms of a model that public functions accept: a ModelProto, a path, an onnx-graphsurgeon Graph (which has no
+types), what ``onnxamp.amp.decorate`` made of one, or a :class:`Model`, which is read and checked already.
+"""

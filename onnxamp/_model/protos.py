@@ -44,7 +44,7 @@ _PACKED: Final = {
 
 
 def default_domain(domain: str) -> str:
-    """The domain with "" for ``ai.onnx``, its alias."""
+    """Return the domain with "" for ``ai.onnx``, its alias."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -60,7 +60,7 @@ def opset_imports(model: ModelProto) -> dict[str, int]:
 
 
 def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
-    """The node's subgraphs, each with the name of its attribute."""
+    """Return the node's subgraphs, each with the name of its attribute."""
     bodies = []
     for item in node.attribute[:]:
         if item.type not in PLAIN:
@@ -70,7 +70,7 @@ def node_bodies(node: NodeProto) -> list[tuple[str, GraphProto]]:
 
 
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes and those of all subgraphs below them, each once, in no particular order. Iterative."""
+    """Yield the nodes and those of all subgraphs below them, each once, in no particular order. Iterative."""
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -80,7 +80,7 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
-    """All dense initializers and tensor attributes of the model, its subgraphs and its functions, each once."""
+    """Yield all dense initializers and tensor attributes of the model, its subgraphs and its functions, each once."""
     stack: list[Any] = [model.graph, *model.functions]
     while stack:
         graph = stack.pop()
@@ -99,7 +99,7 @@ def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def has_external_data(model: ModelProto) -> bool:
-    """Whether the data of any weight are stored outside the proto."""
+    """Return whether the data of any weight are stored outside the proto."""
     return any(
         tensor.data_location == TensorProto.EXTERNAL for tensor in tensors_of(model)
     )
@@ -134,7 +134,7 @@ M = TypeVar("M", bound=Message)
 
 
 def copied(message: M) -> M:
-    """A copy of a message with all that it holds."""
+    """Return a copy of a message with all that it holds."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
@@ -154,7 +154,7 @@ def copy_fields(source: Message, target: Message, but: Container[str] = ()) -> N
 
 
 def copy_without(model: ModelProto, *graph_fields: str) -> ModelProto:
-    """A copy of a model without some fields of its main graph."""
+    """Return a copy of a model without some fields of its main graph."""
     result = ModelProto()
     copy_fields(model, result, {"graph"})
     copy_fields(model.graph, result.graph, graph_fields)

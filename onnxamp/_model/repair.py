@@ -29,7 +29,7 @@ _SHOWN: Final = 3
 
 
 def tidied(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
-    """A repaired copy of a model, and what was done in sentences; the model itself if it needs no repair.
+    """Return a repaired copy of a model, and what was done in sentences; the model itself if it needs no repair.
 
     Raises:
         ModelError, OpsetError: as :func:`~onnxamp._model.wellformed.check_wellformed`, of what cannot be repaired.
@@ -59,7 +59,7 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     if doubles:
         _drop_doubles(result.graph, doubles)
         notes.append(
-            f"Several constants had one name; the last counts, as in ONNX Runtime: {_listed(doubles)}."
+            f"Several constants had the same name, and the last one counts, as in ONNX Runtime: {_listed(doubles)}."
         )
     if is_dead:
         notes += [_replace_branch(*found) for found in _unreadable(result)]
@@ -68,7 +68,7 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
             list(_scopes(result.graph))
         ):  # bodies first, because ordering copies nodes
             _order(scope)
-        notes.append("Nodes were out of order, and were sorted.")
+        notes.append("Nodes were out of order and have been sorted.")
     return result, tuple(notes)
 
 
@@ -79,7 +79,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and its bodies, outer ones first. Iterative."""
+    """Yield a graph and its bodies, outer ones first. Iterative."""
     waiting = [graph]
     while waiting:
         graph = waiting.pop()
@@ -88,7 +88,7 @@ def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _bodies(node: NodeProto) -> list[GraphProto]:
-    """The bodies of a node; those of ai.onnx but for control flow have none, which saves a look."""
+    """Return the bodies of a node; those of ai.onnx but for control flow have none, which saves a look."""
     is_plain = (
         node.domain in ("", "ai.onnx") and node.op_type not in op_facts().control_flow
     )
@@ -99,7 +99,7 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
 
 
 def _doubles(graph: GraphProto) -> list[str]:
-    """Names of several constants of the main graph; elsewhere ONNX Runtime refuses such models."""
+    """Return names of several constants of the main graph; elsewhere ONNX Runtime refuses such models."""
     names = [tensor.name for tensor in graph.initializer]
     names += [name for name in map(_constant, graph.node) if name is not None]
     if len({*names}) == len(names):
@@ -108,7 +108,7 @@ def _doubles(graph: GraphProto) -> list[str]:
 
 
 def _constant(node: NodeProto) -> str | None:
-    """The name that a Constant defines; None of other nodes."""
+    """Return the name that a Constant defines; None of other nodes."""
     return node.output[0] if node.op_type == "Constant" and node.output else None
 
 
@@ -132,7 +132,7 @@ def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
 
 
 def _defined(graph: GraphProto) -> set[str]:
-    """Names that a graph defines."""
+    """Return names that a graph defines."""
     names = {entry.name for entry in graph.input}
     names.update(tensor.name for tensor in graph.initializer)
     names.update(sparse.values.name for sparse in graph.sparse_initializer)
@@ -141,7 +141,7 @@ def _defined(graph: GraphProto) -> set[str]:
 
 
 def _reads(node: NodeProto) -> Sequence[str] | set[str]:
-    """Names that a node and its bodies read from the graph around it, or from further out."""
+    """Return names that a node and its bodies read from the graph around it, or from further out."""
     bodies = _bodies(node)
     if not bodies:
         return node.input
@@ -157,7 +157,7 @@ def _reads(node: NodeProto) -> Sequence[str] | set[str]:
 
 
 def _is_disordered(graph: GraphProto) -> bool:
-    """Whether a node stands before one that it depends on, in a graph or in a body."""
+    """Return whether a node stands before one that it depends on, in a graph or in a body."""
     for scope in _scopes(graph):
         later = set(chain.from_iterable([node.output for node in scope.node])) - {""}
         for node in scope.node:
@@ -168,7 +168,7 @@ def _is_disordered(graph: GraphProto) -> bool:
 
 
 def _order(graph: GraphProto) -> None:
-    """Put nodes behind those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
+    """Put nodes after those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
     nodes = list(graph.node)
     makers = {
         name: index for index, node in enumerate(nodes) for name in node.output if name
@@ -232,7 +232,7 @@ def _unreadable(
 
 
 def _truths(graph: GraphProto) -> dict[str, bool]:
-    """Names that a graph defines -> the truth value, where they are one, that no caller can change."""
+    """Return names that a graph defines -> the truth value, where they are one, that no caller can change."""
     listed = {entry.name for entry in graph.input}
     tensors = {
         tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed
@@ -256,7 +256,7 @@ def _truths(graph: GraphProto) -> dict[str, bool]:
 
 
 def _is_closed(body: GraphProto, visible: set[str]) -> bool:
-    """Whether everything that a body reads is defined."""
+    """Return whether everything that a body reads is defined."""
     owner = NodeProto(op_type="If")
     owner.attribute.add(name="body").g.CopyFrom(body)
     return visible.issuperset(name for name in _reads(owner) if name)
@@ -267,4 +267,4 @@ def _replace_branch(
 ) -> str:
     label = node.name or next(iter(node.output), "")
     dead.CopyFrom(other)
-    return f"The {name} of {label!r} never runs and cannot be read: the other branch stands in its place."
+    return f"The {name} of {label!r} never runs and cannot be read, so the other branch replaces it."

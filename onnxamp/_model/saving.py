@@ -67,7 +67,7 @@ _TOKEN: Final = 16
 
 
 class Saved(NamedTuple):
-    """What was written: the bytes of all weights, and in sentences what became of data files that are in use."""
+    """The written bytes of all weights, and sentences about data files that are in use."""
 
     size: int
     notes: tuple[str, ...] = ()
@@ -82,6 +82,7 @@ def save_model(
     shard_bytes: int | None = None,
     data_names: str = "onnx",
     keep: AbstractSet[Path] = frozenset(),
+    stay: AbstractSet[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
     approve: Callable[[Path], None] | None = None,
     workers: Workers | None = None,
@@ -98,6 +99,7 @@ def save_model(
         data_names: whose names data files get; see ``_data/presets.toml``.
         keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed, unless
             another model beside it refers to them.
+        stay: data files beside ``path``, in which weights stay that are there.
         progress: called with (bytes written, bytes in all) while large weights are written.
         approve: called with the new model under another name; if it raises, nothing changes.
         workers: who writes data files if there are several; None for this process.
@@ -109,7 +111,7 @@ def save_model(
     """
     left, needed = list[str](), set(keep)
     with _replacing(path, needed, left, approve, kept) as stage:
-        blobs, total = _blobs(model, converter, held=external)
+        blobs, total = _blobs(model, converter, held=external, stay=stay)
         report = _adding_up(progress, total) if progress else None
         if external:
             # Where its data are gone, the model to replace may refer to a file that is new.
@@ -237,7 +239,11 @@ def _adding_up(
 
 
 def _blobs(
-    model: ModelProto, converter: WeightConverter, *, held: bool
+    model: ModelProto,
+    converter: WeightConverter,
+    *,
+    held: bool,
+    stay: AbstractSet[Path],
 ) -> tuple[list[tuple[TensorProto, Blob]], int]:
     """The weights whose data are to be streamed, and the bytes of all weights. Small weights are embedded.
 
@@ -245,13 +251,14 @@ def _blobs(
         model: its tensors are changed.
         converter: see :func:`save_model`.
         held: stream data that are in memory, too.
+        stay: as for :func:`save_model`.
     """
     blobs: list[tuple[TensorProto, Blob]] = []
     known: dict[Blob, Blob] = {}
     total = 0
     for tensor in tensors_of(model):
         total += stored_bytes(tensor)
-        blob = _blob(tensor, converter, held=held)
+        blob = _blob(tensor, converter, held=held, stay=stay)
         if blob is not None:
             blobs.append((tensor, known.setdefault(blob, blob)))
     converter.share(known)
@@ -259,7 +266,11 @@ def _blobs(
 
 
 def _blob(
-    tensor: TensorProto, converter: WeightConverter, *, held: bool
+    tensor: TensorProto,
+    converter: WeightConverter,
+    *,
+    held: bool,
+    stay: AbstractSet[Path],
 ) -> Blob | None:
     pending = converter.pending(tensor)
     if pending is not None:
@@ -269,7 +280,7 @@ def _blob(
         return None
     place = data_location(tensor, converter.base_dir)
     if place is not None:
-        return Stored(place)
+        return None if place.path in stay else Stored(place)
     if not held:
         return None
     if not tensor.HasField("raw_data"):
@@ -345,7 +356,7 @@ def _replacing(
     approve: Callable[[Path], None] | None,
     kept: Part | None = None,
 ) -> Iterator[Stage]:
-    """A stage for a result, here or behind a URL, which is put in its place at the end of the block if it is approved.
+    """A stage for a result, here or at a URL, which is put in its place at the end of the block if it is approved.
 
     ``left`` gets what becomes of data files that are in use, in sentences; the others are as for :func:`save_model`.
     """
@@ -391,7 +402,8 @@ def copy_file(
 
 
 def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path]:
-    """The files to remove once ``path`` is replaced, which happens next: it is the last moment to look at sources.
+    """Return the files to remove once ``path`` is replaced, which happens next: it is the last moment to look at
+    sources.
 
     Args:
         path: what is replaced.
@@ -415,14 +427,14 @@ def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path
             removed.append(file)
         else:
             left.append(
-                f"{name}, with the weights of the model that was replaced, stays: onnxamp did not write it."
+                f"{name}, with the weights of the model that was replaced, stays, because onnxamp did not write it."
             )
     release_sources([path, *removed])
     return removed
 
 
 def _data_of(path: Path, keep: AbstractSet[Path]) -> dict[str, Path]:
-    """The data files of the present model at ``path`` that are not kept, by name."""
+    """Return the data files of the present model at ``path`` that are not kept, by name."""
     try:
         names = data_files_of(path) if path.exists() else set[str]()
     except (OSError, SourceChangedError):

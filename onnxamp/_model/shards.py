@@ -107,7 +107,7 @@ def _measured_here(
 
 
 def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | None:
-    """What workers measured of a weight; None if they did not."""
+    """Return the measurements of a weight by workers; None if there are none."""
     known = _MEASURED.get()
     if (
         not known
@@ -132,7 +132,7 @@ def _large(model: Model) -> Iterator[_Stored]:
 
 
 def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
-    """Weights that lie behind each other, of about the same bytes."""
+    """Weights that lie next to each other, of about the same bytes."""
     share: list[_Stored] = []
     size = 0
     for weight in sorted(
@@ -218,7 +218,7 @@ def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
 def _is_kept(
     file: DataFile, kept: Part, progress: Callable[[int], None] | None
 ) -> bool:
-    """Whether a file is there that an interrupted run wrote."""
+    """Return whether a file is there that an interrupted run wrote."""
     path, blobs = file
     known = kept.get(_contents(file))
     if known is None or known["stamp"] != as_data(stamp_now(path)):
@@ -241,7 +241,7 @@ def _keep(file: DataFile, kept: Part | None) -> None:
 
 
 def _contents(file: DataFile) -> str:
-    """What stands for a file with these weights at these places."""
+    """Return the key of a file with these weights at these offsets."""
     path, blobs = file
     words = (
         f"{offset} {fingerprint(blob.view) if isinstance(blob, Held) else blob}"
@@ -255,7 +255,7 @@ def _writing(_: Memory) -> Callable[[DataFile], list[ConversionCounts]]:
 
 
 def _written(file: DataFile) -> list[ConversionCounts]:
-    """What each weight of a file lost, once it is written."""
+    """Return the losses of each weight of a file, once it is written."""
     path, blobs = file
     for _, blob in blobs:
         if isinstance(blob, Stored):

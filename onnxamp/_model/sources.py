@@ -17,7 +17,7 @@ from onnxamp._public import active_within
 
 
 class FileStamp(NamedTuple):
-    """What identifies the contents of a file without reading them.
+    """A fingerprint of the contents of a file that needs no reading.
 
     The device is not part of it: each machine of a cluster numbers its own.
     """
@@ -29,7 +29,7 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """The stamp of a file with that status."""
+        """Return the stamp of a file with that status."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
     @classmethod
@@ -44,7 +44,7 @@ class FileStamp(NamedTuple):
 def changed_error(path: Path) -> SourceChangedError:
     """Return the error to raise when a file is not the one that was read before."""
     return SourceChangedError(
-        f"{str(path)!r} changed while it was read: run again when nothing writes to it."
+        f"{str(path)!r} changed while onnxamp read it: run again when nothing else writes to it."
     )
 
 
@@ -94,7 +94,7 @@ _SOURCES: Final[ContextVar[dict[Path, FileStamp] | None]] = ContextVar(
 
 
 def stamp_now(path: Path) -> FileStamp | None:
-    """The stamp of a file as it is; None if there is none."""
+    """Return the stamp of a file as it is; None if there is none."""
     try:
         return FileStamp.of(path.stat())
     except OSError:

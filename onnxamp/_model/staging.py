@@ -51,7 +51,7 @@ class Stage:
 
     @property
     def folder(self) -> Path:
-        """Where it is until then; hidden, and locked."""
+        """Its path until then; hidden and locked."""
         return self.path.parent / f".{self.path.name}.{self.token}.tmp"
 
     @property
@@ -65,7 +65,7 @@ class Stage:
         return self.folder / "data"
 
     def place(self, name: str) -> Path:
-        """Where a data file is written."""
+        """Return the path at which a data file is written."""
         return self.data / name
 
     def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
@@ -105,7 +105,7 @@ class Stage:
         (self.folder / kind / file.name).write_text(identity_of(file))
 
     def _is_noted(self, kind: str, file: Path) -> bool:
-        """Whether there is a note of a file that exists."""
+        """Return whether there is a note of a file that exists."""
         note = self.folder / kind / file.name
         return note.exists() and file.exists() and note.read_text() == identity_of(file)
 
@@ -144,7 +144,7 @@ class Stage:
         sync(self.path.parent)
 
     def identity(self) -> str:
-        """The identity of the new file, which it keeps in its place."""
+        """Return the identity of the new file, which it keeps in its place."""
         return identity_of(self.main)
 
     def withdraw(self) -> None:
@@ -179,7 +179,9 @@ class Stage:
             (self.folder / "new" / file.name).unlink(missing_ok=True)
 
     def _moved(self, file: Path) -> str:
-        """The name of a data file that was put beside the result under a name with the token; "" for other files."""
+        """Return the name of a data file that was put beside the result under a name with the token; "" for other
+        files.
+        """
         start = f"{self.path.name}.{self.token}"
         rest = file.name.removeprefix(start)
         return (
@@ -198,7 +200,7 @@ class Stage:
         (self.folder / _KEPT).unlink(missing_ok=True)
 
     def has_links(self) -> bool:
-        """Whether files can have several names here."""
+        """Return whether files can have several names here."""
         try:
             (self.folder / "link").hardlink_to(self.main)
             (self.folder / "link").unlink()
@@ -236,8 +238,8 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
         )
     while True:
         stage = _left(path, kept) or Stage(path, os.urandom(4).hex())
-        stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
-        try:
+        with cleaned_up(partial(_leave, stage, kept)):
+            stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
             with _locked(stage.folder, wait=True):
                 if (
                     not stage.folder.exists()
@@ -251,11 +253,8 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
                     (stage.folder / _KEPT).touch()
                     kept[_key(path)] = stage.token
                     stage.recall()
-                with cleaned_up(partial(_leave, stage, kept)):
-                    yield stage
+                yield stage
                 return
-        finally:
-            _leave(stage, kept)
 
 
 def _leave(stage: Stage, kept: Part | None) -> None:
@@ -267,12 +266,12 @@ def _leave(stage: Stage, kept: Part | None) -> None:
 
 
 def _key(path: Path) -> str:
-    """What a state remembers the stage of a result by."""
+    """The key of a result's stage in a state."""
     return f"stage of {path.name}"
 
 
 def _left(path: Path, kept: Part | None) -> Stage | None:
-    """The stage that an interrupted run left; None if there is none, or it is finished."""
+    """Return the stage that an interrupted run left; None if there is none, or it is finished."""
     token = None if kept is None else kept.get(_key(path))
     stage = Stage(path, token or "")
     return stage if token and stage.is_kept else None
@@ -291,18 +290,21 @@ def sweep(path: Path) -> None:
 
 
 def identity_of(file: Path) -> str:
-    """What stays the same when a file is renamed."""
+    """Return the identity of a file, which survives renaming."""
     status = file.stat()
     return f"{status.st_dev} {status.st_ino}"
 
 
 def _clear(stage: Stage) -> None:
     stage.withdraw()
+    if stage.main.exists():
+        # Without it, notes of old files would be taken for those of a finished result.
+        shutil.rmtree(stage.folder / "old", ignore_errors=True)
     shutil.rmtree(stage.folder, ignore_errors=True)
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The entries of a folder; none if it cannot be listed, though it may still be writable."""
+    """Return the entries of a folder; none if it cannot be listed, though it may still be writable."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -349,12 +351,12 @@ def sync(path: Path) -> None:
 
 @dataclass(slots=True)
 class RemoteStage(Stage):
-    """A result behind a URL: data files are written in their places, and the model beside its own."""
+    """A result at a URL: data files are written in their places, and the model beside its own."""
 
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""
     kept: Part | None = None
-    """What remembers where data files are written, so that the next run goes on with them."""
+    """Return the state that records where data files are written, so that the next run can continue."""
     is_committed: bool = False
 
     @property
@@ -363,7 +365,7 @@ class RemoteStage(Stage):
         return self._shown
 
     def place(self, name: str) -> Path:
-        """Where a data file is written: under its name, or if that is taken with the token in it."""
+        """Return the path at which a data file is written: its own name or, if that is taken, one with the token."""
         if name not in self.places:
             usual, key = self.path.parent / name, f"place of {name}"
             known = None if self.kept is None else self.kept.get(key)
@@ -374,7 +376,7 @@ class RemoteStage(Stage):
         return self.places[name]
 
     def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
-        """The names that data files got; nobody looks there for models that refer to files that do not exist."""
+        """Return the names that data files got; nobody looks there for models that refer to files that do not exist."""
         del avoid
         return [self.place(name).name for name in names]
 
@@ -434,7 +436,5 @@ def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage
     stage = RemoteStage(path, known or os.urandom(4).hex(), kept=kept)
     if kept is not None:
         kept[_key(path)] = stage.token
-    try:
+    with cleaned_up(stage.clear):
         yield stage
-    finally:
-        stage.clear()

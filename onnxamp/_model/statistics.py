@@ -34,11 +34,11 @@ class ConstantStats:
     """Whether any element is infinite."""
 
     def out_of_range(self, low: Format) -> float | None:
-        """An element that rounds to infinity in the low-precision type and is no sentinel."""
+        """Return an element that rounds to infinity in the low-precision type and is no sentinel."""
         return self.largest_number if abs(self.largest_number) >= low.overflow else None
 
     def has_sentinel(self, low: Format) -> bool:
-        """Whether an element stands for infinity, and the low-precision type cannot hold it."""
+        """Return whether an element stands for infinity, and the low-precision type cannot hold it."""
         return self.largest >= max(SENTINEL, low.overflow)
 
     def scaled(self, exponent: int) -> "ConstantStats | None":
@@ -97,7 +97,7 @@ def constant_stats(array: NDArray[Any]) -> ConstantStats:
 
 
 def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The elements of an array in flat blocks that fit into the processor's cache."""
+    """Return the elements of an array in flat blocks that fit into the processor's cache."""
     flat = array.reshape(-1)
     return (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
 

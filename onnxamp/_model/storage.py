@@ -46,7 +46,9 @@ _LEFT_BEHIND: Final = 64 << 10
 
 
 def folder_of(path: Path) -> Path:
-    """The folder where a model's data files are: that of the path as given, even if the path is a symbolic link."""
+    """Return the folder where a model's data files are: that of the path as given, even if the path is a symbolic
+    link.
+    """
     return path.absolute().parent
 
 
@@ -87,7 +89,7 @@ def read_model(path: Path) -> ModelFile:
 
 
 def read_graph(path: Path) -> tuple[bytes, FileStamp]:
-    """The bytes of a model file without its large weights, and its stamp. Never waits for pipes or devices.
+    """Return the bytes of a model file without its large weights, and its stamp. Never waits for pipes or devices.
 
     Raises:
         OSError, ValueError: the file cannot be read, is not a regular file, or is too large for a message.
@@ -129,14 +131,14 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     except DecodeError as error:
         if "depth" in str(error).lower():
             raise ModelError(
-                f"{label} nests graphs deeper than protobuf, and so every runtime, can read."
+                f"{label} nests graphs more deeply than protobuf can read, and therefore any runtime."
             ) from None
-        fault = "is not an ONNX model, or only a part of one: it cannot be parsed. Download or export it again."
+        fault = "is not an ONNX model, or is incomplete: it cannot be parsed. Download or export it again."
     if not fault and not (
         model.HasField("graph") and (model.ir_version or model.opset_import)
     ):
         fault = (
-            "is not an ONNX model: it holds no graph."
+            "is not an ONNX model: it has no graph."
             if data
             else "is empty: download or export it again."
         )
@@ -149,7 +151,7 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
 
 
 def _in_text(data: bytes, fault: str) -> ModelProto:
-    """The model that a file holds in text.
+    """Return the model that a file holds in text.
 
     Raises:
         ModelError: it holds none, which ``fault`` says.
@@ -169,7 +171,8 @@ def _settle(tensor: TensorProto) -> None:
 
 
 def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> bytes:
-    """The bytes of a model file with locations in place of large weights; the whole file if its encoding is unusual.
+    """Return the bytes of a model file with locations in place of large weights; the whole file if its encoding is
+    unusual.
 
     Behind a URL, where no file is open, the bytes of these weights are not fetched.
     """
@@ -226,7 +229,9 @@ def find_data_files(
 
 
 def data_files(model: ModelProto, base_dir: Path | None) -> frozenset[Path]:
-    """The data files that the model refers to, with symbolic links resolved; raises as :func:`find_data_files`."""
+    """Return the data files that the model refers to, with symbolic links resolved; raises as
+    :func:`find_data_files`.
+    """
     return frozenset(file.path for file in find_data_files(model, base_dir).values())
 
 
@@ -291,11 +296,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def unwritable(path: Path, error: Exception) -> OutputError:
-    """The error to raise when ``error`` kept a file from being written."""
+    """Return the error to raise when ``error`` kept a file from being written."""
     if not is_remote(path) and not path.parent.is_dir():
         return OutputError(
             f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it."
         )
     return OutputError(
-        f"Cannot write {str(path)!r}: {reason_of(error)}. What was there before is untouched."
+        f"Cannot write {str(path)!r}: {reason_of(error)}. The previous contents are untouched."
     )

@@ -88,7 +88,7 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
 def _stored(
     place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]
 ) -> NDArray[Any]:
-    """The elements in a file of this machine."""
+    """Return the elements in a file of this machine."""
     with place.opened() as file:
         if prod(shape) < MAPPED:
             return np.fromfile(file, kind, prod(shape)).reshape(shape)
@@ -97,7 +97,7 @@ def _stored(
 
 @cache
 def _stored_kind(elem: int) -> np.dtype[Any]:
-    """The element type as raw data have it."""
+    """Return the element type as raw data have it."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(elem)).newbyteorder("<")
 
 

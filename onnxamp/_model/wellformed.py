@@ -91,20 +91,20 @@ def check_functions(model: ModelProto) -> None:
         amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
         raise ModelError(
             f"The model's functions are {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
-            f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: let functions"
+            f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: make functions"
             " call each other less often, or repeat calls in a Loop."
         )
 
 
 def _op_counts(nodes: Sequence[NodeProto]) -> "Counter[_Name]":
-    """How many nodes of each op there are, with those of bodies."""
+    """Return how many nodes of each op there are, with those of bodies."""
     return Counter(
         (default_domain(node.domain), node.op_type) for node in all_nodes(nodes)
     )
 
 
 def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
-    """How many nodes remain where calls of functions become their bodies."""
+    """Return how many nodes remain where calls of functions become their bodies."""
     return sum(count * sizes.get(name, 1) for name, count in counts.items())
 
 
@@ -133,7 +133,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         )
     if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
         raise ModelError(
-            f"{what} has the shape {shape}, which no array can have: it is damaged."
+            f"{what} has the shape {shape}, which is impossible: it is damaged."
         )
     if tensor.data_location == TensorProto.EXTERNAL:
         return
@@ -212,7 +212,7 @@ def check_type(kind: TypeProto, where: str) -> None:
 
 
 def utf8(found: Any, what: str) -> str:
-    """The text, which protobuf returns as bytes if it is not UTF-8."""
+    """Return the text, which protobuf returns as bytes if it is not UTF-8."""
     if not isinstance(found, str):
         raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
     return found
@@ -263,7 +263,7 @@ def check_wellformed(model: ModelProto) -> bool:
         ModelError: the message says what is wrong where. OpsetError: the installed onnx does not know an opset.
     """
     if not model.HasField("graph"):
-        raise ModelError("The model holds no graph.")
+        raise ModelError("The model has no graph.")
     for entry in model.graph.input:
         kind = entry.type.WhichOneof("value")
         if kind is None or (
@@ -291,7 +291,7 @@ def check_wellformed(model: ModelProto) -> bool:
 
 
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
-    """Whether :func:`check_wellformed` of the model would pass a body of its graph."""
+    """Return whether :func:`check_wellformed` of the model would pass a body of its graph."""
     try:
         _Checker(
             SignatureBook(opset_imports(model)), _functions(model), model.ir_version
@@ -345,7 +345,7 @@ class _Checker:
     passed: set[tuple[Any, ...]] = field(default_factory=set)
     """Nodes that passed, without their names: a large model repeats few."""
     is_tidy: bool = True
-    """What :func:`check_wellformed` returns."""
+    """The result of :func:`check_wellformed`."""
 
     def graphs(
         self, graph: GraphProto, depth: int = 0, *, opaque: bool = False
@@ -465,7 +465,7 @@ class _Checker:
 
 
 def _plain_bytes(item: AttributeProto) -> bytes | None:
-    """The whole attribute; None if it may hold tensors or graphs."""
+    """Return the whole attribute; None if it may hold tensors or graphs."""
     return item.SerializeToString() if item.type in PLAIN else None
 
 
@@ -552,7 +552,7 @@ def _check_bodies(
             body.input
         ):
             raise ModelError(
-                f"Node {_label(node)!r} (Scan) cannot scan so many of its {len(body.input)} inputs."
+                f"Node {_label(node)!r} (Scan) cannot scan that many of its {len(body.input)} inputs."
             )
 
 

@@ -95,7 +95,7 @@ class Span(NamedTuple):
 
 
 def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
-    """The raw data of tensors, in the order of the file.
+    """Return the raw data of tensors, in the order of the file.
 
     Args:
         data: a serialised ModelProto.
@@ -125,7 +125,7 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
 
 
 def _tensor_data(data: Buffer, position: int, end: int, around: _Around) -> Span | None:
-    """The raw data of one tensor; None if it has none, or refers to external data."""
+    """Return the raw data of one tensor; None if it has none, or refers to external data."""
     span, default = None, False
     for number, tag_at, _, start, stop in _fields(data, position, end):
         if number == _DATA_LOCATION:
@@ -142,7 +142,8 @@ def _tensor_data(data: Buffer, position: int, end: int, around: _Around) -> Span
 def _fields(
     data: Buffer, position: int, end: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """The fields of a message: number, start of the tag, of the length and of the payload, and end of the payload.
+    """Yield the fields of a message: number, start of the tag, of the length and of the payload, and end of the
+    payload.
 
     Only fields of bytes have a length; for others its start is that of the payload.
     """
@@ -166,7 +167,7 @@ def _fields(
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """The number at a position, and where it ends."""
+    """Return the number at a position, and where it ends."""
     byte = data[position] if position < len(data) else 0
     if byte < 0x80:
         return byte, position + 1
@@ -181,7 +182,7 @@ def _varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def as_varint(value: int) -> bytes:
-    """A number in the encoding of messages."""
+    """Return a number in the encoding of messages."""
     written = bytearray()
     while value >= 0x80:
         written.append(value & 0x7F | 0x80)

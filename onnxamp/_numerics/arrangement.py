@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class Arrangement(NamedTuple):
-    """How a stored weight becomes G matrices of K rows and N columns.
+    """The arrangement of a stored weight as G matrices of K rows and N columns.
 
     It is transposed by ``turn``, reshaped to ``split``, and transposed by ``perm``: groups are first, columns last.
     """
@@ -48,14 +48,14 @@ class Arrangement(NamedTuple):
         return prod(self._placed[1:-1])
 
     def matrices(self, weight: Floats) -> Floats:
-        """The weight as G matrices."""
+        """Return the weight as G matrices."""
         placed = weight.transpose(self.turn).reshape(self.split).transpose(self.perm)
         return np.ascontiguousarray(
             placed.reshape(placed.shape[0], self.depth, placed.shape[-1])
         )
 
     def stored(self, matrices: Floats, shape: Sequence[int]) -> Floats:
-        """The weight of a shape whose matrices these are."""
+        """Return the weight of a shape whose matrices these are."""
         turned = tuple(shape[axis] for axis in self.turn)
         split = (
             matrices.reshape(self._placed)
@@ -68,7 +68,9 @@ class Arrangement(NamedTuple):
 def arranged(
     node: NodeProto, product: Product, shape: Sequence[int], turn: Sequence[int]
 ) -> Arrangement | None:
-    """The arrangement of a weight of this shape, which reaches the node transposed by ``turn``; None if it has none."""
+    """Return the arrangement of a weight of this shape, which reaches the node transposed by ``turn``; None if it has
+    none.
+    """
     given = tuple(shape[axis] for axis in turn)
     if not prod(given) or not product.applies(node):
         return None
@@ -79,7 +81,7 @@ def arranged(
 def _split(
     node: NodeProto, product: Product, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """How a weight is reshaped, and transposed then."""
+    """The reshaping of a weight, followed by a transposition."""
     if product.form == "matrix":
         batch = prod(
             shape[:-2]
@@ -106,7 +108,7 @@ def rows_of(
     most: int,
     seed: int = 0,
 ) -> Floats | None:
-    """The rows that a node multiplies a weight by.
+    """Return the rows that a node multiplies a weight by.
 
     Args:
         node: the node.
@@ -139,7 +141,7 @@ class _Choice(NamedTuple):
     seed: int
 
     def of(self, count: int) -> NDArray[np.int64]:
-        """Which of so many rows are taken, in order."""
+        """Return the selected rows in order."""
         if count <= self.most:
             return np.arange(count)
         return np.sort(
@@ -166,7 +168,7 @@ def _matrix_rows(
 
 
 def _same_rows(rows: Floats, matrices: int, choice: _Choice) -> Floats:
-    """The rows that all matrices meet."""
+    """Return the rows that all matrices meet."""
     chosen = rows[choice.of(len(rows))]
     return np.broadcast_to(chosen, (matrices, *chosen.shape))
 
@@ -404,7 +406,8 @@ def _lowered(analysis: Analysis) -> set[int]:
 def _readers(
     analysis: Analysis, value: int, shape: tuple[int, ...], *, only_low: bool
 ) -> Iterator[tuple[Reader | None, Arrangement | None]]:
-    """Who reads a weight, also through Transposes, and how; None for what is no product of the main graph.
+    """Return the readers of a weight, also through Transposes; None for readers that are not products of the main
+    graph.
 
     Args:
         only_low: leave out those that read a float32 copy of it.
@@ -431,7 +434,7 @@ def _readers(
 def _read(
     graph: Graph, node: Node, port: int, shape: tuple[int, ...], turn: tuple[int, ...]
 ) -> tuple[Reader | None, Arrangement | None]:
-    """A node as a reader of a weight at an input."""
+    """Return a node as a reader of a weight at an input."""
     for product in op_facts().products.get(node.key, ()) if node.scope == 0 else ():
         rows = (
             node.input(product.rows)

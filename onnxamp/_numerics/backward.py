@@ -1,16 +1,17 @@
 """The backward pass of a piece of a model, which also computes what rounding each value costs."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
+from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, RULES, Pass
 from onnxamp._gradients.writer import Call, Grads, Tensor
@@ -18,6 +19,7 @@ from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
+from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.flow import Flow
@@ -26,10 +28,10 @@ SUMMED: Final = "\n"
 """Stands for what an accumulator makes of a value."""
 
 _STEP: Final = 2.0**-8
-"""How far the inputs of a node without a rule are moved, as a share of each element."""
+"""The relative change of the inputs of a node without a rule."""
 
 _SCATTER: Final = 12.9898
-"""What an element's position is multiplied by to make the sign of its sine look random."""
+"""The factor of an element's position that makes the sign of its sine look random."""
 
 
 class WrittenPiece:
@@ -42,6 +44,7 @@ class WrittenPiece:
         flow: Flow,
         arithmetic: Profile | None,
         turns: Mapping[str, str],
+        integers: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
         nodes = [graph.nodes[index] for index in graph.order]
@@ -50,7 +53,10 @@ class WrittenPiece:
         self.floats = {
             name: value for name, value in names.items() if graph.types[value] == FLOAT
         }
-        self.backward = Pass(graph, path, frozenset(self.floats.values()), ())
+        self.moved = self.floats | {
+            name: value for name, value in names.items() if name in integers
+        }
+        self.backward = Pass(graph, path, frozenset(self.moved.values()), ())
         self.writer = self.backward.writer
         self.accumulator: Accumulator | None = None
         if arithmetic is not None and low is FLOAT16:
@@ -78,14 +84,14 @@ class WrittenPiece:
             for name, dims in seeded.items():
                 entry = self.writer.editor.names.fresh(f"{name}/seed")
                 fed[name] = entry
-                found[self.floats[name]] = self.writer.input(
+                found[self.moved[name]] = self.writer.input(
                     entry, TensorProto.FLOAT, tuple(dims)
                 )
             return found
 
         totals = self.backward.write_gradients(seeds, self._spread)
         inputs = {entry.name for entry in self.graph.model.graph.input}
-        for name, value in self.floats.items():
+        for name, value in self.moved.items():
             tensor = self.backward.handle(value)
             is_seen = name in self.flow.names or name in self.turns
             if tensor is None or value not in totals or not is_seen:
@@ -93,9 +99,9 @@ class WrittenPiece:
             self.writer.prefix = f"{name}/rounding"
             if name in inputs and name in self.flow.maker:
                 self.gradients[name] = self._output(totals[value])
-                if name in self.shared:
+                if name in self.shared and name in self.floats:
                     self._share(name, value, self._error(tensor, tensor))
-            else:
+            elif name in self.floats:
                 self._cost(name, value, tensor, totals[value])
         self.costs = {key: self._output(cost) for key, cost in self.noted.items()}
         self.model = self.writer.finish()
@@ -144,7 +150,7 @@ class WrittenPiece:
         return tensor.name
 
     def _spread(self, call: Call) -> Grads:
-        """The rule of nodes that have none: what moving each input does, spread over that input."""
+        """Return the rule of nodes that have none: what moving each input does, spread over that input."""
         self.spread[call.node.label] = None
         return [
             None
@@ -155,11 +161,11 @@ class WrittenPiece:
 
 
 def _moved(call: Call, position: int, x: Tensor) -> Tensor:
-    """A gradient of an input with the energy of what moving that input a little does to the outputs."""
+    """Return a gradient of an input with the energy of what moving that input a little does to the outputs."""
     writer = call.writer
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
     places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)
-    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape(x.op("Shape"))
+    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape_like(x)
     node = copied(call.node.proto)
     node.input[position] = (x + x * signs * _STEP).name
     outputs = [
@@ -178,6 +184,24 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     assert change is not None
     size = x.op("ReduceL2", keepdims=0) * _STEP
     return signs * (change / size.op("Max", size.like(1e-30)))
+
+
+def moved_integers(
+    nodes: Iterable[NodeProto], kinds: Mapping[str, str | None]
+) -> set[str]:
+    """Return the integers that floats were quantized to, and what is computed from them, up to floats again.
+
+    Args:
+        nodes: those of a graph, in order.
+        kinds: type by name of a value.
+    """
+    found = set[str]()
+    for node in nodes:
+        if op_key(node) in QUANTIZE:
+            found.add(node.output[0])
+        elif not found.isdisjoint(node.input):
+            found.update(name for name in node.output if kinds.get(name) != FLOAT)
+    return found
 
 
 def expanded(model: ModelProto) -> ModelProto:
@@ -207,7 +231,7 @@ def expanded(model: ModelProto) -> ModelProto:
 
 
 def _has_body(node: Node) -> bool:
-    """Whether a node without a rule has a function body."""
+    """Return whether a node without a rule has a function body."""
     is_lacking = node.key not in RULES and node.key not in FLAT and not node.bodies
     return (
         is_lacking and node.signature is not None and bool(node.signature.has_function)

@@ -37,13 +37,13 @@ from onnxamp._workers.place import Place
 
 
 class OpFilter(NamedTuple):
-    """Which op types are looked at: those in ``only`` (all if it is empty) but not in ``skip``."""
+    """The op types to check: those in ``only`` (all if it is empty) but not in ``skip``."""
 
     only: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
 
     def takes(self, op: str) -> bool:
-        """Whether nodes of this op type are looked at."""
+        """Return whether nodes of this op type are looked at."""
         return op not in self.skip and (not self.only or op in self.only)
 
     def check(self, seen: Collection[str]) -> None:
@@ -75,7 +75,7 @@ def check_run(
 ) -> RunCheck:
     """Run a model and find the first op that goes wrong although its inputs are fine.
 
-    Low precision is emulated, on CUDA too, so that each value can be compared with its exact result. A plugin provider
+    Low precision is emulated, even on CUDA, so that each value can be compared with its exact result. A plugin provider
     computes each op itself, from the exact values of the float32 model.
 
     Args:
@@ -84,19 +84,19 @@ def check_run(
             None for ``count`` random samples (with ``seed``, and sizes of named dimensions from ``dims``).
         provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
             device.
-        ops: the op types to look at; None for all.
-        stop: end with the first fault; what comes behind it is not measured.
-        keep: names of nodes to compute in float32, as if the model had been converted so.
-        budget: bytes of values and weights to hold at a time besides the model itself.
-        progress: called with the work that is done and all there is to do.
+        ops: the op types to check; None for all.
+        stop: stop at the first fault, without measuring anything after it.
+        keep: names of nodes to compute in float32, as if the model had been converted that way.
+        budget: bytes of values and weights to hold at a time, in addition to the model.
+        progress: called with (work done, work in all).
         jobs: worker processes that share several samples; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
-        state: a file that keeps what each sample showed, so that an interrupted check goes on with the others. Not with
-            ``stop``.
+        state: a file that records the results of each sample, so that an interrupted check can resume.
+            Excludes ``stop``.
 
     Returns:
         What every float value was like, in execution order. ``first_bad`` is the first fault, None if there is none;
-        ``skipped`` tells why the model does not run.
+        ``skipped`` says why the model does not run.
 
     Raises:
         ArgumentTypeError: the model or the samples are of another type.
@@ -115,7 +115,7 @@ def check_run(
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     if stop and state is not None:
         raise ArgumentError(
-            "To stop at the first fault, nothing is kept to go on with: leave out state."
+            "A check that stops at the first fault saves no progress: leave out state, or stop (--stop)."
         )
     run = Run(
         inputs=samples,
@@ -210,7 +210,7 @@ class Check:
         return _reported(report, values.values())
 
     def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
-        """The values of the op types that are looked at."""
+        """Return the values of the op types that are looked at."""
         return [row for row in rows if self.ops.takes(row.op)]
 
     def _found(
@@ -274,7 +274,7 @@ def _reported(report: RunCheck, rows: Iterable[ValueCheck]) -> RunCheck:
 
 
 def _in_words(row: ValueCheck) -> FirstBad:
-    """A fault in a sentence."""
+    """Return a fault in a sentence."""
     m = row.measured
     born = (
         ", in float32 already"
@@ -288,7 +288,7 @@ def _in_words(row: ValueCheck) -> FirstBad:
         "Inf": f"Inf in {m.found_inf} of {m.elements} elements"
         + (f"; the exact result reaches {m.reference_max:.4g}" if m.broken else born),
         "all zero": f"all {m.elements} elements are zero; the exact result reaches {m.reference_max:.4g}",
-        "vanished": f"{m.vanished} of {m.elements} elements vanished: zero, where the exact result is not small",
+        "vanished": f"{m.vanished} of {m.elements} elements vanished: they are zero where the exact result is not small",
         "flushed": f"{m.flushed} of {m.elements} elements became zero, changing the value by {100 * m.rel_l2:.0f} %",
         "saturated": f"elements stay at {m.found_max:g}, the largest number of {row.dtype}",
     }

@@ -54,7 +54,7 @@ def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDi
 
 
 def _shared_keys(items: Sequence[Any]) -> list[Any]:
-    """The keys of maps that all have the same; none where something else is among them."""
+    """Return the keys of maps that all have the same; none where something else is among them."""
     maps = [item for item in items if isinstance(item, Mapping)]
     is_table = (
         bool(maps)
@@ -65,7 +65,7 @@ def _shared_keys(items: Sequence[Any]) -> list[Any]:
 
 
 def _table(maps: Sequence[Mapping[Any, Any]], keys: Sequence[Any]) -> Array:
-    """The values of maps: a row for each map, a column for each key. Python has lost the precision of the numbers."""
+    """Return the values of maps, a row for each map and a column for each key: float32 if that loses nothing."""
     table = np.array([[item[key] for key in keys] for item in maps])
     if table.dtype != np.float64:
         return table
@@ -222,7 +222,7 @@ class _Extremes:
 
     @classmethod
     def of(cls, a: Array, b: Array) -> "_Extremes":
-        """Those of two flat tensors."""
+        """The sums of two flat tensors."""
         seen, start = cls(), 0
         for part in _compared(a, b):
             at = int(np.argmax(part.errors))
@@ -241,7 +241,7 @@ class _Extremes:
 
 
 def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
-    """The metrics of two flat tensors."""
+    """Return the metrics of two flat tensors."""
     noise = signal = dot = xx = yy = max_rel = 0.0
     floor = RELATIVE_FLOOR * seen.magnitude
     for part in _compared(a, b):
@@ -283,13 +283,13 @@ def _energy(x: Array, scale: float) -> float:
 
 
 def _root(energy: float, scale: float) -> float:
-    """The Euclidean norm that an :func:`_energy` stands for."""
+    """Return the Euclidean norm that an :func:`_energy` stands for."""
     is_scale = scale == 0 or np.isinf(scale)
     return scale if is_scale else scale * float(np.sqrt(energy))
 
 
 def _dot(x: Array, y: Array) -> float:
-    """The dot product of two tensors. Not by BLAS: its threads wait for processors that ONNX Runtime's threads hold."""
+    """Return the dot product of two tensors, without BLAS, whose threads compete with those of ONNX Runtime."""
     return float(np.einsum("i,i->", x, y))
 
 
@@ -326,7 +326,7 @@ def _divergence(a: Array, b: Array, width: int) -> float:
     """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
     found = []
     for one, other in _rows(a, b, width):
-        p, q = _log_softmax(one), _log_softmax(other)
+        p, q = log_softmax(one), log_softmax(other)
         with np.errstate(invalid="ignore"):
             terms = np.exp(p) * (p - q)
         terms[np.exp(p) == 0] = (
@@ -339,7 +339,8 @@ def _divergence(a: Array, b: Array, width: int) -> float:
     return float(rows.mean())
 
 
-def _log_softmax(logits: Array) -> Array:
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithms of the distributions that rows of logits stand for."""
     with np.errstate(invalid="ignore", divide="ignore"):
         shifted = logits - logits.max(axis=-1, keepdims=True)
         result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -349,7 +350,7 @@ def _log_softmax(logits: Array) -> Array:
 def _failures(
     a: Array, b: Array, seen: _Extremes, shape: tuple[int, ...]
 ) -> tuple[int, Bad | None]:
-    """The number of vanished elements, and the first element that fails: NaN counts before Inf before vanished."""
+    """Return the number of vanished elements, and the first element that fails: NaN before Inf before vanished."""
     counts, first = dict.fromkeys(("NaN", "Inf", "zero"), 0), dict[str, int]()
     start, limit = 0, VANISHED_ABOVE * seen.magnitude
     for one, other in _blocks(a, b, _PART):
@@ -495,7 +496,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
 
 
 def _flat(value: "ort.OrtValue") -> Array:
-    """The elements of a tensor, not copied from the host's memory unless NumPy lacks their type."""
+    """Return the elements of a tensor, not copied from the host's memory unless NumPy lacks their type."""
     if value.data_type() not in MEASURABLE:
         raise RuntimeFailure(
             f"Values of type {value.data_type()} cannot be measured: they are not tensors of numbers."
@@ -558,7 +559,7 @@ _ODD: Final = (
 
 
 def _odd(r: Array, f: Array, usual: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """Those counts of a block."""
+    """The counts of a block."""
     nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
     broken = (nan_f & ~nan_r) | (infinite_f & usual)
     for mask in (nan_r, nan_f, np.isinf(r), infinite_f, broken):

@@ -63,13 +63,13 @@ class Recipe:
     sampling: tuple[str, ...] = ()
 
     def keeping(self, nodes: Sequence[str]) -> Options:
-        """The options with these nodes kept in float32, too."""
+        """Return the options with these nodes kept in float32, too."""
         return replace(
             self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes))
         )
 
     def command(self, source: str, target: str, nodes: Sequence[str]) -> str:
-        """The command for this conversion with these nodes kept in float32."""
+        """Return the command for this conversion with these nodes kept in float32."""
         keep = ["--keep-fp32", "|".join(map(re.escape, nodes))] if nodes else []
         options = [
             "--level",
@@ -80,7 +80,9 @@ class Recipe:
         return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
 
     def tuning(self, source: str, target: str, tolerance: float, made_up: int) -> str:
-        """The command that lowers what measurements allow; ``made_up`` is the number of random samples, if any."""
+        """Return the command that lowers what measurements allow; ``made_up`` is the number of random samples, if
+        any.
+        """
         count = (
             ["--samples", str(made_up)]
             if made_up and "--samples" not in self.sampling
@@ -99,7 +101,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How candidates are compared: as the comparison that failed was.
+    """The comparison of candidates, which is the same as the one that failed.
 
     Attributes:
         run: the samples, and how models run on them.
@@ -186,20 +188,20 @@ def cure_conversion(
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
         misses = (
-            f": trials{kept} miss the limits, too"
+            f": trials{kept} miss the limits as well"
             if report is not None or nodes
             else ""
         )
-        text = f"No cure was found{when}{misses}. {advice}".rstrip()
+        text = f"No fix was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
     worst = max((diff.rel_l2 for diff in report.outputs if diff.is_float), default=0.0)
     if not nodes and not tried:
         device = recipe.options.target
         meant = "" if device == Options.target else f" for {device}"
-        text = f"Tried: a conversion{meant} with onnxamp's lists and hazards holds (relative L2 {worst:.2g})."
+        text = f"Tried: a conversion{meant} with onnxamp's lists and hazards passes (relative L2 {worst:.2g})."
     else:
-        text = f"Tried: with {node_count(nodes)} more in float32 the conversion holds (relative L2 {worst:.2g})."
+        text = f"Tried: with {node_count(nodes)} more in float32, the conversion passes (relative L2 {worst:.2g})."
     return Cure(
         recipe.command(*command, nodes),
         nodes,
@@ -280,7 +282,7 @@ def other_ways(target: str, dtype: str) -> str:
     has_other = dtype == "float16" and takes_anywhere(
         target, "MatMul", FORMATS["bfloat16"].tensor
     )
-    return f"Level O1{', bfloat16' if has_other else ''} or wider limits may do."
+    return f"Level O1{', bfloat16' if has_other else ''} or wider limits may help."
 
 
 def node_count(nodes: Sized) -> str:
@@ -289,7 +291,9 @@ def node_count(nodes: Sized) -> str:
 
 
 def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str]:
-    """The nodes to keep next: those that break on the reference's own values; else those with the largest error."""
+    """Return the nodes to keep next: those that break on the reference's own values; else those with the largest
+    error.
+    """
     rounded = [
         (row.node, row.local)
         for row in rows
@@ -355,7 +359,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
-        text = f"No cure was found{when}: {what} with up to {count} fail{where}, too."
+        text = f"No fix was found{when}: {what} with up to {count} fail{where}, too."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     options = [f"--target {target}"] if known is not None else []
     options += [f"--keep-fp32 {names}"] if nodes else []
@@ -373,7 +377,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
 
 
 def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:
-    """The model converted as far as a target allows, but for some nodes."""
+    """Return the model converted as far as a target allows, but for some nodes."""
     kept = tuple(map(re.escape, nodes))
     options = Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)
     return Model(convert(model, options).embedded())
@@ -386,7 +390,7 @@ def _around_faults(checked: RunCheck) -> dict[str, None]:
 
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
-"""What is asked: may all be float16, with exponents where it takes them?"""
+"""The problem: can everything be float16, with exponents where necessary?"""
 
 _TYPES: Final = frozenset({"float32", "float16"})
 _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
@@ -394,7 +398,7 @@ _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
 
 
 def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
-    """Which values do not fit float16, and whether they do with exponents; None where all fit.
+    """Return the values that do not fit float16, and whether exponents help; None if all fit.
 
     The model is raised to float32, and its ranges are measured. Where exponents help, they are tried: the model is
     converted with them, and checked as it was.
@@ -430,7 +434,7 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
 def _out_of_range(
     graph: Graph, largest: Mapping[str, float], rescaling: Rescaling
 ) -> Iterator[OutOfRange]:
-    """The values beyond float16's range in the order in which they are computed."""
+    """Yield the values beyond float16's range in the order in which they are computed."""
     exponents = {row.value: row.exponent for row in rescaling.scaled}
     unfit = {row.value: row.why for row in rescaling.unfit}
     hazards = {
@@ -458,17 +462,17 @@ _WAYS: Final = (
         Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto"),
     ),
 )
-"""What may make all values fit: options, and the conversion that they stand for."""
+"""Options that may make all values fit, and their conversion."""
 
 
 NO_ISLANDS: Final = Cure(
     "",
     (),
-    "No float32 node cures it there: --fold or --rescale may; onnxamp check --target float16-only tries both.",
+    "Float32 nodes cannot fix it there, but --fold or --rescale may: onnxamp check --target float16-only tries both.",
     confirmed=False,
     trials=0,
 )
-"""What to do about a conversion whose values do not fit."""
+"""Find a fix for a conversion whose values do not fit."""
 
 
 def as_float16(model: Model) -> Model:
@@ -521,7 +525,5 @@ def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -
             return Cure(
                 flag, (), "Tried: all values fit in a conversion with", True, trials
             )
-    text = (
-        "No cure was found: values do not fit float16 with --fold or --rescale either."
-    )
+    text = "No fix was found: even with --fold or --rescale, some values do not fit float16."
     return Cure("", (), text, confirmed=False, trials=len(_WAYS))

@@ -67,7 +67,9 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
 
 
 def listed_outputs(model: Model, metric: str) -> frozenset[str]:
-    """The outputs in which a metric looks for detections: "detections" in all, "auto" where an op selected rows."""
+    """Return the outputs in which a metric looks for detections: "detections" in all, "auto" where an op selected
+    rows.
+    """
     if metric == "auto":
         selected = selected_outputs(model.ask(graph_of))
         entries = [
@@ -82,7 +84,7 @@ def listed_outputs(model: Model, metric: str) -> frozenset[str]:
 
 
 def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
-    """Whether outputs of these types may list detections: what is routed to experts by TopK, say, does not."""
+    """Return whether outputs of these types may list detections: what is routed to experts by TopK, say, does not."""
     floats = [entry for entry in entries if entry.elem_type in FLOAT_ELEMS]
     integers = {
         len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS
@@ -116,12 +118,12 @@ class Columns(NamedTuple):
         return Columns(boxes, self.scores[index, best], labels), best
 
     def squashed(self) -> "Columns":
-        """The same with logits turned into scores from 0 to 1, in the same order."""
+        """Return the same with logits turned into scores from 0 to 1, in the same order."""
         return self._replace(scores=1 / (1 + np.exp(-np.clip(self.scores, -500, 500))))
 
 
 def is_rows(array: Any) -> bool:
-    """Whether an output is an array of numbers with at least one axis."""
+    """Return whether an output is an array of numbers with at least one axis."""
     return (
         isinstance(array, np.ndarray)
         and array.ndim >= 1
@@ -134,7 +136,7 @@ def _is_float(array: Array) -> bool:
 
 
 def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
-    """Names of outputs that belong together: boxes and scores first, then labels."""
+    """Yield names of outputs that belong together: boxes and scores first, then labels."""
     free = dict(arrays)
     for name, boxes in list(free.items()):
         if (
@@ -181,14 +183,14 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
 
 
 def _lists(scores: Array, rows: tuple[int, ...]) -> bool:
-    """Whether it holds one score, or one for each class, per row."""
+    """Return whether it holds one score, or one for each class, per row."""
     return scores.shape == rows or (
         scores.ndim == len(rows) + 1 and scores.shape[:-1] == rows
     )
 
 
 def columns_of(arrays: Sequence[Array]) -> Columns:
-    """The arrays of a group, with the images as their first axis."""
+    """Return the arrays of a group, with the images as their first axis."""
     numbers = [np.asarray(array, np.float64) for array in arrays]
     boxes: Array | None = None
     labels: Array | None = None
@@ -221,7 +223,7 @@ def columns_of(arrays: Sequence[Array]) -> Columns:
 
 
 def by_row(array: Array, side: Columns) -> Array | None:
-    """The array with the rows of all images along its first axis; None if it has not one for each detection."""
+    """Return the array with the rows of all images along its first axis; None if it has not one for each detection."""
     images, rows = side.scores.shape
     for axis, size in enumerate(array.shape):
         if size == rows and prod(array.shape[:axis]) == images:
@@ -241,7 +243,7 @@ _APART: Final = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """What became of the rows of outputs that belong together, over all samples.
+    """The result of matching rows of outputs that belong together, over all samples.
 
     Attributes:
         outputs: names of the outputs.
@@ -375,7 +377,7 @@ def match_rows(
 def _compared(
     names: tuple[str, ...], reference: Columns, result: Columns
 ) -> tuple[Detections, Array, Array]:
-    """The detections of all images, and which rows of both sides match, counted through all images."""
+    """Return the detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
     images, pairs = list[Detections](), []
     for index in range(len(reference.scores)):
@@ -394,7 +396,7 @@ def _compared(
 def _image(
     names: tuple[str, ...], one: Columns, other: Columns, scale: float
 ) -> tuple[Detections, Array, Array]:
-    """The detections of one image, and the rows and columns that match."""
+    """Return the detections of one image, and the rows and columns that match."""
     overlaps = (
         None
         if one.boxes is None or other.boxes is None

@@ -83,44 +83,47 @@ def diff_models(
 ) -> DiffReport:
     """Run two models on the same samples and compare what they compute.
 
-    On CPU, where ONNX Runtime computes float16 in float32 and hides what a GPU does, low precision is emulated. On CUDA
-    each model runs whole, in one session with all fusions as in production, but without TF32; only layers are computed
-    one op at a time. On a plugin provider the result runs like that, too, while the reference is computed on the CPU:
-    float32 itself may be off there, and the report says how far.
+    On the CPU, where ONNX Runtime computes float16 in float32 and hides what a GPU does, low precision is emulated. On
+    CUDA, each model runs in one session with all fusions as in production, but without TF32; only layers are computed
+    one op at a time. On a plugin provider, the result runs in the same way, while the reference is computed on the CPU:
+    float32 itself may be inexact there, and the report says by how much.
 
     Args:
-        reference: what is right, usually the float32 original: a ModelProto, a path, or an onnx-graphsurgeon Graph.
-        result: the model to judge, in the same forms. It may lack inputs of the reference, but no outputs.
+        reference: the model to compare with, usually the float32 original: a ModelProto, a path, or an
+            onnx-graphsurgeon Graph.
+        result: the model to judge, in the same forms. It may lack inputs of the reference, but not outputs.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
-            samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None, or
-            where float16 is summed up in float16, as on webgpu, 4 to 16, as many as show 64 numbers of each output.
+            samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None; if
+            the target accumulates float16 in float16, as webgpu does, 4 to 16, so that each output has at least 64
+            numbers.
         layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
-        limits: what is accepted; the default is a relative L2 error of 1e-5 if both models are float32 (twice what
-            float32 itself is off on the device, if that is more, up to 1e-2), 1e-2 if one holds float16, 5e-2 if one
-            holds bfloat16.
-        tolerance: the largest relative L2 error, as ``diff --tolerance`` takes it: a number, numbers by output, or
-            texts such as "NAME=0.01". It joins the ``limits`` of other metrics.
+        limits: the errors to accept; by default, a relative L2 error of 1e-5 if both models are float32 (or
+            twice float32's own error on the device, if that is larger, up to 1e-2), 1e-2 if one holds float16, and 5e-2
+            if one holds bfloat16.
+        tolerance: the largest relative L2 error, in the forms of ``diff --tolerance``: a number, numbers by output, or
+            texts such as "NAME=0.01". It is added to the ``limits`` of other metrics.
         provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser", which compares no
             layers; None for CUDA if there is a device.
-        whole: run each model in one session; None for False on CPU alone, where only float32 models can be compared so.
-        budget: bytes of values and weights to hold at a time besides the models themselves.
-        progress: called with the work that is done and all there is to do.
+        whole: run each model in one session. None means True except on the CPU, where that is only possible for float32
+            models.
+        budget: bytes of values and weights to hold at a time, in addition to the models.
+        progress: called with (work done, work in all).
         metric: "detections" matches the rows of outputs that list detections before it compares them, "elements"
-            compares all outputs element by element; "auto" matches rows where an op selected them by their values
+            compares all outputs element by element; "auto" matches rows that an op selected by value
             (TopK, NonMaxSuppression, ...).
         accept: a function of the outputs of the reference and of the result, by name, that returns True or False; or
-            "package:function". It judges each sample in place of the default limits; ``limits`` hold besides.
-        target: whose arithmetic is emulated: "webgpu" sums up float16 in float16, all others in float32.
+            "package:function". It judges each sample instead of the default limits; ``limits`` apply as well.
+        target: the target whose arithmetic is emulated: "webgpu" accumulates float16 in float16, all others in float32.
         jobs: worker processes that compare several samples; None for this process.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
-        state: a file that keeps what each sample showed, so that an interrupted comparison goes on with the others, and
-            other ``limits`` need no run.
-        original: the float32 model that the reference was quantized from; the result may be off from it by 1.1 times
-            the error of the reference, and 2e-3.
+        state: a file that records the results of each sample, so that an interrupted comparison can resume,
+            and new ``limits`` need no run.
+        original: the float32 model that the reference was quantized from; the error of the result may be 1.1
+            times that of the reference, plus 2e-3.
 
     Returns:
         The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
-        error starts, ``skipped`` tells why nothing could be compared.
+        error starts, ``skipped`` says why nothing could be compared.
 
     Raises:
         ArgumentTypeError: a model, the samples or the limits are of another type.
@@ -291,6 +294,8 @@ class Comparison:
             selected=self.selected,
             accept=self.limits.accept,
             layers=bool(layers),
+            is_text=not self.run.samples.made_up,
+            generates=self.run.samples.generates,
         )
         memory = {
             REFERENCE: (probe.key, self.reference),
@@ -306,7 +311,8 @@ class Comparison:
             and report.outputs
             and self.engine.runs_pieces
         ):
-            until, thorough = monotonic() + seconds, replace(probe, layers=True)
+            until = monotonic() + seconds
+            thorough = replace(probe, layers=True, generates=0)
             deep = self._judged(
                 *self._compared(thorough, activity, part, memory, until)
             )
@@ -379,6 +385,7 @@ class Comparison:
             other.origin is None,
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
+            self.run.samples.generates,
         )
         return facts | {
             "the function that accepts": accept.print if accept is not None else ""
@@ -465,7 +472,7 @@ class Comparison:
 
 
 _SAME: Final = Limits(tolerance=1e-5)
-"""What the order of sums may change; another meaning of an attribute changes more."""
+"""The largest change by the order of sums; a wrong meaning of an attribute changes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +490,9 @@ class UpgradeProof:
     """Opset and numbers of ops of a model -> what is wrong with it."""
 
     def __call__(self, graph: Graph) -> str | None:
-        """What is wrong with the upgraded model, in a clause; None if nothing is, or the original does not run."""
+        """Return a clause about the fault of the upgraded model; None if there is none, or if the original does not
+        run.
+        """
         changed = (
             graph.book.opsets[""],
             frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
@@ -501,7 +510,7 @@ class UpgradeProof:
             self._verdicts[changed] = (
                 None
                 if is_same
-                else f"float32 results would change already: {why.rstrip('.')}"
+                else f"float32 results would change as well: {why.rstrip('.')}"
             )
         return self._verdicts[changed]
 

@@ -52,7 +52,7 @@ _REST: Final = "\n\n"
 """Stands for a value as it is cast for readers of which nothing else is known."""
 
 _DECISIVE: Final = 16.0
-"""What the squared error of values that decide what is selected counts, over that of outputs."""
+"""The weight of the squared error of values that decide a selection, relative to outputs."""
 
 _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
@@ -84,12 +84,12 @@ class LowNode:
 
 
 def node_key(node: Node) -> str:
-    """How nodes are identified here: by their first output."""
+    """The key of nodes in this module: their first output."""
     return next((name for name in node.proto.output if name), "")
 
 
 def computes(node: Node) -> bool:
-    """Whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
+    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
     moves = is_exact(node.proto) or node.key in op_facts().following
     return not moves and node.signature is not None
 
@@ -106,7 +106,7 @@ def low_node(analysis: Analysis, node: Node) -> LowNode | None:
 
 
 def _results(view: View, node: Node) -> list[str]:
-    """Names of Ifs' outputs that the node's first output becomes."""
+    """Return names of Ifs' outputs that the node's first output becomes."""
     names: list[str] = []
     value = next((value for value in node.outputs if value != ABSENT), ABSENT)
     while value != ABSENT:
@@ -125,7 +125,7 @@ def _results(view: View, node: Node) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedErrors:
-    """What low precision costs, for any choice of the nodes that have it.
+    """The costs of low precision, for any choice of the nodes that have it.
 
     Attributes:
         graph: of the float32 model.
@@ -222,18 +222,18 @@ class ExpectedErrors:
         return found
 
     def predicted(self, low: AbstractSet[str]) -> float:
-        """The relative error of the worst output on the worst sample where these nodes are in low precision."""
+        """Return the relative error of the worst output on the worst sample where these nodes are in low precision."""
         rows = {row for key in low for row in self.rounded(key, low)}
         nodes = sum(key in self.made for key in low)
         return sqrt(self._sum(rows) + nodes * self._prior)
 
     def rounded(self, key: str, low: AbstractSet[str]) -> list[int]:
-        """The rows of what a node rounds that is in low precision with others: its results, and what is cast for it."""
+        """Return the rows of what a node rounds in low precision: its results, and what is cast for it."""
         cast = [row for made, row in self.read[key] if made not in low]
         return [*self.made.get(key, ()), *cast]
 
     def foreseen(self) -> ExpectedError:
-        """The error of all of these nodes in low precision."""
+        """Return the error of all of these nodes in low precision."""
         nodes = (*self.computing, *self.exact)
         low = {node.key for node in nodes}
         owners = dict[int, LowNode]()
@@ -345,7 +345,7 @@ class ExpectedErrors:
         return {unit.node: unit.key for unit in (*self.computing, *self.exact)}
 
     def _at(self, value: int, what: str = "") -> tuple[int, ...]:
-        """The row of a value; none where no sample shows it."""
+        """Return the row of a value; none where no sample shows it."""
         if value == ABSENT:
             return ()
         name = self.graph.values[value].name
@@ -353,7 +353,7 @@ class ExpectedErrors:
         return tuple(self._places[key] for key in keys if key in self._places)[:1]
 
     def _maker(self, value: int) -> str:
-        """The key of the node that makes a value; "" if that is always float32."""
+        """Return the key of the node that makes a value; "" if that is always float32."""
         return self._keys.get(self.graph.values[value].producer, "")
 
     def _rows_of(self, node: Node, unit: LowNode) -> tuple[int, ...]:
@@ -372,11 +372,11 @@ class ExpectedErrors:
         return tuple(dict.fromkeys(rows))
 
     def _cast(self, unit: LowNode) -> list[int]:
-        """The rows of what a node reads that makes no floats."""
+        """Return the rows of what a node reads that makes no floats."""
         return [row for _, row in self.read[unit.key]]
 
     def _sources(self, unit: LowNode) -> list[int]:
-        """The rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
+        """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
         followers = {one.node: one for one in self.exact}
         computing = {one.node for one in self.computing}
         found, waiting, seen = list[int](), [unit], set[int]()

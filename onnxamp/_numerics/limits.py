@@ -34,8 +34,8 @@ AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 
 
 COARSE: Final = (
-    "The reference rounds values to integers, which may move outputs by {:.2g} (relative L2) wherever else a value is"
-    " rounded. The default limit allows for that."
+    "The reference rounds values to integers, so rounding anything else may move outputs by {:.2g} (relative"
+    " L2). The default limit allows for that."
 )
 _ROUNDINGS: Final = sqrt(2)
 """Two forms of a network that round to integers, each at other places, differ by what both are off."""
@@ -51,7 +51,7 @@ class Accept(NamedTuple):
 
     @classmethod
     def of(cls, given: AcceptLike) -> "Accept":
-        """The function that an argument means.
+        """Return the function that an argument means.
 
         Raises:
             ArgumentError: it cannot be imported. ArgumentTypeError: it is no function.
@@ -78,7 +78,7 @@ class Accept(NamedTuple):
         return fingerprint(self.name, source_print(self.function))
 
     def takes(self, reference: Outputs, result: Outputs) -> bool:
-        """Whether the function accepts a result.
+        """Return whether the function accepts a result.
 
         Raises:
             ArgumentError: it returns something else than True or False, or rejects even the reference itself.
@@ -95,14 +95,14 @@ class Accept(NamedTuple):
         answer = called("accept", self.name, self.function, reference, result)
         if not isinstance(answer, (bool, np.bool_)):
             raise ArgumentError(
-                f"accept: {self.name!r} must return True or False, not {answer!r:.80}; what returns an error is a"
-                " metric (--metric)."
+                f"accept: {self.name!r} must return True or False, not {answer!r:.80}; a function that returns"
+                " an error is a metric (--metric)."
             )
         return bool(answer)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function of the user in messages."""
+    """Return the name of a function of the user in messages."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
@@ -113,7 +113,7 @@ def called(
     reference: Outputs,
     result: Outputs,
 ) -> Any:
-    """What a function of the user returns. One that was named, and not passed, raises nothing but sentences.
+    """Return the result of a user's function. A function given by name raises only errors with a message.
 
     Raises:
         ArgumentError: it raises something. Whatever a function that was passed raises goes through.
@@ -127,12 +127,12 @@ def called(
 
 
 def _told(error: Exception) -> str:
-    """What was raised, and why."""
+    """Return the error in words."""
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:
-    """The function "package:function" or "file.py:function".
+    """Return the function "package:function" or "file.py:function".
 
     Raises:
         ArgumentError: it cannot be imported, or is no function.
@@ -156,7 +156,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The module in a file, which may import its neighbours."""
+    """Return the module in a file, which may import its neighbours."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -173,22 +173,27 @@ LimitLike: TypeAlias = float | str | Mapping[str, float] | Iterable[str]
 """A number for all outputs, numbers by output, or texts: "0.01" (all outputs), "NAME=0.01"."""
 
 
+def coarseness(cost: float) -> float:
+    """Return what low-precision forms of a network may be off by that is off by this since it rounds to integers."""
+    return min(_ROUNDINGS * cost, _COARSEST)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far each output may be from its reference; :func:`make_limits` makes them.
+    """Limits for the error of each output; :func:`make_limits` makes them.
 
-    ``of[metric][output]`` is the limit of one output, ``of[metric][""]`` that of all others.
+    ``of[metric][output]`` is the limit of one output, ``of[metric][""]`` the limit of all others.
 
-    An output without a limit is held to the default tolerance of the lower precision of both models (1e-5 for float32,
-    1e-2 for float16, 5e-2 for bfloat16): as its relative L2 error or, if it holds no floats and that is smaller, as the
-    share of elements that differ, since labels flip and pixels are off by one. Lists of detections are held to it by
-    their own error. Float32 models may be off by twice what float32 is off on the device that ran, up to 1e-2.
+    An output without a limit has to meet the default tolerance of the lower precision of both models (1e-5 for float32,
+    1e-2 for float16, 5e-2 for bfloat16): with its relative L2 error or, if it holds no floats and that is smaller, with
+    the share of elements that differ, because labels flip and pixels are off by one. Lists of detections have to meet
+    it with their own error. The error of float32 models may be twice that of float32 itself on the device, up to 1e-2.
 
-    Low-precision forms of a network that rounds its values to integers may be off by up to 0.1 more, as far as that
-    rounding moves the network itself: a small change moves numbers across the border of two integers.
+    If a network rounds its values to integers, its low-precision forms may be off by up to 0.1 more, depending on
+    the error of that rounding itself: a small change moves numbers across the border between two integers.
 
-    Where float16 is summed up in float16, errors on made-up inputs are draws: an output of which samples show fewer
-    than 64 numbers in all is held to a share of the default tolerance, which is a quarter for one number.
+    If the target accumulates float16 in float16, errors on random inputs are draws. An output with fewer than 64
+    numbers over all samples has to meet a share of the default tolerance, down to a quarter for one number.
 
     Example:
         >>> import onnxamp
@@ -203,13 +208,15 @@ class Limits:
     """Judges all outputs of a sample, in place of default limits."""
     margin: float = 0.0
     """Share of the default tolerance that is left to other draws, where errors are draws."""
+    otherwise: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Limits like ``of`` that suffice where an output misses the default one."""
     coarse: float | None = None
-    """What low-precision forms of the reference may be off by since it rounds to integers; None if not measured."""
+    """The allowance for low-precision forms of a reference that rounds to integers; None if not measured."""
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
-        """Limits for a reference that rounds to integers, from what it differs by where it does not."""
+        """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
         cost = max((diff.rel_l2 for diff in outputs if diff.is_float), default=0.0)
-        return replace(self, coarse=min(_ROUNDINGS * cost, _COARSEST))
+        return replace(self, coarse=coarseness(cost))
 
     def judge(
         self,
@@ -219,12 +226,12 @@ class Limits:
         *,
         drawn: bool = False,
     ) -> tuple[Judgement, ...]:
-        """Hold the limits against the outputs.
+        """Judge outputs by the limits.
 
         Args:
-            outputs: what was found.
+            outputs: the errors of the outputs.
             lowest: the lower precision of the two models.
-            noise: what float32 is off on the device, if that is known.
+            noise: the error of float32 itself on the device, if known.
             drawn: whether errors are draws.
 
         Raises:
@@ -242,12 +249,12 @@ class Limits:
         )
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
-        """The share of the default tolerance that an output is held to, with arguments of :meth:`judge`."""
+        """Return the share of the default tolerance that applies to an output; see :meth:`judge`."""
         if (
             not drawn
             or lowest != "float16"
             or self.tolerance is not None
-            or self._given(diff)
+            or _given(self.of, diff)
         ):
             return 1.0
         return (1 - self.margin) * (
@@ -257,7 +264,7 @@ class Limits:
         )
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
-        """The limit of outputs that have none."""
+        """Return the limit of outputs that have none."""
         if self.tolerance is not None:
             return self.tolerance
         if lowest != "float32":
@@ -267,7 +274,7 @@ class Limits:
         return max(TOLERANCES["float32"], min(2 * noise, TOLERANCES["float16"]))
 
     def check(self, outputs: Iterable[str]) -> None:
-        """Refuse limits for outputs that do not exist.
+        """Check that the limits name only outputs that exist.
 
         Raises:
             ArgumentError: there is such a limit.
@@ -281,39 +288,45 @@ class Limits:
                     raise ArgumentError(text + suggestion(names, name))
 
     def _judge(self, diff: TensorDiff, tolerance: float) -> list[Judgement]:
-        chosen = self._given(diff)
-        if not chosen and self.accept is not None:
+        if chosen := _given(self.of, diff):
+            return _held(diff, chosen)
+        if self.accept is not None:
             return []
-        if not chosen and diff.detections is not None:
-            chosen = {"detections": tolerance}
-        if not chosen:
-            are_labels = not diff.is_float and diff.differing < diff.rel_l2
-            chosen = {"differing" if are_labels else "rel_l2": tolerance}
-        judgements = []
-        for metric, limit in chosen.items():
-            found = float(getattr(diff, metric))
-            passed = found <= limit if metric in AT_MOST else found >= limit
-            judgements.append(Judgement(diff.name, metric, found, limit, passed))
-        return judgements
+        if diff.detections is not None:
+            return _held(diff, {"detections": tolerance})
+        are_labels = not diff.is_float and diff.differing < diff.rel_l2
+        usual = _held(diff, {"differing" if are_labels else "rel_l2": tolerance})
+        if usual[0].passed:
+            return usual
+        return _held(diff, _given(self.otherwise, diff)) or usual
 
-    def _given(self, diff: TensorDiff) -> dict[str, float]:
-        """The limits of an output, by metric."""
-        sequence = diff.name.partition("[")[
-            0
-        ]  # elements of a sequence are held to the limits of the sequence
-        chosen = {}
-        for metric, limits in self.of.items():
-            limit = next(
-                (limits[name] for name in (diff.name, sequence, "") if name in limits),
-                None,
-            )
-            if limit is not None and getattr(diff, metric) is not None:
-                chosen[metric] = limit
-        return chosen
+
+def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
+    """Hold an output to limits by metric."""
+    judgements = []
+    for metric, limit in limits.items():
+        found = float(getattr(diff, metric))
+        passed = found <= limit if metric in AT_MOST else found >= limit
+        judgements.append(Judgement(diff.name, metric, found, limit, passed))
+    return judgements
+
+
+def _given(
+    limits: Mapping[str, Mapping[str, float]], diff: TensorDiff
+) -> dict[str, float]:
+    """Return the limits of an output, by metric."""
+    # elements of a sequence are held to the limits of the sequence
+    names = (diff.name, diff.name.partition("[")[0], "")
+    chosen = {}
+    for metric, by_output in limits.items():
+        limit = next((by_output[name] for name in names if name in by_output), None)
+        if limit is not None and getattr(diff, metric) is not None:
+            chosen[metric] = limit
+    return chosen
 
 
 def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
-    """Limits of metrics, for :func:`onnxamp.diff_models`.
+    """Return limits of metrics for :func:`onnxamp.diff_models`.
 
     Args:
         limits: by metric ("rel_l2", "max_abs", "max_rel", "required_tolerance", "rmse", "mean_abs", "differing",
@@ -355,7 +368,7 @@ def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
     """
     if "rel_l2" in limits.of:
         raise ArgumentError(
-            "tolerance is the limit of rel_l2, which limits have, too: leave it out of one of them."
+            "tolerance and limits both set the limit of rel_l2: drop one of the two."
         )
     return replace(limits, of={**limits.of, **make_limits({"rel_l2": tolerance}).of})
 
@@ -395,7 +408,7 @@ def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
                 yield name, float(number)
             except ValueError:
                 raise ArgumentError(
-                    f"The limit {text!r} is no number and not of the form OUTPUT=NUMBER."
+                    f"The limit {text!r} is neither a number nor of the form OUTPUT=NUMBER."
                 ) from None
     else:
         raise ArgumentTypeError(
@@ -405,7 +418,7 @@ def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
 
 
 def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
-    """A comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
+    """Return a comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
 
     Raises:
         ArgumentError: there is a limit for an output that does not exist.
@@ -429,7 +442,7 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
 
 
 def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
-    """The first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
+    """Return the first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
 
     If there is none: the first from which on the accumulated error stays beyond the limit.
     """
@@ -453,7 +466,9 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
 
 
 def size_only(diff: TensorDiff) -> bool:
-    """Whether only sizes differ: outputs whose size depends on data may gain or lose an element at a threshold."""
+    """Return whether only sizes differ: outputs whose size depends on data may gain or lose an element at a
+    threshold.
+    """
     sizes_differ = diff.reference_shape != diff.result_shape
     return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
 
@@ -461,7 +476,7 @@ def size_only(diff: TensorDiff) -> bool:
 def _warnings(
     report: DiffReport, judgements: Sequence[Judgement], limits: Limits
 ) -> Iterator[str]:
-    """What is inexact without being broken."""
+    """Return sentences about outputs that are inexact, but not broken."""
     missed = {
         judgement.output: judgement for judgement in judgements if not judgement.passed
     }
@@ -479,6 +494,6 @@ def _warnings(
 
 
 def _told_apart(found: float, limit: float) -> str:
-    """A number with two digits, or as many as it takes to see that it is not the limit."""
+    """Return a number with two digits, or as many as it takes to see that it is not the limit."""
     texts = (f"{found:.{digits}g}" for digits in range(2, 18))
     return next((text for text in texts if float(text) != limit), str(found))

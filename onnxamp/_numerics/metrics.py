@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from math import inf, isfinite, log10, nan, sqrt
+from math import exp, inf, isfinite, log, log10, nan, sqrt
 from operator import add, attrgetter
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -41,7 +41,7 @@ AT_LEAST: Final[Mapping[str, str]] = MappingProxyType(
         "top5_agreement": "top-5 agreement",
     }
 )
-"""Those that a limit bounds from below."""
+"""The metrics that a limit bounds from below."""
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {
@@ -67,7 +67,7 @@ LOWNESS: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def metric_name(metric: str) -> str:
-    """A metric in words."""
+    """Return a metric in words."""
     return AT_MOST.get(metric) or AT_LEAST.get(metric) or metric
 
 
@@ -80,7 +80,8 @@ def decibels(relative_l2: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What all metrics derive from, of a result *f* and its reference *r*: the one place that defines them.
+    """The quantities from which all metrics of a result *f* and its reference *r* derive: the one place that defines
+    them.
 
     :class:`TensorDiff` derives them for outputs, :class:`Measurement` for all other values, each over the elements
     that its documentation names.
@@ -236,8 +237,44 @@ class TensorDiff:
 
 
 @dataclass(frozen=True, slots=True)
+class Perplexity:
+    """The quality of two decoders' predictions of texts: exp(-mean ln p), over tokens with one before them in the same
+    sample.
+
+    Attributes:
+        tokens: number of tokens that were predicted.
+        reference: perplexity of the reference, where p is the probability that it gives to the token that follows.
+        result: that of the result.
+    """
+
+    tokens: int
+    reference: float
+    result: float
+
+    @classmethod
+    def of(cls, tokens: int, reference: float, result: float) -> "Perplexity":
+        """Return the perplexities of sums of -ln p, over so many tokens."""
+        of_sums = (_exp(total / tokens) for total in (reference, result))
+        return cls(tokens, *of_sums)
+
+    def __add__(self, other: "Perplexity") -> "Perplexity":
+        """Both together."""
+        pairs = (self.reference, other.reference), (self.result, other.result)
+        sums = (self.tokens * log(a) + other.tokens * log(b) for a, b in pairs)
+        return Perplexity.of(self.tokens + other.tokens, *sums)
+
+
+def _exp(x: float) -> float:
+    """Return the exponential function; infinite where it does not fit."""
+    return exp(x) if x < _LARGEST_EXPONENT else inf if x > 0 else nan
+
+
+_LARGEST_EXPONENT: Final = 709.0
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
-    """How a tensor *f* differs from its reference *r*, over one or more samples of the same value.
+    """The difference of a tensor *f* from its reference *r*, over one or more samples of the same value.
 
     Energies are sums of squares over elements where f is finite and |r| < 1e30: larger numbers are sentinels, as in
     attention masks, and may saturate. Counts are numbers of elements.
@@ -275,7 +312,7 @@ class Measurement:
 
     @property
     def sums(self) -> Sums:
-        """What metrics derive from."""
+        """The quantities from which metrics derive."""
         return Sums(
             elements=self.elements,
             error_sum=self.error_sum,
@@ -308,7 +345,7 @@ class Measurement:
 
     @property
     def alarm(self) -> str | None:
-        """How f fails whatever the tolerance, in a few words: NaN, Inf, or vanished values."""
+        """A few words about a failure at any tolerance: NaN, Inf, or vanished values."""
         new = self.found_nan - self.reference_nan
         if new > 0:
             return f"NaN in {new} of {self.elements} elements"
@@ -317,7 +354,7 @@ class Measurement:
         if self.broken:
             return f"Inf in {self.broken} of {self.elements} elements, where the largest is {self.reference_max:.4g}"
         if self.vanished:
-            return f"{self.vanished} of {self.elements} elements vanished: zero, where the reference is not small"
+            return f"{self.vanished} of {self.elements} elements vanished: they are zero where the reference is not small"
         return None
 
     def __add__(self, other: "Measurement") -> "Measurement":
@@ -330,7 +367,7 @@ class Measurement:
         return Measurement, _numbers(self)
 
     def times(self, factor: float) -> "Measurement":
-        """What multiples of both tensors would show, by a positive factor."""
+        """Return the sums for both tensors multiplied by a positive factor."""
         if factor == 1:
             return self
         sizes = {name: getattr(self, name) * factor for name in ("error_sum", *_JOIN)}
@@ -348,7 +385,7 @@ _JOIN: Final[Mapping[str, Callable[..., Any]]] = {
     "found_max": max,
     "reference_least": min,
 }
-"""How a field of two samples becomes one; all others add up."""
+"""Functions that merge a field of two samples; all other fields are added."""
 
 _NAMES: Final = tuple(field.name for field in fields(Measurement))
 _JOINS: Final[tuple[Callable[..., Any], ...]] = tuple(

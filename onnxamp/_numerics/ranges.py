@@ -17,7 +17,7 @@ from onnxamp._graph.constants import summed_terms, terms_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
@@ -43,7 +43,7 @@ from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
 _CONSTANTS_OPSET: Final = 13
-"""Where Constant takes numbers, and Flatten an axis from the end."""
+"""The opset from which Constant accepts numbers, and Flatten negative axes."""
 
 _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
@@ -57,7 +57,10 @@ _LEAST_SPREAD: Final = 1e-12
 
 
 class Watch(NamedTuple):
-    """A node, the value that it makes, and what was added: it on magnitudes, or a norm's squared mean over variance."""
+    """A node, the value that it makes, and what was added: it on magnitudes, or a norm's squared mean over variance.
+
+    Names are those of :func:`value_names`.
+    """
 
     node: int
     value: str
@@ -65,17 +68,23 @@ class Watch(NamedTuple):
 
 
 def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Watch]]:
-    """A copy of the model that computes sums of magnitudes, too.
+    """Return a copy of the model that computes sums of magnitudes, too.
 
     Complexity: linear in nodes.
     """
-    editor, watched = GraphEditor(graph), list[Watch]()
-    magnitudes: dict[int, str] = {}
+    editor, watched, names = GraphEditor(graph), list[Watch](), value_names(graph)
+    magnitudes: dict[tuple[int, int], str] = {}
+
+    def watch(node: Node, name: str) -> None:
+        path = scope_path(graph, node.scope)
+        added = f"{path}/{name}" if path else name
+        watched.append(Watch(node.index, names[node.outputs[0]], added))
+
     for node in graph.nodes_of(profile.cancelling):
         is_new = graph.book.opsets.get("", 0) >= _CONSTANTS_OPSET
-        if node.scope == 0 and graph.types[node.inputs[0]] == FLOAT and is_new:
-            name = _add_squared_mean(graph, node, editor)
-            watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
+        is_open = not graph.scopes[node.scope].opaque
+        if is_open and graph.types[node.inputs[0]] == FLOAT and is_new:
+            watch(node, _add_squared_mean(graph, node, editor))
     for node in _summing(graph, profile):
         proto = copied(node.proto)
         if node.key in op_facts().biased:
@@ -84,17 +93,16 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
             value = node.inputs[port]
             if value == ABSENT or graph.types[value] != FLOAT:
                 continue
-            if value not in magnitudes:
-                magnitudes[value] = editor.names.fresh(
-                    f"{graph.values[value].name}_magnitude"
-                )
-                made = editor.make("Abs", [proto.input[port]], [magnitudes[value]], "")
+            if (value, node.scope) not in magnitudes:
+                name = editor.names.fresh(f"{graph.values[value].name}_magnitude")
+                made = editor.make("Abs", [proto.input[port]], [name], "")
                 editor.insert_after(node.index, made)
-            proto.input[port] = magnitudes[value]
+                magnitudes[value, node.scope] = name
+            proto.input[port] = magnitudes[value, node.scope]
         proto.name, name = "", editor.names.fresh(f"{node.proto.output[0]}_magnitude")
         proto.output[:] = [name]
         editor.insert_after(node.index, proto)
-        watched.append(Watch(node.index, graph.values[node.outputs[0]].name, name))
+        watch(node, name)
     return editor.finish(), watched
 
 
@@ -131,7 +139,9 @@ def centred_norms(
     watched: Sequence[Watch],
     largest: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """What normalisations make whose mean is small beside the deviation: it can be subtracted in float16."""
+    """Outputs of normalisations whose mean is small relative to the deviation, so that it can be subtracted in
+    float16.
+    """
     norms = (
         item for item in watched if graph.nodes[item.node].key in profile.cancelling
     )
@@ -141,7 +151,7 @@ def centred_norms(
 
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
-    """Nodes of the main graph whose sums are float16, and do not follow from their results."""
+    """Yield nodes whose sums are float16, and do not follow from their results."""
     products = {
         op for op, fact in profile.products.items() if fact.accumulator == "float16"
     }
@@ -149,8 +159,8 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
         op for op, fact in profile.sums.items() if fact.accumulator == "float16"
     } - _ROOTS
     for node in graph.nodes_of(frozenset(products | sums)):
-        value = node.outputs[0]
-        if node.scope == 0 and value != ABSENT and graph.types[value] == FLOAT:
+        value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
+        if is_open and value != ABSENT and graph.types[value] == FLOAT:
             yield node
 
 
@@ -170,7 +180,7 @@ def partial_sums(
         largest: largest magnitude by name, those included.
         shapes: shapes by value on the samples.
     """
-    found: dict[str, Partial] = {}
+    found, names = dict[str, Partial](), value_names(graph)
     for item in watched:
         node = graph.nodes[item.node]
         if node.key in profile.cancelling:
@@ -188,8 +198,8 @@ def partial_sums(
     for node in graph.nodes_of(
         _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
     ):
-        name = graph.values[node.outputs[0]].name
-        if node.key == "ReduceL2" and node.scope == 0 and largest.get(name):
+        name = names[node.outputs[0]]
+        if node.key == "ReduceL2" and largest.get(name):
             found[name] = Partial(
                 largest[name] ** 2, summed_terms(node, shapes) or 1, power=2
             )
@@ -200,14 +210,14 @@ _ROUNDS: Final = frozenset({"Loop", "Scan"})
 """Ops that run their body in rounds, and stack what it returns."""
 
 _LEAST_OPSET: Final = 9
-"""Where came with it, and Scan as it is today."""
+"""The opset that introduced Where, and Scan in its current form."""
 
 _AXES_INPUT: Final = 18
 """Opset from which on reductions take their axes as an input."""
 
 
 def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
-    """A copy of the model that also computes the ranges in bodies, and new value -> value whose magnitude it is.
+    """Return a copy of the model that also computes the ranges in bodies, and new value -> value whose magnitude it is.
 
     Complexity: linear in nodes.
     """
@@ -255,11 +265,11 @@ class _Writer:
     """Scope -> the vector of its magnitudes, and the values that these are of."""
 
     def floats(self, *numbers: float) -> str:
-        """The name of a float32 vector."""
+        """Return the name of a float32 vector."""
         return self.editor.constant(np.array(numbers, np.float32), "range_constant")
 
     def integers(self, numbers: Sequence[int]) -> str:
-        """The name of an int64 vector."""
+        """Return the name of an int64 vector."""
         return self.editor.ints(numbers, "range_constant")
 
     def op(
@@ -293,7 +303,7 @@ class _Writer:
             self.made[scope] = self.op(scope, "Concat", parts, axis=0), values
 
     def largest(self, scope: int, name: str) -> str:
-        """The largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
+        """Return the largest magnitude below that of sentinels, as a vector of one; 0 of nothing."""
         flat = self.op(
             scope, "Reshape", [self.op(scope, "Abs", [name]), self.integers([-1])]
         )
@@ -406,7 +416,7 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
 
 
 def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ranges]:
-    """The float32 model that exponents apply to, folded as the options say, and the ranges of its values.
+    """Return the float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
     Where the target keeps sums in float16, those on the way to values are measured, too.
 
@@ -418,31 +428,33 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
         if options.rescale and options.low is FLOAT16
         else None
     )
-    proto, inner = with_body_ranges(graph)
-    wide, watched = Graph.of(proto, graph.folder) if inner else graph, list[Watch]()
+    wide, watched = graph, list[Watch]()
     if profile is not None and run.samples.has(0):
-        proto, watched = with_magnitudes(wide, profile)
+        proto, watched = with_magnitudes(graph, profile)
+        wide = Graph.of(proto, graph.folder) if watched else graph
+    proto, inner = with_body_ranges(wide)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = largest_magnitudes(written, run)
-    found = of_bodies(largest, inner, value_names(graph))
+    largest = of_bodies(largest_magnitudes(written, run), inner, value_names(wide))
+    own = set(value_names(graph).values())
+    found = {name: reach for name, reach in largest.items() if name in own}
     if profile is None or not watched:
         return graph, Ranges(found)
     feeds = check_inputs(graph.model, run.samples[0])
-    shapes = wide.shapes_of(
+    shapes = graph.shapes_of(
         {
             name: feed.shape
             for name, feed in feeds.items()
             if isinstance(feed, np.ndarray)
         }
     )
-    sums = partial_sums(wide, profile, watched, largest, shapes)
-    return graph, Ranges(found, sums, centred_norms(wide, profile, watched, largest))
+    sums = partial_sums(graph, profile, watched, largest, shapes)
+    return graph, Ranges(found, sums, centred_norms(graph, profile, watched, largest))
 
 
 def _beyond(
     graph: Graph, options: Options, largest: Mapping[str, float], limit: float
 ) -> Iterator[str]:
-    """Nodes that read or write a float beyond the limit, but for those that the user lowers."""
+    """Yield nodes that read or write a float beyond the limit, but for those that the user lowers."""
     wishes = find_overrides(graph, options).of_node
     large = {
         value

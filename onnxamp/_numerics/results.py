@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onnxamp._numerics.detections import Detections
-from onnxamp._numerics.metrics import Measurement, TensorDiff
+from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
 from onnxamp._public import Shown
 
 
@@ -37,8 +37,10 @@ class Parting:
     """Sequences of tokens that differ, over all samples.
 
     Attributes:
-        output: the output that holds them, [..., positions].
+        output: the output that holds them, [..., positions]; "" for tokens that were generated greedily, after each
+            prompt and for as long as both models choose the same.
         sequences: number of sequences; ``parted`` of them differ.
+        same: how many of the tokens that were generated are the same.
         sample, sequence, position: where the first that differs begins to differ.
         reference, result: the tokens there.
         gap: by how much the reference's logit of its own token exceeds that of the result's token there; None if it
@@ -54,12 +56,16 @@ class Parting:
     reference: int = 0
     result: int = 0
     gap: float | None = None
+    same: int = 0
 
     def and_then(self, later: "Parting") -> "Parting":
         """With those of a later sample, or of one in which nothing parts."""
         sequences, parted = self.sequences + later.sequences, self.parted + later.parted
         return replace(
-            self if self.parted else later, sequences=sequences, parted=parted
+            self if self.parted else later,
+            sequences=sequences,
+            parted=parted,
+            same=self.same + later.same,
         )
 
 
@@ -111,7 +117,7 @@ class Cure:
 
 
 DOES_NOT_RUN: Final = "The result does not run: "
-"""How a failure begins that left nothing to compare."""
+"""The beginning of a failure that left nothing to compare."""
 _CRASHED: Final = re.compile(r"Sample \d+ could not be compared\.")
 """Likewise, where a worker process died."""
 
@@ -129,7 +135,7 @@ class Cost:
 
     @property
     def limit(self) -> float:
-        """What the result may be off by: a tenth more than the quantized model, and a little."""
+        """The largest allowed error: a tenth more than the quantized model, plus a constant."""
         return 1.1 * self.quantized + 2e-3
 
     @property
@@ -142,10 +148,10 @@ class Cost:
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
-    ``ran_on`` names what computed ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
-    tells where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
-    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` tell of outputs that are lists
-    of detections.
+    ``ran_on`` names the engine ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
+    says where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
+    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` describe outputs that are
+    lists of detections.
 
     Example:
         >>> import onnxamp
@@ -172,24 +178,27 @@ class DiffReport(Shown):
     failure: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not compared, and what else there is to say, in sentences."""
+    """Sentences about values that were not compared, and other notes."""
     cure: Cure | None = None
     detections: tuple[Detections, ...] = ()
     tokens: tuple[Parting, ...] = ()
-    """Outputs that hold tokens."""
+    """Outputs that hold tokens, and tokens that were generated after prompts."""
+    perplexity: Perplexity | None = None
+    """The quality of both models' predictions of texts; None for random inputs."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on the device that ran against itself on the CPU: the largest on the
     first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
     measured."""
     drawn: bool = False
-    """Whether float16 is summed up in float16, and inputs are made up, so that the errors of few numbers say little."""
+    """Whether float16 is summed up in float16, and inputs are random, so that the errors of few numbers say little."""
     loaded: str = ""
-    """What loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its graph was
-    resolved; "" if nothing did."""
+    """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
+    graph was resolved; "" if nothing did.
+    """
     original: str = ""
     """The float32 model that the reference was quantized from, if it was compared as well."""
     costs: tuple[Cost, ...] = ()
-    """What both models are off from it."""
+    """The errors of both models against it."""
 
     @property
     def passed(self) -> bool:
@@ -227,7 +236,7 @@ class ValueCheck:
     fault: str | None
     inherited: bool
     readers: tuple[str, ...] = ()
-    """Nodes that read the value, directly or behind Casts."""
+    """Nodes that read the value, directly or through Casts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +258,8 @@ class OutOfRange:
 class RangeFit:
     """The values that do not fit float16, in the order in which they are computed, without those that folding removes.
 
-    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs
-    were made up.
+    ``tried`` is True if the model was converted with exponents, and ran without a fault; ``made_up`` if the inputs were
+    random.
     """
 
     values: tuple[OutOfRange, ...]
@@ -259,13 +268,13 @@ class RangeFit:
 
     @property
     def fitting(self) -> tuple[OutOfRange, ...]:
-        """Those that fit with an exponent."""
+        """The values that fit with an exponent."""
         return tuple(row for row in self.values if row.exponent)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunCheck(Shown):
-    """A model that ran, value by value in execution order; :func:`onnxamp.check_run` returns it.
+    """The result of running a model, value by value in execution order; :func:`onnxamp.check_run` returns it.
 
     Example:
         >>> import onnxamp
@@ -282,4 +291,4 @@ class RunCheck(Shown):
     skipped: str | None = None
     cure: Cure | None = None
     fit: RangeFit | None = None
-    """Values that do not fit float16; None where all do, or nobody asked."""
+    """Values that do not fit float16; None where all do, or no one asked."""

@@ -151,7 +151,7 @@ class WeightRounder:
     def _collected(
         self, graph: Graph, weights: Sequence[ProductWeight]
     ) -> Iterator[tuple[ProductWeight, Floats]]:
-        """Each weight that samples reach with the rows that it is multiplied by."""
+        """Yield each weight that samples reach with the rows that it is multiplied by."""
         model, waiting, memory = (
             Model(graph.model, graph.folder),
             list(weights),
@@ -179,7 +179,7 @@ class WeightRounder:
 
 
 _MEASURED: Final = "float32 model of rounded weights"
-"""Where the memory of a process holds the model."""
+"""The key of the model in the memory of a process."""
 
 
 class _SampleRows(NamedTuple):
@@ -284,7 +284,7 @@ class _RowsProbe(Probe[_SampleRows]):
 def _round_weight(
     weight: ProductWeight, graph: Graph, rows: Floats, low: Format
 ) -> Found:
-    """The weight rounded with compensation on these rows."""
+    """Return the weight rounded with compensation on these rows."""
     array = read_array(weight.tensor, graph.folder)
     found = compensate(weight.arrangement.matrices(array), rows, low)
     if found is None:
@@ -297,7 +297,7 @@ def _round_weight(
 
 
 def _kept(bits: Bits) -> Bits:
-    """The same bits, in a file if they are many."""
+    """Return the same bits, in a file if they are many."""
     if bits.nbytes < _IN_MEMORY:
         return bits
     with TemporaryFile(prefix="onnxamp-") as file:
@@ -309,7 +309,7 @@ def _kept(bits: Bits) -> Bits:
 
 
 def _key(weight: ProductWeight, graph: Graph, low: Format) -> Key:
-    """What a rounded weight depends on, of one model and the same samples."""
+    """The inputs that determine a rounded weight of one model on the same samples."""
     readers = tuple((reader.node.label, reader.rows) for reader in weight.readers)
     data = np.ascontiguousarray(read_array(weight.tensor, graph.folder)).reshape(-1)
     return (
@@ -322,7 +322,7 @@ def _key(weight: ProductWeight, graph: Graph, low: Format) -> Key:
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    """The root of the mean of squares."""
+    """Return the root of the mean of squares."""
     return sqrt(sum(ratio**2 for ratio in ratios) / len(ratios)) if ratios else 0.0
 
 
@@ -387,7 +387,7 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
 def _best(
     weight: Floats, nearest: Floats, rows: Floats, others: Floats, low: Format
 ) -> Floats | None:
-    """The weight rounded on some rows with the damping that is best on others; None where that is to nearest.
+    """Return the weight rounded on some rows with the damping that is best on others; None where that is to nearest.
 
     Where there are no others, the strongest damping has to do.
     """
@@ -406,7 +406,7 @@ def _best(
 
 
 def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
-    """The norm of the difference of two products."""
+    """Return the norm of the difference of two products."""
     columns = (
         slice(first, first + _WIDTH) for first in range(0, weight.shape[2], _WIDTH)
     )
@@ -424,7 +424,7 @@ def _gram(rows: Floats) -> Floats:
 
 
 def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
-    """The weight rounded row by row, those first that count most."""
+    """Return the weight rounded row by row, those first that count most."""
     order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
     factors = np.stack(
         [
@@ -441,7 +441,9 @@ def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Float
 
 
 def _factor(gram: Floats, damping: float) -> Floats:
-    """The upper U with ``U^T U`` the inverse of the damped matrix, and rows divided by their diagonal elements."""
+    """Return the upper U with ``U^T U`` the inverse of the damped matrix, and rows divided by their diagonal
+    elements.
+    """
     require("scipy", "Compensated rounding needs scipy", "measure")
     from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions need it not
 

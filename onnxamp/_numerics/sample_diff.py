@@ -14,10 +14,12 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
-from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, TensorDiff
+from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.results import LayerDiff, Parting
+from onnxamp._numerics.texts import defined, generated, perplexity
 from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_between
 from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
     Outputs,
@@ -46,7 +48,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class SampleDiff:
-    """What one sample shows.
+    """The measurements of one sample.
 
     Attributes:
         facts: what is known of the models; None if they could not even be prepared.
@@ -64,6 +66,7 @@ class SampleDiff:
     detections: tuple[Detections, ...] = ()
     layers: tuple[LayerDiff, ...] = ()
     tokens: tuple[Parting, ...] = ()
+    perplexity: Perplexity | None = None
     mismatches: tuple[str, ...] = ()
     rejected: str | None = None
     notes: tuple[str, ...] = ()
@@ -82,11 +85,15 @@ class TwoModels(SideBySide):
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
         layers: compare intermediate values, too.
+        decoder: what the inputs of both mean, if they are decoders that read given texts.
+        generates: tokens that both generate after a prompt.
     """
 
     selected: frozenset[str] = frozenset()
     accept: Accept | None = None
     layers: bool = False
+    decoder: Decoder | None = None
+    generates: int = 0
     _elsewhere: Session | None = None
     """The reference, where it did not run."""
 
@@ -116,6 +123,12 @@ class TwoModels(SideBySide):
             raise ArgumentError(
                 f"The models have different outputs: only the reference has {missing!r}."
             )
+        if self.decoder is not None and self.result.runs_whole(feeds):
+            one, other = (
+                defined(self.decoder, feeds, outputs)
+                for outputs in (walked.reference, walked.result)
+            )
+            walked = walked._replace(reference=one, result=other)
         detections, diffs = compare_matched(
             walked.reference, walked.result, self.selected
         )
@@ -124,6 +137,19 @@ class TwoModels(SideBySide):
             walked.reference, walked.result
         ):
             rejected = self.accept.name
+        tokens = [*self._tokens(number, feeds, flows[0], walked)]
+        if self.decoder is not None and self.decoder.is_prompt(feeds):
+            try:
+                tokens += generated(
+                    self.decoder,
+                    (self.reference, self.result),
+                    feeds,
+                    (walked.reference, walked.result),
+                    most=self.generates,
+                    sample=number,
+                )
+            except RuntimeFailure as error:
+                return replace(found, failure=str(error))
         return replace(
             found,
             noise=self._noise(feeds, walked.reference)
@@ -132,7 +158,10 @@ class TwoModels(SideBySide):
             outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
             layers=tuple(_layers(*flows, walked.compared)),
-            tokens=tuple(self._tokens(number, feeds, flows[0], walked)),
+            tokens=tuple(tokens),
+            perplexity=None
+            if self.decoder is None
+            else perplexity(self.decoder, feeds, walked.reference, walked.result),
             mismatches=tuple(
                 f"Output {name!r}: {text}"
                 for name, value in walked.reference.items()
@@ -145,7 +174,7 @@ class TwoModels(SideBySide):
     def _needs_noise(
         self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]
     ) -> bool:
-        """Whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
+        """Return whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
         if (
             not self.result.whole
             or self.result.engine.emulates
@@ -160,7 +189,7 @@ class TwoModels(SideBySide):
         )
 
     def _facts(self, reference: Flow, result: Flow) -> RunFacts:
-        """What is known before anything runs."""
+        """Return the facts that are known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.result.whole and lowest != "float32" and self.result.engine.emulates:
             raise ArgumentError(
@@ -209,16 +238,16 @@ class TwoModels(SideBySide):
                 yield parting
 
     def _value(self, feeds: Feeds, name: str) -> Any:
-        """A value of the reference."""
+        """Return a value of the reference."""
         return run_alone(
             self.reference.prepare(feeds), feeds, [name], self.reference.budget
         ).output(name)
 
 
 REFERENCE: Final = "diff reference"
-"""Where the memory of a process holds the last reference that it compared with."""
+"""The key of the last reference in the memory of a process."""
 RESULT: Final = "diff result"
-"""Where it holds the last result."""
+"""The key of the last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +261,7 @@ class DiffProbe(Probe[SampleDiff]):
         engine: where the result runs.
         whole: whether it runs in one session.
         layers: compare intermediate values, too.
+        is_text: whether the samples are given, so that a decoder reads texts.
         Others as for :class:`TwoModels`.
     """
 
@@ -246,6 +276,8 @@ class DiffProbe(Probe[SampleDiff]):
     selected: frozenset[str]
     accept: Accept | None
     layers: bool
+    is_text: bool
+    generates: int
 
     def open(self, memory: Memory) -> Opened[SampleDiff]:
         """As :meth:`Probe.open`."""
@@ -260,7 +292,10 @@ class DiffProbe(Probe[SampleDiff]):
             return result_on(self.engine, model, one, whole=self.whole)
 
         one = remembered(memory, REFERENCE, self.key, reference)
+        reads = self.is_text and tokens_input(one.model.proto) is not None
         models = TwoModels(
+            decoder=Decoder.of(one.model) if reads else None,
+            generates=self.generates,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
             selected=self.selected,
@@ -288,7 +323,7 @@ def result_on(
 def noise_floor(
     elsewhere: Session, feeds: Feeds, outputs: Outputs, *, on_device: bool = True
 ) -> float | None:
-    """The error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
+    """Return the error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
     Args:
         elsewhere: the model, on the one of them that did not make the outputs.
@@ -341,7 +376,7 @@ def nan_inputs(feeds: Feeds) -> Iterator[str]:
 
 
 def _left_to_cpu(result: Session) -> Iterator[str]:
-    """A sentence about the nodes that the engine left to the CPU."""
+    """Yield a sentence about the nodes that the engine left to the CPU."""
     left = result.left_to_cpu()
     listed = [f"{op} ({times})" for op, times in left.most_common(5)]
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
@@ -386,14 +421,12 @@ def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
 
 
 def _differences(reference: Any, result: Any) -> list[str]:
-    """What differs between sequences, maps and optionals as such; their elements are compared one by one."""
+    """Return the differences of sequences, maps and optionals as such; their elements are compared one by one."""
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]
         texts = [f"The map lacks the {_keys(lost)}."] if lost else []
-        return texts + (
-            [f"Only the map of the result has the {_keys(new)}."] if new else []
-        )
+        return texts + ([f"Only the result's map has the {_keys(new)}."] if new else [])
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
             return [
@@ -480,7 +513,7 @@ def _gap(
     token: int,
     other: int,
 ) -> float | None:
-    """The gap at a place; None if the logits are in another order than the tokens."""
+    """Return the gap at a place; None if the logits are in another order than the tokens."""
     table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
     if len(table) != tokens.size or not np.array_equal(
         table.argmax(-1), tokens.ravel()

@@ -1,4 +1,4 @@
-"""What rounding each value of a model costs at its outputs, from one forward and one backward pass per sample.
+"""The effect on outputs of rounding each value, from one forward and one backward pass per sample.
 
 Rounding errors are small and nearly independent, so to first order the squared error of an output is a sum over the
 values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
@@ -11,7 +11,7 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby, islice
@@ -26,7 +26,12 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.statistics import SENTINEL
-from onnxamp._numerics.backward import SUMMED, WrittenPiece, expanded
+from onnxamp._numerics.backward import (
+    SUMMED,
+    WrittenPiece,
+    expanded,
+    moved_integers,
+)
 from onnxamp._numerics.turns import without_loops
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
@@ -71,7 +76,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """What rounding a value does.
+    """The effect of rounding a value.
 
     Attributes:
         largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
@@ -90,7 +95,7 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivities:
-    """What one sample shows.
+    """The measurements of one sample.
 
     Attributes:
         values: by name of the value.
@@ -171,6 +176,8 @@ class GradientWalk:
     low: Format
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
+    _integers: Container[str] = ()
+    """Values that have gradients although they are not float32."""
 
     def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
         """Measure numbered samples; those that take the same branches share what is loaded. Numbers seed the signs.
@@ -188,6 +195,7 @@ class GradientWalk:
     ) -> Iterator[Sensitivities]:
         """Measure samples that take the same branches."""
         flow = runner.flow
+        self._integers = moved_integers(flow.nodes, flow.types)
         parts = [
             nodes[at : at + _NODES]
             for nodes in parts_of(flow, range(len(flow.nodes)), self.model.budget // 4)
@@ -267,8 +275,14 @@ class GradientWalk:
                 declare_dims(entry, values[entry.name].shape())
         model, turns = without_loops(model, partial(_number, values))
         graph = Graph.of(expanded(model))
-        written = WrittenPiece(graph, self.low, flow, self.arithmetic, turns)
+        written = WrittenPiece(
+            graph, self.low, flow, self.arithmetic, turns, self._integers
+        )
         fed = written.finish(seeded)
+        # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
+        for entry in written.model.graph.input:
+            if entry.type.HasField("tensor_type"):
+                declare_dims(entry, [None] * len(entry.type.tensor_type.shape.dim))
         return _Backward(
             session=make_session(
                 written.model, runner.provider, optimize=False, lean=flow.large
@@ -282,7 +296,7 @@ class GradientWalk:
 
 
 def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
-    """The largest magnitudes of float values that have just been computed.
+    """Return the largest magnitudes of float values that have just been computed.
 
     Those of values that hold sentinels, which do not count, are negative.
     """
@@ -378,14 +392,14 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
 
 
 def _ends(flow: Flow) -> list[str]:
-    """The float outputs; where there are none, the floats that the others depend on."""
+    """Return the float outputs; where there are none, the floats that the others depend on."""
     made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
     floats = [name for name in made if flow.types.get(name) == FLOAT]
     return floats or _floats_before(flow, made)
 
 
 def _decisive(flow: Flow) -> list[str]:
-    """The floats that decide what is selected, and which branches are taken."""
+    """Return the floats that decide what is selected, and which branches are taken."""
     found = dict.fromkeys(
         name
         for node in flow.nodes
@@ -398,7 +412,7 @@ def _decisive(flow: Flow) -> list[str]:
 
 
 def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
-    """The nearest floats that other values are computed from, and not only from their shapes."""
+    """Return the nearest floats that other values are computed from, and not only from their shapes."""
     found, waiting, seen = dict[str, None](), list(names), set(names)
     while waiting:
         node = flow.maker[waiting.pop()]
@@ -416,7 +430,7 @@ def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Found:
-    """What the passes of a sample have shown so far."""
+    """The measurements of a sample's passes so far."""
 
     groups: int
     largest: Mapping[str, float]
@@ -430,7 +444,7 @@ class _Found:
         self.costs.setdefault(name, {}).setdefault(what, none)[group] += cost
 
     def sensitivities(self) -> Sensitivities:
-        """All of it."""
+        """Return all of it."""
         names = dict.fromkeys((*self.largest, *self.costs))
         return Sensitivities(
             {name: self._of(name) for name in names}, tuple(self.spread)
@@ -451,7 +465,9 @@ class _Found:
 
 
 def _known(cost: float, *, is_plain: bool) -> float:
-    """A cost; what is not a number is beyond all bounds, unless it may come of a sentinel that met no gradient."""
+    """Return a cost; what is not a number is beyond all bounds, unless it may come of a sentinel that met no
+    gradient.
+    """
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost

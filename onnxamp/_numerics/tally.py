@@ -1,4 +1,4 @@
-"""What the samples of a comparison have shown, and the report that it comes to."""
+"""Measurements of a comparison's samples, and the report that follows."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from onnxamp._numerics.compare import merge
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.limits import COARSE, Accept, Limits, apply_limits, size_only
-from onnxamp._numerics.metrics import Measurement, TensorDiff
+from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.sample_diff import SampleDiff
 
@@ -16,7 +16,7 @@ _HOPELESS: Final = 1e-2
 
 @dataclass(slots=True)
 class Tally:
-    """What the samples have shown so far."""
+    """The measurements so far."""
 
     accept: Accept | None
     outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
@@ -25,13 +25,14 @@ class Tally:
     notes: dict[str, None] = field(default_factory=dict)
     detections: dict[tuple[str, ...], Detections] = field(default_factory=dict)
     tokens: dict[str, Parting] = field(default_factory=dict)
+    perplexity: Perplexity | None = None
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
         self.alarms += sample.mismatches
         for found in sample.detections:
-            before = self.detections.get(found.outputs)
-            self.detections[found.outputs] = found if before is None else before + found
+            others = self.detections.get(found.outputs)
+            self.detections[found.outputs] = found if others is None else others + found
         for diff in sample.outputs:
             self.outputs.setdefault(diff.name, []).append(diff)
         for row in sample.layers:
@@ -43,15 +44,20 @@ class Tally:
                 f"{sample.rejected!r} rejects the outputs of sample {number}."
             )
         for tokens in sample.tokens:
-            earlier = self.tokens.get(tokens.output)
+            before = self.tokens.get(tokens.output)
             self.tokens[tokens.output] = (
-                tokens if earlier is None else earlier.and_then(tokens)
+                tokens if before is None else before.and_then(tokens)
+            )
+        if sample.perplexity is not None:
+            earlier = self.perplexity
+            self.perplexity = (
+                sample.perplexity if earlier is None else earlier + sample.perplexity
             )
         self.notes |= dict.fromkeys(sample.notes)
 
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
-    """The report with what all samples showed, judged by the limits."""
+    """Return the report with what all samples showed, judged by the limits."""
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
     alarms = [
         *tally.alarms,
@@ -76,6 +82,7 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         failure=alarms[0] if alarms else None,
         detections=tuple(tally.detections.values()),
         tokens=tuple(tally.tokens.values()),
+        perplexity=tally.perplexity,
     )
     if limits.coarse and report.lowest != "float32":
         notes.append(COARSE.format(limits.coarse))
@@ -83,12 +90,12 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
         replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
     )
     if floats and all(count == diff.size for diff, count in spoiled):
-        text = "The reference's outputs are NaN or infinite throughout: there is no right answer to compare with."
+        text = "The reference's outputs are NaN or infinite throughout: there is nothing valid to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
     if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
         text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
         return replace(
-            report, skipped=f"{text}: its outputs cannot tell what low precision does."
+            report, skipped=f"{text}: its outputs say nothing about low precision."
         )
     return report
 

@@ -43,7 +43,7 @@ class Replay(NamedTuple):
     nodes: tuple[int, ...]
     reads: tuple[str, ...]
     rounded: frozenset[str]
-    """Those of ``reads`` that are low precision in the result, but not in the reference."""
+    """Return the ``reads`` that are low precision in the result, but not in the reference."""
 
 
 class Pairing(NamedTuple):
@@ -125,7 +125,7 @@ def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
 
 
 def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
-    """Whether the reference's value can be fed to readers of the result's."""
+    """Return whether the reference's value can be fed to readers of the result's."""
     known = (
         name in reference.maker
         or name in reference.inputs
@@ -224,7 +224,7 @@ class Walk:
         ]
 
     def together(self) -> int:
-        """How many samples fit the budget, as far as what they hold between steps is known."""
+        """Return how many samples fit the budget, as far as what they hold between steps is known."""
         flow = self.reference.flow
         parts = list(parts_of(flow, range(len(flow.nodes)), self.budget // 3))
         return fitting(flow, parts, flow.outputs, self.budget // 2)
@@ -273,7 +273,7 @@ class Walk:
         return compared
 
     def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
-        """A value of the reference as the result stores it."""
+        """Return a value of the reference as the result stores it."""
         value, exponent = one.values.get(name), self.pairing.exponents.get(name)
         if (
             value is None
@@ -409,7 +409,7 @@ class SideBySide:
     reference: Session
     result: Session
     paired: Callable[[Flow, Flow], Pairing] = pair
-    """Which values are compared."""
+    """Return the values to compare."""
     _walk: Walk | None = None
 
     def prepare(self, sample: Feeds) -> None:
@@ -427,7 +427,7 @@ class SideBySide:
         return self._walk_for(feeds).run(feeds, progress)
 
     def together(self, feeds: Feeds, others: Iterable[Feeds]) -> list[Feeds]:
-        """The sample and as many of those that follow as can be run together with it; raises likewise."""
+        """Return the sample and as many of those that follow as can be run together with it; raises likewise."""
         walk, group = self._walk_for(feeds), [feeds]
         room = walk.together()
         for other in others if room > 1 else ():

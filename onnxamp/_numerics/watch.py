@@ -66,7 +66,7 @@ class Watched(NamedTuple):
 
 
 def watched_values(flow: Flow) -> list[Watched]:
-    """The floats that the model's nodes compute, in execution order, without values that emulation adds."""
+    """Return the floats that the model's nodes compute, in execution order, without values that emulation adds."""
     names = [
         name
         for name in flow.maker
@@ -121,7 +121,7 @@ def classify(
 
 
 def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
-    """By value: the nodes that read it, directly or behind Casts. Linear in reads if few Casts follow each other."""
+    """By value: the nodes that read it, directly or through Casts. Linear in reads if few Casts follow each other."""
     direct: dict[str, list[Watched]] = {}
     for row in rows:
         for name in flow.reads[row.node]:
@@ -186,7 +186,7 @@ def _fault(
     *,
     born: bool,
 ) -> str | None:
-    """The first fault of the module's table that applies; constants are never at fault."""
+    """Return the first fault of the module's table that applies; constants are never at fault."""
     node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
     if node.op_type == "Constant":
         return None
@@ -218,7 +218,9 @@ def _fault(
 
 
 def mask_values(flow: Flow) -> frozenset[str]:
-    """Values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in nodes."""
+    """Return values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in
+    nodes.
+    """
     facts, waiting = op_facts(), list[str]()
     for node, reads in zip(flow.nodes, flow.reads, strict=True):
         key = op_key(node)
@@ -242,7 +244,7 @@ def mask_values(flow: Flow) -> frozenset[str]:
 
 
 def reads_constant(flow: Flow, node: int, limit: float) -> bool:
-    """Whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
+    """Return whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
         if (
@@ -262,7 +264,7 @@ def _largest(array: "npt.NDArray[Any]") -> float:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSample:
-    """What one sample shows: the conditions that it meets, and what was measured of values and of inputs."""
+    """The conditions that one sample meets, and the measurements of values and inputs."""
 
     choices: tuple[tuple[str, bool], ...]
     values: Mapping[str, Measurement]
@@ -271,7 +273,7 @@ class CheckedSample:
 
 @dataclass(slots=True)
 class WatchedRun:
-    """What was measured of the floats of a model on samples that take the same branches."""
+    """Measurements of the floats of a model on samples that take the same branches."""
 
     flow: Flow
     rows: Sequence[Watched]
@@ -284,7 +286,7 @@ class WatchedRun:
         join(self.inputs, sample.inputs)
 
     def checks(self) -> tuple[ValueCheck, ...]:
-        """The values so far, in execution order, with their faults."""
+        """Return the values so far, in execution order, with their faults."""
         return classify(self.flow, self.rows, self.values, self.inputs)
 
 
@@ -343,10 +345,10 @@ def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None
 
 
 Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
-"""What each part of a model shows as soon as it has run; why the model does not run ends it."""
+"""Yield the measurements of each part of a model as soon as it has run; an error of the model ends the sequence."""
 
 _CHECKED: Final = "checked model"
-"""Where the memory of a process holds the model."""
+"""The key of the model in the memory of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +466,7 @@ def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
     notes = (walked.failure, *(row.note for row in walked.compared.values()))
     note = next(filter(None, notes), None)
     if not values and note is not None:
-        raise RuntimeFailure(f"None of its ops runs by itself. {note}")
+        raise RuntimeFailure(f"None of its ops runs on its own. {note}")
     inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
     floats = {
         name: value
@@ -484,7 +486,7 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
         names: nodes as reports call them: by name, or by their first value if they have none.
 
     Returns:
-        The model, and its watched values without those that nobody reads rounded any more.
+        The model, and its watched values without those that nothing reads rounded any more.
 
     Complexity: linear in nodes.
     """
@@ -545,5 +547,5 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
 
 
 def _is_rounded(flow: Flow, row: Watched) -> bool:
-    """Whether the value is rounded from a float32 one, and not cast from integers."""
+    """Return whether the value is rounded from a float32 one, and not cast from integers."""
     return row.exact != row.value and flow.types.get(row.exact) == "tensor(float)"

@@ -32,7 +32,7 @@ class CustomOp:
         inputs: a type per input: an element type ("int64") or a name in ``types``. "T?" is an optional one, and a last
             "T..." any number of further ones.
         outputs: likewise.
-        types: name -> the element types that kernels take: "float", "float16", "bfloat16", "int64", ... Where float and
+        types: name -> the element types that kernels take: "float", "float16", "bfloat16", "int64", ... If float and
             float16 are among them, float32 may become float16.
         since: the first version of the domain's opset that has the op so.
 
@@ -65,7 +65,7 @@ class CustomOp:
             raise ArgumentTypeError(f"A custom op needs a {bad[0]}, which is a string.")
         if self.domain == "ai.onnx":
             raise ArgumentError(
-                f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: name your domain."
+                f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: use a domain of your own."
             )
         if (
             isinstance(self.since, bool)
@@ -99,11 +99,11 @@ class CustomOp:
 
     @property
     def key(self) -> str:
-        """How tables and lists name the op."""
+        """The name of the op in tables and lists."""
         return f"{self.domain}::{self.type}"
 
     def signature(self) -> Signature:
-        """What the declaration says, as a schema would."""
+        """Return the declaration in the form of a schema."""
         ports = [tuple(map(self._port, given)) for given in (self.inputs, self.outputs)]
         least = [
             sum(not port.optional and not port.variadic for port in given)
@@ -177,7 +177,7 @@ CustomOpsLike: TypeAlias = (
 
 
 def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
-    """The declarations that an argument means.
+    """Return the declarations that an argument means.
 
     Raises:
         ArgumentError: the file cannot be read, or a declaration is wrong.

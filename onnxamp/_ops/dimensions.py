@@ -1,4 +1,4 @@
-"""How dimensions of an op's inputs depend on each other, read once from ``_data/dimensions.toml``."""
+"""Relations between dimensions of an op's inputs, read once from ``_data/dimensions.toml``."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ class DimensionRule:
     def related(
         self, node: NodeProto, shapes: Sequence[Sequence[D] | None]
     ) -> Related | None:
-        """What the row says of inputs of these shapes; None if it does not fit.
+        """Return the row's relations for inputs of these shapes; None if it does not apply.
 
         Args:
             node: a node of one of its ops.
@@ -84,7 +84,7 @@ class DimensionRule:
         return Related(multiples, aligned)
 
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
-        """Whether the node has the attributes and the inputs that the row is about."""
+        """Return whether the node has the attributes and the inputs that the row is about."""
         if any(
             (attribute(node, name) or 0) != wanted for name, wanted in self.when.items()
         ):
@@ -101,7 +101,7 @@ class DimensionRule:
 
 
 def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
-    """The terms of an Einsum's inputs, each letter a size."""
+    """Return the terms of an Einsum's inputs, each letter a size."""
     text = (equation or b"").decode(errors="replace").replace(" ", "")
     inputs = text.partition("->")[0].replace(ALIGNED, ".").split(",")
     return tuple(
@@ -113,7 +113,7 @@ def _of_equation(equation: bytes | None) -> tuple[Terms | None, ...]:
 def _split(
     terms: Terms, shape: Sequence[D]
 ) -> tuple[list[tuple[str, D]], Sequence[D]] | None:
-    """Each term with its dimension, and the dimensions that "..." stands for; None if the rank does not fit."""
+    """Return each term with its dimension, and the dimensions that "..." stands for; None if the rank does not fit."""
     first = next(
         (place for place, term in enumerate(terms) if term in (ALIGNED, FREE)), None
     )
@@ -135,7 +135,7 @@ def _split(
 
 
 def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
-    """What holds where inputs differ along one axis alone."""
+    """Return the relations if inputs differ only along one axis."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {len(shape) for shape in known}
     if axis is None or len(ranks) != 1 or not -min(ranks) <= axis < min(ranks):
@@ -151,7 +151,7 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
 
 
 def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
-    """What a term says for a node; None if it names an attribute that is absent, or no positive number."""
+    """Return the value of a term for a node; None if it names an attribute that is absent, or no positive number."""
     sizes, factors = "", dict[str, int]()
     for name in names_of(term):
         value = attribute(node, name)
@@ -164,13 +164,13 @@ def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple
 
 
 def _has(node: NodeProto, name: str) -> bool:
-    """Whether the node has an attribute, such as a single letter: K of MatMulNBits."""
+    """Return whether the node has an attribute, such as a single letter: K of MatMulNBits."""
     return attribute(node, name) is not None
 
 
 @cache
 def names_of(term: str) -> tuple[str, ...]:
-    """The sizes and attributes that a term names."""
+    """Return the sizes and attributes that a term names."""
     return tuple(
         part.id for part in ast.walk(_parsed(term)) if isinstance(part, ast.Name)
     )
@@ -182,7 +182,7 @@ def _parsed(term: str) -> ast.expr:
 
 
 def _product(term: str, values: Mapping[str, int]) -> int:
-    """The value of a term, which consists of names, numbers, "+" and "*"."""
+    """Return the value of a term, which consists of names, numbers, "+" and "*"."""
 
     def value(part: ast.expr) -> int:
         if isinstance(part, ast.BinOp):
@@ -218,6 +218,6 @@ def _terms(text: str) -> Terms | None:
 
 
 def columns(aligned: Sequence[Sequence[D]]) -> Iterator[list[D]]:
-    """The dimensions that broadcast against each other, from the last to the first."""
+    """Yield the dimensions that broadcast against each other, from the last to the first."""
     for place in range(max(map(len, aligned), default=0)):
         yield [dims[-1 - place] for dims in aligned if place < len(dims)]

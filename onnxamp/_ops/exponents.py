@@ -1,4 +1,4 @@
-"""How exponents pass through ops, read once from ``_data/exponents.toml``, whose comments define each column."""
+"""Propagation of exponents through ops, read once from ``_data/exponents.toml``, whose comments define each column."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ _TERM: Final = re.compile(r"([+-]?)\s*(\d*)\s*([xy])(\d+|\*)\s*")
 
 
 def parse_sum(text: str) -> Sum:
-    """The terms of ``"2 x0 - x1"``; none of ``"0"``.
+    """Return the terms of ``"2 x0 - x1"``; none of ``"0"``.
 
     Raises:
         ValueError: the text is not a sum.
@@ -77,7 +77,7 @@ class ExponentRule(NamedTuple):
     when: Mapping[str, Sequence[Any]] | None = None
 
     def holds(self, node: NodeProto) -> bool:
-        """Whether the node meets the row's conditions."""
+        """Return whether the node meets the row's conditions."""
         present = {position for position, name in enumerate(node.input) if name}
         if not present.issuperset(self.needs) or not present.isdisjoint(self.without):
             return False
@@ -119,7 +119,7 @@ def exponent_rules() -> Mapping[str, ExponentRule]:
 
 
 def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
-    """The rule of an op that only moves data: what it moves, and all outputs, share one exponent."""
+    """Return the rule of an op that only moves data: what it moves, and all outputs, share one exponent."""
     moved = op_facts().moved_inputs.get(key)
     if moved is None:
         return None
@@ -135,7 +135,7 @@ def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
 
 
 def power_rule(power: float | None) -> ExponentRule | None:
-    """The rule of a Pow by a constant; None where the power is none that exponents can follow exactly."""
+    """Return the rule of a Pow by a constant; None where the power is none that exponents can follow exactly."""
     if power is None or not 0 < abs(power) <= _LARGEST_POWER:  # infinite ones, too
         return None
     from fractions import Fraction  # noqa: PLC0415 - few runs need it
@@ -159,7 +159,7 @@ _OPERATORS: Final = {
 
 
 def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -> T:
-    """What a formula makes of x. Equal steps are made once.
+    """Apply a formula to x. Equal steps are made once.
 
     Args:
         formula: as the module says.

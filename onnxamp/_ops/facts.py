@@ -25,7 +25,7 @@ class DtypeAttribute(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Where a node that looks up rows has their indices and its table, and the attribute that names the axis."""
+    """The inputs of a lookup that are its indices and its table, and the attribute that names the axis."""
 
     indices: int
     table: int
@@ -34,7 +34,7 @@ class Lookup(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Where a node has a weight that rows are multiplied by, and how; the comments of the table define each column."""
+    """The weight by which a node multiplies rows, and its layout; the comments of the table define each column."""
 
     form: str
     weight: int
@@ -46,13 +46,21 @@ class Product(NamedTuple):
     when: tuple[Mapping[str, Any], ...] = ()
 
     def applies(self, node: NodeProto) -> bool:
-        """Whether the node's attributes have the values that are asked for."""
+        """Return whether the node's attributes have the values that are asked for."""
         given = (
             attribute_of(node, row["attribute"], row["default"]) for row in self.when
         )
         return all(
             value == row["equals"] for value, row in zip(given, self.when, strict=True)
         )
+
+
+class Window(NamedTuple):
+    """Outputs that hold a window of rows, while an attribute is set, and the input that counts them, less one."""
+
+    when: str
+    seen: int
+    caches: tuple[int, ...]
 
 
 class OutputParameter(NamedTuple):
@@ -91,6 +99,7 @@ class OpFacts:
     kernel_free: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]
+    pointwise: frozenset[str]
     position_sinks: frozenset[str]
     position_sources: frozenset[str]
     quantize: frozenset[str]
@@ -108,9 +117,9 @@ class OpFacts:
     moves_data: frozenset[str]
     """Data movement on tensors."""
     carriers: frozenset[str]
-    """What is constant before these is constant behind: they move input 0 alone, or cast it."""
+    """Ops that keep constants constant, because they only move or cast input 0."""
     relabels: frozenset[str]
-    """They give their only input on, perhaps in another type."""
+    """They give their only input on, possibly in another type."""
     uncounted: frozenset[str]
     """``idle`` and control flow."""
     unlaunched: frozenset[str]
@@ -150,11 +159,12 @@ class OpFacts:
     bounding_epsilons: Mapping[str, tuple[int, ...]]
     divisors: Mapping[str, tuple[int, ...]]
     products: Mapping[str, tuple[Product, ...]]
+    windows: Mapping[str, Window]
 
 
 @cache
 def op_facts() -> OpFacts:
-    """The facts, parsed at the first call."""
+    """Return the facts, parsed at the first call."""
     sets: dict[str, set[str]] = defaultdict(set)
     columns: dict[str, dict[str, Any]] = defaultdict(dict)
     for op, row in read_table("ops").items():
@@ -203,12 +213,13 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),
     "tied_parameters": frozenset,
+    "windows": lambda row: Window(**row | {"caches": tuple(row["caches"])}),
 }
-"""How columns are read that hold more than values and lists of them."""
+"""Readers of columns that hold more than values and lists of values."""
 
 
 def op_key(node: NodeProto) -> str:
-    """How tables name the node's op: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is the default domain."""
+    """The name of the node's op in tables: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is the default domain."""
     domain = node.domain
     return node.op_type if domain in ("", "ai.onnx") else f"{domain}::{node.op_type}"
 
@@ -230,7 +241,7 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
 
 
 def type_giver(node: NodeProto) -> int | None:
-    """The input that gives output 0 its type where the attribute is missing that would; None if none does."""
+    """Return the input that gives output 0 its type where the attribute is missing that would; None if none does."""
     rule = op_facts().dtype_attribute.get(op_key(node))
     return None if rule is None or attribute(node, rule.attribute) else rule.giver
 
@@ -240,7 +251,7 @@ _GIVERS: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
 
 
 def is_exact(node: NodeProto) -> bool:
-    """Whether the node commutes with rounding, so that its precision changes no number but by one rounding."""
+    """Return whether the node commutes with rounding, so that its precision changes no number but by one rounding."""
     facts, key = op_facts(), op_key(node)
     if key not in facts.exact:
         return False

@@ -1,4 +1,5 @@
-"""What a provider leaves to CPU, or fails to run, although it has a kernel: conditions that its registry does not hold.
+"""Conditions, missing in a provider's registry, under which it leaves a node to the CPU or fails although it has a
+kernel.
 
 ``placement.toml`` in the folder of a target lists them, each with its source.
 """
@@ -75,7 +76,7 @@ def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:
 
 
 def has_kernel_limits(provider: str, key: str) -> bool:
-    """Whether attributes and inputs of the op decide where it runs."""
+    """Return whether attributes and inputs of the op decide where it runs."""
     return (provider, key) in _rules()
 
 
@@ -103,7 +104,7 @@ def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -
 
 
 def _is_other(rule: Mapping[str, Any], value: Any) -> bool:
-    """Whether the value of an attribute is among those of a rule, or differs from the one that is taken."""
+    """Return whether the value of an attribute is among those of a rule, or differs from the one that is taken."""
     value = value.decode() if isinstance(value, bytes) else value
     if "among" in rule:
         return value in rule["among"]

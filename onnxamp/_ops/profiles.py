@@ -1,4 +1,4 @@
-"""How targets compute float16: what accumulates sums and products, from ``arithmetic.toml`` in their folders.
+"""Accumulators of targets for sums and products in float16, from ``arithmetic.toml`` in their folders.
 
 ``scripts/ask_engine.py`` writes a profile from an engine's answers, and explains the fields. One whose engine has not
 been asked says where its facts are from.
@@ -33,7 +33,7 @@ _ROUNDING: Final = FLOAT16.epsilon / 5
 
 
 class Accumulation(NamedTuple):
-    """How an op sums up float16.
+    """The accumulation of float16 in an op.
 
     Attributes:
         accumulator: "float32" or "float16".
@@ -60,7 +60,7 @@ class Accumulation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a target.
+    """The known arithmetic of a target.
 
     Attributes:
         seen: whether an engine was asked; otherwise its facts are from documentation.
@@ -87,7 +87,7 @@ class Profile:
     folded_first: frozenset[str]
 
     def product(self, node: NodeProto, terms: int) -> Accumulation:
-        """How a product of so many terms accumulates. Its op is one of ``products``."""
+        """Return the accumulation of a product with that many terms. Its op is one of ``products``."""
         key = op_key(node)
         takes_four = (
             key in self.dots and terms % _DOT == 0 and attribute(node, "transB")
@@ -96,7 +96,7 @@ class Profile:
 
 
 def emulated_arithmetic(target: str) -> Profile | None:
-    """The profile of a target that sums up products in float16; None for others.
+    """Return the profile of a target that sums up products in float16; None for others.
 
     CUDA sums up CumSum alone in float16, which the default lists keep in float32.
     """
@@ -106,12 +106,12 @@ def emulated_arithmetic(target: str) -> Profile | None:
 
 
 def sums_low(*engines: str | None) -> bool:
-    """Whether one of these, targets or providers, sums up products of float16 in float16."""
+    """Return whether one of these, targets or providers, sums up products of float16 in float16."""
     return any(emulated_arithmetic(name.partition(":")[0]) for name in engines if name)
 
 
 def computes_low(target: str) -> bool:
-    """Whether a target computes in float16 whatever the types of a model say."""
+    """Return whether a target computes in float16 whatever the types of a model say."""
     profile = profile_of(target)
     return profile is not None and profile.values.get("computes_in") == "float16"
 
@@ -124,7 +124,7 @@ def folded_first(target: str) -> frozenset[str]:
 
 @cache
 def profile_of(target: str) -> Profile | None:
-    """The profile of a target, of whatever version; None for one of which nothing is known, such as "any"."""
+    """Return the profile of a target, of whatever version; None for one of which nothing is known, such as "any"."""
     data = target_table(target, "arithmetic")
     if not data:
         return None

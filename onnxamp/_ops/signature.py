@@ -1,4 +1,4 @@
-"""What an op's schema says about types: the ports of a node and the type parameters that bind them.
+"""Types in an op's schema: the ports of a node and the type parameters that bind them.
 
 The facts come from the schemas of the installed onnx, and for what onnx does not know (com.microsoft, and old ops
 such as LayerNormalization before opset 17) from those of ONNX Runtime, which accepts models with them.
@@ -60,7 +60,7 @@ class Signature:
     bodies: tuple[int, ...] = ()
     """Opsets that the function body was written for, in its versions."""
     fixed_bodies: tuple[int, ...] = ()
-    """Those of them that are not built for each node's types and attributes."""
+    """The functions that are not built for each node's types and attributes."""
     opset: int = 0
     """The opset at which the op was looked up."""
     declared: bool = False
@@ -68,7 +68,7 @@ class Signature:
 
     @property
     def key(self) -> str:
-        """How tables name the op, see :func:`onnxamp._ops.facts.op_key`."""
+        """The name of the op in tables, see :func:`onnxamp._ops.facts.op_key`."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property
@@ -161,7 +161,7 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
 
 
 def newer_versions(signature: Signature) -> list[Signature]:
-    """All later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
+    """Return all later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
     versions = range(signature.since + 1, onnx.defs.onnx_opset_version() + 1)
     found = (
         lookup(signature.domain, signature.op_type, version) for version in versions
@@ -241,7 +241,7 @@ def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
 
 
 def _read(schema: Any, **more: Any) -> Signature:
-    """The signature of a schema of onnx or ONNX Runtime, whose classes are alike."""
+    """Return the signature of a schema of onnx or ONNX Runtime, whose classes are alike."""
     return Signature(
         domain=schema.domain,
         op_type=schema.name,
@@ -259,7 +259,7 @@ def _read(schema: Any, **more: Any) -> Signature:
 
 
 def _ports(schema: Any, formals: Any, kind: str, homogeneous: str) -> tuple[Port, ...]:
-    """The ports of a schema; its library calls two of their attributes by these names."""
+    """Return the ports of a schema; its library calls two of their attributes by these names."""
     options = type(schema).FormalParameterOption
     return tuple(
         Port(

@@ -12,13 +12,13 @@ _LAST = 1 << 30
 
 
 def device_of(target: str) -> str:
-    """The target without its version: "cuda" of "cuda@1.24"."""
+    """Return the target without its version: "cuda" of "cuda@1.24"."""
     return target.partition("@")[0]
 
 
 @cache
 def target_names() -> tuple[str, ...]:
-    """The names of all targets, in the order in which help and messages list them."""
+    """Return the names of all targets, in the order in which help and messages list them."""
     names = sorted(file.parent.name for file in _TARGETS.glob("*/target.toml"))
     return tuple(
         sorted(names, key=lambda name: _table(name, "target").get("order", _LAST))
@@ -26,14 +26,14 @@ def target_names() -> tuple[str, ...]:
 
 
 def target_table(target: str, name: str) -> dict[str, Any]:
-    """A table of a target, of whatever version, by the name of its file ("costs"); empty where there is none."""
+    """Return a table of a target, of whatever version, by the name of its file ("costs"); empty where there is none."""
     device = device_of(target)
     return _table(device, name) if device in target_names() else {}
 
 
 @cache
 def target_json(device: str, name: str) -> dict[str, Any]:
-    """The contents of a JSON file of a target by its name ("kernels"); empty where there is none."""
+    """Return the contents of a JSON file of a target by its name ("kernels"); empty where there is none."""
     import json  # noqa: PLC0415 - help and completion need none
 
     text = _text(device, f"{name}.json") if device in target_names() else ""
@@ -51,5 +51,5 @@ def _text(device: str, name: str) -> str:
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """The table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
+    """Return the table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
     return tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))

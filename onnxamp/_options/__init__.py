@@ -1,1 +1,1 @@
-"""What the user asks for: levels, lists and options. The command line, JSON, plans and documentation derive from it."""
+"""The user's request: levels, lists and options. The command line, JSON, plans and documentation derive from it."""

@@ -13,7 +13,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 
 
 def check_magnitude(what: str, number: object) -> float:
-    """A limit of magnitudes.
+    """Return a limit of magnitudes.
 
     Raises:
         ArgumentTypeError: it is no number. ArgumentError: it is not positive.
@@ -68,10 +68,10 @@ def checked_number(
 
 
 def checked_flag(name: str, value: bool) -> bool:
-    """A bool.
+    """Return a bool.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: ``plan`` is not a plan.
     """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
@@ -79,7 +79,7 @@ def checked_flag(name: str, value: bool) -> bool:
 
 
 def flags(options: Any) -> dict[str, bool | None]:
-    """The fields of a dataclass that are bools, and those that may be None as well.
+    """Return the fields of a dataclass that are bools, and those that may be None as well.
 
     Raises:
         ArgumentTypeError: one is something else, such as "no", which counts as true in Python.
@@ -99,7 +99,7 @@ def flags(options: Any) -> dict[str, bool | None]:
 
 
 def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
-    """A list of names, each of them once.
+    """Return a list of names, each of them once.
 
     Raises:
         ArgumentTypeError: it is something else.
@@ -112,7 +112,7 @@ def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
-    """A list of regular expressions, or one.
+    """Return a list of regular expressions, or one.
 
     Raises:
         ArgumentTypeError: it is something else.
@@ -139,7 +139,7 @@ def _listed(what: str, given: Iterable[str], kind: str, held: str) -> tuple[str,
 
 
 def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    """The regular expressions of an option.
+    """Return the regular expressions of an option.
 
     Raises:
         ArgumentError: a text is none.
@@ -156,7 +156,7 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 
 def meant(name: str, known: Sequence[str]) -> str:
-    """What to write instead of a name that is unknown, as the end of a message: the nearest name, or all there are."""
+    """Return the end of a message about an unknown name: the nearest name, or all names."""
     from difflib import get_close_matches  # noqa: PLC0415 - few runs need it
 
     near = get_close_matches(name, known, 1, 0.5)

@@ -1,6 +1,6 @@
-"""How the command line spells options: the rows of ``_data/options.toml``, whose head explains their fields.
+"""Options on the command line: the rows of ``_data/options.toml``, whose head explains their fields.
 
-It imports little: help and completion need no more.
+This module imports little, because help and completion need no more.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,43 +10,6 @@ from onnxamp._options.levels import Rescaling
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding, Rule
 
-TargetName = Literal[
-    "cuda",
-    "cpu",
-    "webgpu",
-    "openvino",
-    "tensorrt",
-    "float16-only",
-    "any",
-    "auto",
-    "cuda@1.20",
-    "cuda@1.21",
-    "cuda@1.22",
-    "cuda@1.23",
-    "cuda@1.24",
-    "cuda@1.25",
-    "cuda@1.26",
-    "cuda@1.27",
-    "cuda@1.28",
-    "cuda@1.29",
-    "cuda@1.30",
-    "cuda@1.31",
-    "cpu@1.20",
-    "cpu@1.21",
-    "cpu@1.22",
-    "cpu@1.23",
-    "cpu@1.24",
-    "cpu@1.25",
-    "cpu@1.26",
-    "cpu@1.27",
-    "cpu@1.28",
-    "cpu@1.29",
-    "cpu@1.30",
-    "cpu@1.31",
-    "cpu@1.32",
-]
-"""Where a result can run."""
-
 
 class OptionKeywords(TypedDict, total=False):
     """Keyword arguments of :func:`onnxamp.convert_model` and of all functions that convert."""
@@ -59,10 +22,11 @@ class OptionKeywords(TypedDict, total=False):
     force_low: Iterable[str]
     keep_nodes: Iterable[str]
     low_weights: str | Iterable[str]
+    weights_only: bool
     init_max: float | None
     data_max: float | None
     keep_io_types: bool | Iterable[str]
-    target: TargetName
+    target: str
     strict: bool
     hazards: bool
     freeze_defaults: bool | None

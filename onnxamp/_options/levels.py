@@ -10,7 +10,7 @@ LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Levels by name."""
 
 DiffMetric = Literal["auto", "detections", "elements"]
-"""How outputs are compared; see :func:`onnxamp.diff_models`."""
+"""The comparison of outputs; see :func:`onnxamp.diff_models`."""
 
 
 class Level(StrEnum):
@@ -25,11 +25,11 @@ class Level(StrEnum):
     O3 = "O3"
     """Every op that has a kernel and is not a hazard."""
     AUTO = "auto"
-    """What measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
+    """As much as measured errors and estimated times allow; see :mod:`onnxamp._tuning`."""
 
 
 def check_level(level: object) -> Level:
-    """The level called ``level``, in either case.
+    """Return the level called ``level``, in either case.
 
     Raises:
         ArgumentError: there is no such level.
@@ -60,7 +60,7 @@ def is_auto(
     measures: bool = False,
     validates: bool = False,
 ) -> bool:
-    """Whether the level is "auto".
+    """Return whether the level is "auto".
 
     Raises:
         ArgumentError: it is not, but an argument is given that only "auto" takes; samples are taken where ``measures``,
@@ -128,7 +128,7 @@ class Rescaling(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What :meth:`as_json` wrote.
+        """Return the level that :meth:`as_json` wrote.
 
         Raises:
             KeyError, TypeError: it was not.

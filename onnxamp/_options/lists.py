@@ -44,7 +44,7 @@ class Preset:
 
 
 def preset(lists: str) -> Preset:
-    """A list preset.
+    """Return a list preset.
 
     Raises:
         ArgumentError: no preset has that name.
@@ -62,7 +62,7 @@ def preset(lists: str) -> Preset:
 
 
 def literal_preset(lists: str) -> Preset:
-    """A preset as :mod:`onnxamp.amp` reads it: with the entries that no op type expresses.
+    """Return a preset as :mod:`onnxamp.amp` reads it: with the entries that no op type expresses.
 
     Raises:
         ArgumentError, ArgumentTypeError: as :func:`preset`.
@@ -97,7 +97,7 @@ def _preset_data(lists: str) -> dict[str, Any]:
 
 @cache
 def framework_names() -> Mapping[str, tuple[str, ...]]:
-    """Names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters make of them."""
+    """Return names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters make of them."""
     return {
         name: ops
         for lists in PRESETS
@@ -115,7 +115,7 @@ def _framework_forms() -> Mapping[str, tuple[str, ...]]:
 
 
 def ops_named(name: str) -> tuple[str, ...]:
-    """The ONNX op types that a name in a list stands for: those of a framework's name, or else the name itself.
+    """Return the ONNX op types that a name in a list stands for: those of a framework's name, or else the name itself.
 
     Modules in front of a name do not count: "nn.Conv2d" is "Conv2d".
     """
@@ -124,7 +124,7 @@ def ops_named(name: str) -> tuple[str, ...]:
 
 
 def forms_named(name: str) -> tuple[str, ...]:
-    """The kinds of what exporters write in ordinary ops for a name in a list, besides its op types."""
+    """Return the kinds of what exporters write in ordinary ops for a name in a list, besides its op types."""
     return _framework_forms().get(_without_modules(name), ())
 
 
@@ -149,12 +149,14 @@ def _known_ops() -> frozenset[str]:
 
 
 def is_known(name: str, declared: AbstractSet[str] = frozenset()) -> bool:
-    """Whether a name in a list means an op of ONNX, ONNX Runtime, MindSpore or Paddle, or one that is declared."""
+    """Return whether a name in a list means an op of ONNX, ONNX Runtime, MindSpore or Paddle, or one that is
+    declared.
+    """
     return (_known_ops() | declared).issuperset(ops_named(name))
 
 
 def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
-    """The known name that one in a list is a slip for; None if there is none.
+    """Return the known name that one in a list is a slip for; None if there is none.
 
     Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to ``more``.
     """

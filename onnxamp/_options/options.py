@@ -67,6 +67,7 @@ class Options:
     force_low: tuple[str, ...] = ()
     keep_nodes: tuple[str, ...] = ()
     low_weights: tuple[str, ...] = ()
+    weights_only: bool = False
     init_max: float | None = None
     data_max: float | None = None
     keep_io_types: bool | frozenset[str] = True
@@ -131,10 +132,15 @@ class Options:
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
             )
+        if self.weights_only and self.level in (Level.O0, Level.AUTO):
+            raise ContradictionError(
+                f"weights_only (--weights-only) computes in float32, and level {self.level} decides something else:"
+                " drop one."
+            )
         if self.low is not FLOAT16 and computes_low(self.target):
             raise ContradictionError(
-                f"{self.target} computes in float16 alone, and dtype (--dtype) is {self.dtype}: take float16, or"
-                " another target."
+                f"{self.target} computes only in float16, but dtype (--dtype) is {self.dtype}: choose"
+                " float16, or another target."
             )
         _ = (
             self.preset,
@@ -145,7 +151,7 @@ class Options:
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
-        """The options of a call.
+        """Return the options of a call.
 
         Raises:
             ArgumentTypeError: a keyword is unknown; the message names the nearest one. Others as the class.
@@ -207,24 +213,24 @@ class Options:
 
     @property
     def has_names(self) -> bool:
-        """Whether names or patterns are given that a model may lack."""
+        """Whether the options contain names or patterns that a model may lack."""
         listed = "white_list", "black_list", "keep_nodes", *_TEXTS
         is_listed = any(getattr(self, name) for name in listed)
         return is_listed or not isinstance(self.keep_io_types, bool)
 
     @property
     def folds(self) -> bool:
-        """Whether all patterns are folded: those of normalisations hold squares, which fit nothing."""
+        """Whether all patterns are folded. Normalisations contain squares, which no exponent makes fit."""
         return bool(self.fold or self.rescale)
 
     @property
     def may_fold(self) -> bool:
-        """Whether those patterns are folded with which the result is faster."""
+        """Whether patterns are folded if that makes the result faster."""
         return self.fold is None and not self.folds and self.level != Level.O0
 
     @property
     def lacks_ranges(self) -> bool:
-        """Whether exponents or nodes are asked for that nobody has found yet."""
+        """Whether the options request exponents or nodes that still have to be measured."""
         asked = self.data_max is not None or (
             bool(self.rescale) and self.rescaling is None
         )
@@ -232,23 +238,23 @@ class Options:
 
     @property
     def takes_samples(self) -> bool:
-        """Whether samples have a use, at any level."""
+        """Whether any option uses samples."""
         return bool(self.rescale) or self.data_max is not None or self.compensates
 
     @property
     def compensates(self) -> bool:
-        """Whether weights are rounded so that their products stay near."""
+        """Whether weights are rounded with compensation."""
         return self.rounding == "compensated"
 
     @property
     def may_compensate(self) -> bool:
-        """Whether they may come to be rounded so: where that is asked for, or where measurements decide."""
+        """Whether weights may be rounded with compensation, by request or because measurements decide."""
         return self.compensates or (
             self.rounding == "auto" and self.level == Level.AUTO
         )
 
     def highest_opset(self, current: int) -> int | None:
-        """The opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
+        """Return the opset beyond which a model of opset ``current`` must not be upgraded; None if there is none."""
         if self.opset == "auto":
             return None
         return current if self.opset == "keep" else int(self.opset)
@@ -269,12 +275,12 @@ class Options:
         return compiled("low_weights (--low-weight)", self.low_weights)
 
     def keeps_io(self, name: str) -> bool:
-        """Whether the graph input or output keeps its type."""
+        """Return whether a graph input or output keeps its type."""
         kept = self.keep_io_types
         return kept if isinstance(kept, bool) else name in kept
 
     def keywords(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as keyword arguments, without the level."""
+        """Return the options that differ from their defaults, as keyword arguments, without the level."""
         values = (
             (item, getattr(self, item.name))
             for item in fields(self)
@@ -283,9 +289,9 @@ class Options:
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
-        """The same as command-line arguments, without what these cannot express.
+        """Return the options as command-line arguments, as far as these can express them.
 
-        That is ``rule``, declarations of ``custom_ops`` without their file, and names with commas.
+        They cannot express ``rule``, declarations of ``custom_ops`` without a file, and names with commas.
         """
         spelled = spelled_fields()
         written = list[str]()
@@ -295,7 +301,7 @@ class Options:
         return tuple(written)
 
     def as_json(self) -> dict[str, Any]:
-        """The options that decide anything, except ``rule``, as JSON values, for :meth:`from_json`."""
+        """Return the options that affect decisions, except ``rule``, as JSON values for :meth:`from_json`."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         del values["rule"], values["strict_options"]
         if not isinstance(self.keep_io_types, bool):
@@ -309,7 +315,7 @@ class Options:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The options that :meth:`as_json` wrote.
+        """Return the options that :meth:`as_json` wrote.
 
         Raises:
             KeyError: the level is missing.

@@ -21,7 +21,7 @@ URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
 
 
 class Remote(ABC):
-    """What a path of another file system can do beyond the methods of :class:`~pathlib.Path`."""
+    """Methods of paths on other file systems, beyond those of :class:`~pathlib.Path`."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class Remote(ABC):
 
 
 def as_path(given: str | PathLike[str]) -> Path:
-    """The path that an argument means, of a file here or of one behind a URL.
+    """Return the path that an argument means, of a file here or of one at a URL.
 
     Raises:
         ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
@@ -61,12 +61,12 @@ def as_path(given: str | PathLike[str]) -> Path:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Whether a path is one of another file system."""
+    """Return whether a path is one of another file system."""
     return isinstance(path, Remote)
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder, which is there from now on, with those above it.
+    """Return the folder, which is there from now on, with those above it.
 
     Raises:
         OutputError: it cannot be made.
@@ -84,7 +84,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
     """``size`` bytes of a file from byte ``start``; fewer where it ends before.
 
     Raises:
-        OSError: a file here cannot be read. ExternalDataError: one behind a URL cannot.
+        OSError: a file here cannot be read. ExternalDataError: one at a URL cannot.
     """
     if isinstance(path, Remote):
         return path.read_range(start, size)
@@ -94,7 +94,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
 
 
 def writing(path: Path) -> AbstractContextManager[IO[bytes]]:
-    """A file to be written from its start to its end; behind a URL nothing is there until all is written.
+    """Return a file to be written from its start to its end; at a URL nothing is there until all is written.
 
     Raises:
         OSError: it cannot be written.
@@ -122,7 +122,7 @@ def lock(handle: int, *, wait: bool) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library or the system says, in one line without its full stop, to follow a colon."""
+    """Return the message of a library or the system in one line, without its full stop, to follow a colon."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it"
     text = str(getattr(error, "strerror", None) or error).strip()
@@ -130,7 +130,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
-    """The error to raise where ``error`` kept a file from being read that an argument names.
+    """Return the error to raise where ``error`` kept a file from being read that an argument names.
 
     Args:
         what: names the file, as in "the plan 'plan.json'".

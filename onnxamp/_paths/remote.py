@@ -60,7 +60,7 @@ _PACKAGES: Final = {
 """Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
 
 _TIMES: Final = ("mtime", "LastModified", "updated", "created")
-"""What file systems call the time of the last change."""
+"""The names that file systems give to the time of the last change."""
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
 
 
 def _question(name: str) -> Callable[..., bool]:
-    """A method of paths that asks a yes/no question of the file system."""
+    """Return a method of paths that asks a yes/no question of the file system."""
 
     def ask(self: "RemotePath", *, follow_symlinks: bool = True) -> bool:
         del follow_symlinks
@@ -97,7 +97,7 @@ def _question(name: str) -> Callable[..., bool]:
 
 
 class RemotePath(Remote, _Base):
-    """A file or a folder behind a URL of fsspec. Its text is the URL.
+    """A file or a folder at a URL of fsspec. Its text is the URL.
 
     Its parts are "/", the scheme (``s3:``, or ``memory::`` where nothing stands between its second and third slash),
     and the names: so everything that a pure path can do works without the file system.
@@ -107,7 +107,7 @@ class RemotePath(Remote, _Base):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """The path of a URL.
+        """Return the path of a URL.
 
         Raises:
             ArgumentError, MissingPackageError: as :func:`as_path`.
@@ -117,7 +117,7 @@ class RemotePath(Remote, _Base):
         scheme, rest = found[1].lower(), found[2]
         if "::" in url:
             raise ArgumentError(
-                f"{url!r} is a chain of URLs: name a file of one file system."
+                f"{url!r} is a chain of URLs: name a file on a single file system."
             )
         file_system(scheme)
         return cls(
@@ -142,7 +142,7 @@ class RemotePath(Remote, _Base):
         return f"RemotePath({str(self)!r})"
 
     def as_posix(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return str(self)
 
     @property
@@ -152,7 +152,7 @@ class RemotePath(Remote, _Base):
 
     @property
     def key(self) -> str:
-        """What the file system calls it."""
+        """Its name in the file system."""
         key: str = self.file_system._strip_protocol(str(self))
         return key
 
@@ -193,7 +193,7 @@ class RemotePath(Remote, _Base):
         return False
 
     def samefile(self, other_path: str | PathLike[str]) -> bool:
-        """Whether it is the same path."""
+        """Return whether it is the same path."""
         return (
             isinstance(other_path, RemotePath)
             and self.resolve() == other_path.resolve()
@@ -204,12 +204,12 @@ class RemotePath(Remote, _Base):
         return self
 
     def resolve(self, strict: bool = False) -> Self:
-        """The path without "..": it does not leave the file system."""
+        """Return the path without "..": it does not leave the file system."""
         del strict
         return type(self)(posixpath.normpath("/" + "/".join(self.parts[1:])))
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator there
-        """What is in a folder."""
+        """Yield the contents of a folder."""
         own, names = self.key.rstrip("/"), self._look("ls", detail=False)
         within = [name.rstrip("/") for name in names]
         return iter([self / name.rpartition("/")[2] for name in within if name != own])
@@ -252,7 +252,7 @@ class RemotePath(Remote, _Base):
         return file if "b" in mode else TextIOWrapper(file, encoding, errors, newline)
 
     def read_bytes(self) -> bytes:
-        """All bytes."""
+        """Return all bytes."""
         data: bytes = self._ask("cat_file")
         return data
 
@@ -262,7 +262,7 @@ class RemotePath(Remote, _Base):
         errors: str | None = None,
         newline: str | None = None,
     ) -> str:
-        """All text, in UTF-8 if nothing else is said."""
+        """Return all text, in UTF-8 if nothing else is said."""
         del newline
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
@@ -315,7 +315,7 @@ class RemotePath(Remote, _Base):
 
 
 def _status(info: Mapping[str, Any]) -> os.stat_result:
-    """What a file system knows of a file."""
+    """Return the file system's facts about a file."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
     when: Any = next(filter(None, map(info.get, _TIMES)), 0)
     if isinstance(when, str):
@@ -327,7 +327,7 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
 
 @cache
 def file_system(scheme: str) -> Any:
-    """The file system of a scheme, set up as fsspec's configuration and its package say.
+    """Return the file system of a scheme, set up as fsspec's configuration and its package say.
 
     Raises:
         ArgumentError: there is none. MissingPackageError: its package is not installed.
@@ -353,6 +353,6 @@ def file_system(scheme: str) -> Any:
 
 def _unusable(scheme: str, error: Exception) -> ArgumentError:
     return ArgumentError(
-        f"The file system of {scheme}://... cannot be used as it is ({reason_of(error)}): set it up in fsspec's"
-        " configuration, or copy the file here."
+        f"The file system of {scheme}://... cannot be used with its present settings ({reason_of(error)}): set it up in"
+        " fsspec's configuration, or copy the file here."
     )

@@ -121,7 +121,9 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
 
 
 def _mixes(target: str, low: Format) -> bool:
-    """Whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the CPU."""
+    """Return whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the
+    CPU.
+    """
     if not target_of(target).limits_types or device_of(target) == CPU:
         return True
     rows = [
@@ -136,7 +138,7 @@ def _mixes(target: str, low: Format) -> bool:
 
 
 def _centred_alone(graph: Graph, mean: Node) -> int:
-    """The x of a mean that only x - mean(x) reads; ABSENT for any other node."""
+    """Return the x of a mean that only x - mean(x) reads; ABSENT for any other node."""
     if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
         return ABSENT
     readers = [node for node, _ in graph.consumers(mean.outputs[0])]
@@ -147,7 +149,7 @@ def _centred_alone(graph: Graph, mean: Node) -> int:
 
 
 def _divided_square(graph: Graph, square: Node) -> int:
-    """The value that a Pow squares and a Div divides; ABSENT for any other node."""
+    """Return the value that a Pow squares and a Div divides; ABSENT for any other node."""
     if square.key != "Pow" or graph.constants.uniform(square.input(1)) != 2.0:
         return ABSENT
     readers = [(node.key, port) for node, port in graph.consumers(square.inputs[0])]
@@ -155,6 +157,6 @@ def _divided_square(graph: Graph, square: Node) -> int:
 
 
 def _reduces_last(graph: Graph, mean: Node) -> bool:
-    """Whether the axes may include the last one: only then can it be a LayerNormalization."""
+    """Return whether the axes may include the last one: only then can it be a LayerNormalization."""
     axes, shape = declared_axes(graph, mean), graph.shapes[mean.inputs[0]]
     return not axes or shape is None or -1 in axes or len(shape) - 1 in axes

@@ -1,4 +1,6 @@
-"""What a pattern matches, and the matcher of forms: expressions held against nodes, from the last node backwards."""
+"""Matches of patterns, and the matcher of forms: expressions that are compared with nodes, from the last node
+backwards.
+"""
 
 import ast
 from collections import defaultdict
@@ -61,14 +63,18 @@ class Form(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The standard op that forms are, the opset it starts at, and attributes that it always has."""
+    """The standard op that forms are, the opset it starts at, and attributes that it always has.
+
+    ``own`` has the op of ONNX Runtime itself that stands for it where the opset cannot be reached, by target.
+    """
 
     name: str
     called: str
-    """How reports call it."""
+    """Its name in reports."""
     op: str
     opset: int
     attributes: Mapping[str, Any]
+    own: Mapping[str, str]
 
 
 class FormTable(NamedTuple):
@@ -82,7 +88,7 @@ class FormTable(NamedTuple):
 
 @cache
 def form_table() -> FormTable:
-    """The forms, parsed at the first call."""
+    """Return the forms, parsed at the first call."""
     data = read_table("folds")
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds = {
@@ -92,6 +98,7 @@ def form_table() -> FormTable:
             row["op"],
             row["opset"],
             row.get("attributes", {}),
+            row.get("own", {}),
         )
         for name, row in data.items()
     }
@@ -109,7 +116,7 @@ Rules: TypeAlias = Mapping[str, tuple[list[str], list[str]]]
 
 
 def parse(text: str, rules: Rules) -> Pattern:
-    """The expression tree of a form, its rules replaced by what they stand for."""
+    """Return the expression tree of a form, its rules replaced by what they stand for."""
     return _pattern(_expression(text), {}, rules)
 
 
@@ -118,7 +125,7 @@ def _expression(text: str) -> ast.expr:
 
 
 def _rule(head: str, forms: list[str]) -> tuple[str, tuple[list[str], list[str]]]:
-    """The name of "rule(a, b)", its parameters and alternatives."""
+    """Return the name of "rule(a, b)", its parameters and alternatives."""
     call = _expression(head)
     assert isinstance(call, ast.Call)
     return ast.unparse(call.func), (list(map(ast.unparse, call.args)), forms)
@@ -154,14 +161,14 @@ def _pattern(
 
 
 def heads(pattern: Pattern) -> frozenset[str]:
-    """The types that the last node of what matches may have; empty for values and numbers."""
+    """Return the types that the last node of what matches may have; empty for values and numbers."""
     if isinstance(pattern, Choice):
         return frozenset(pattern.ending_in)
     return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()
 
 
 _CLOSE = 1e-6
-"""How far a number may be from that of the form, relatively: float32 and the decimals that exporters write."""
+"""The relative tolerance for numbers of a form, because exporters write few decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +185,13 @@ class Match:
     """The node that messages name: the root, the exponential; the last node of a form."""
     nodes: frozenset[int]
     values: Mapping[str, int] = field(default_factory=dict)
-    """What the names of the form stand for."""
+    """The values of the names in the form."""
     axes: tuple[int, ...] = ()
     """Axes of the reductions of the form, counted from the end."""
 
 
 def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
-    """Every way in which the node is the last one of the form; all nodes are in its scope, and make float32.
+    """Yield every way in which the node is the last one of the form; all nodes are in its scope, and make float32.
 
     Depth and number of steps are bounded by the form, not by the graph.
     """
@@ -194,7 +201,7 @@ def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
 
 
 class _State(NamedTuple):
-    """What is known of a match so far."""
+    """The bindings of a match so far."""
 
     scope: int
     nodes: frozenset[int]
@@ -264,18 +271,18 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
 
 
 def _maker_key(graph: Graph, value: int) -> str:
-    """Type of the node that makes the value, behind what passes it on; empty where none does."""
+    """Type of the node that makes the value, through ops that pass it on; empty where none does."""
     maker = maker_of(graph, value)
     return "" if maker is None else maker.key
 
 
 def maker_of(graph: Graph, value: int) -> Node | None:
-    """The node that makes the value, before what passes it on."""
+    """Return the node that makes the value, before what passes it on."""
     return graph.producer(graph.passed_on(value))
 
 
 def readers_of(graph: Graph, value: int) -> Iterator[Node]:
-    """Nodes that read the value, behind what passes it on."""
+    """Yield nodes that read the value, through ops that pass it on."""
     stack = [value]
     while stack:
         for node, _ in graph.consumers(stack.pop()):
@@ -286,7 +293,9 @@ def readers_of(graph: Graph, value: int) -> Iterator[Node]:
 
 
 def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
-    """The nodes that pass the value on, one after the other; the value behind; and the node that alone reads it."""
+    """Return the nodes that pass the value on, one after the other; the value behind; and the node that alone reads
+    it.
+    """
     between: set[int] = set()
     node = graph.only_reader(value)
     while node is not None and node.index in graph.passing:

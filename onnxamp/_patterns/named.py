@@ -1,4 +1,4 @@
-"""What a name in a list means in a graph: nodes of its op types, and what exporters write for it in ordinary ops."""
+"""The meaning of a listed name in a graph: nodes of its op types, and the ordinary ops that exporters write for it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -11,7 +11,7 @@ from onnxamp._patterns.patterns import patterns_of, squared_value
 
 
 def named_forms(graph: Graph, name: str) -> frozenset[int]:
-    """The nodes that a name means besides those of its op types.
+    """Return the nodes that a name means besides those of its op types.
 
     Complexity: linear in the nodes of the graph.
     """
@@ -26,7 +26,7 @@ def named_forms(graph: Graph, name: str) -> frozenset[int]:
 
 
 def named_nodes(graph: Graph, name: str) -> frozenset[int]:
-    """All nodes that a name means."""
+    """Return all nodes that a name means."""
     own = {node.index for node in graph.nodes_of(ops_named(name))}
     return graph.ask(named_forms, name) | own
 
@@ -58,14 +58,14 @@ def _biases(graph: Graph, ops: Iterable[str]) -> Iterator[int]:
 
 
 def _is_stored(graph: Graph, value: int) -> bool:
-    """Whether the value is a weight: a constant, or an input, as of a training step."""
+    """Return whether the value is a weight: a constant, or an input, as of a training step."""
     return value != ABSENT and (
         graph.producer(value) is None or graph.constants.is_constant(value)
     )
 
 
 def _is_vector(graph: Graph, value: int) -> bool:
-    """Whether the value is a weight with one axis, apart from those of length 1."""
+    """Return whether the value is a weight with one axis, apart from those of length 1."""
     shape = graph.shapes[value] if _is_stored(graph, value) else None
     return shape is not None and bool(shape) and sum(size != 1 for size in shape) <= 1
 

@@ -66,7 +66,7 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
 
 
 def squared_value(graph: Graph, node: Node) -> int:
-    """The value that the node squares; ABSENT if it squares none."""
+    """Return the value that the node squares; ABSENT if it squares none."""
     values = set(map(graph.passed_on, node.inputs))
     is_square = (
         node.key == "ReduceSumSquare"
@@ -77,7 +77,9 @@ def squared_value(graph: Graph, node: Node) -> int:
 
 
 def _squared_by(graph: Graph, node: Node) -> set[int]:
-    """The values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares none."""
+    """Return the values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares
+    none.
+    """
     if node.key == "Mul":
         values = set(map(graph.passed_on, node.inputs))
         return (
@@ -87,7 +89,7 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
 
 
 def _minuend(graph: Graph, value: int) -> int:
-    """What the value is the difference to; itself where it is no difference."""
+    """Return the minuend of a difference; the value itself if it is not a difference."""
     maker = graph.producer(value)
     return (
         graph.passed_on(maker.input(0))
@@ -97,7 +99,7 @@ def _minuend(graph: Graph, value: int) -> int:
 
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
-    """Nodes from the squared values to the root, and the values that were squared and summed."""
+    """Return nodes from the squared values to the root, and the values that were squared and summed."""
     walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
     nodes, bases = {root.index}, set[int]()
     if root.key == "ReduceL2":  # squares, sums and takes the root by itself
@@ -127,7 +129,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
 
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
-    """Where the squared value is x - mean(x): the subtraction and the mean; x joins the bases."""
+    """Yield the subtraction and the mean if the squared value is x - mean(x); x joins the bases."""
     centred = graph.producer(base)
     if centred is None or centred.key != "Sub":
         return set()
@@ -141,7 +143,7 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
 def _back_to_reduction(
     graph: Graph, value: int, reductions: frozenset[str] | set[str]
 ) -> set[int]:
-    """Nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
+    """Return nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
     path: set[int] = set()
     for _ in range(_REACH):
         node = graph.producer(value)
@@ -157,7 +159,7 @@ def _back_to_reduction(
 
 
 def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
-    """Nodes from the root to the normalised result, with gain and bias behind it."""
+    """Return nodes from the root to the normalised result, with gain and bias behind it."""
     nodes: set[int] = set()
     stack, normalised = [root.outputs[0]], set[int]()
     while stack and len(nodes) < _REACH:
@@ -184,7 +186,7 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
 
 
 def _carries(node: Node) -> bool:
-    """Whether a root or a sum goes through the node to where it divides."""
+    """Return whether a root or a sum goes through the node to where it divides."""
     return is_exact(node.proto) or node.key == "Reciprocal"
 
 
@@ -194,7 +196,7 @@ def _is_vector(graph: Graph, value: int) -> bool:
 
 
 def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
-    """The x - mean(x) that is divided, where it is not the one that was squared."""
+    """Return the x - mean(x) that is divided, where it is not the one that was squared."""
     node = maker_of(graph, value)
     if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
         return set()
@@ -204,7 +206,9 @@ def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
 
 
 def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
-    """Nodes from the sum of exponentials to the division or logarithm that ends the softmax; empty if none does."""
+    """Return nodes from the sum of exponentials to the division or logarithm that ends the softmax; empty if none
+    does.
+    """
     path, value = {total.index}, total.outputs[0]
     for _ in range(_REACH):
         readers = [node for node, _ in graph.consumers(value)]
@@ -224,7 +228,7 @@ def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
 
 
 def _scales(graph: Graph, node: Node, value: int) -> bool:
-    """Whether the node multiplies or divides the value."""
+    """Return whether the node multiplies or divides the value."""
     return node.key in ("Div", "Mul") and value in map(graph.passed_on, node.inputs)
 
 
@@ -310,7 +314,7 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
 
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
-    """What the walks recognise as decomposed ops, in the order of their cores. Complexity: linear."""
+    """Return the decomposed ops that the walks recognise, in the order of their cores. Complexity: linear."""
     cores, found = op_facts().core_of, list[Match]()
     for node in graph.nodes_of(cores):
         for kind in cores[node.key]:
@@ -321,7 +325,7 @@ def find_patterns(graph: Graph) -> tuple[Match, ...]:
 
 
 def _between(graph: Graph, nodes: set[int]) -> set[int]:
-    """What passes values on from one of the nodes to another."""
+    """Return the nodes that pass values on from one of the nodes to another."""
     between = set[int]()
     for value in (value for index in nodes for value in graph.nodes[index].inputs):
         path, node = set[int](), graph.producer(value)
@@ -336,16 +340,16 @@ def _between(graph: Graph, nodes: set[int]) -> set[int]:
 
 
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
-    """The patterns of some kinds."""
+    """Return the patterns of some kinds."""
     return (match for match in graph.ask(find_patterns) if match.kind in kinds)
 
 
 def find_forms(graph: Graph) -> tuple[Match, ...]:
-    """All matches of the table's forms whose results nobody reads but for that of the core, producers first.
+    """Return all matches of the table's forms whose results nothing reads but for that of the core, producers first.
 
     Matches may overlap, and one core may have several, the largest forms first.
 
-    Complexity: near linear. A form is tried only at the nodes of patterns, and at those right behind.
+    Complexity: near linear. A form is tried only at the nodes of patterns, and at those right after.
     """
     cores_at, forms = _last_nodes(graph), form_table().ending_in
     return tuple(
@@ -360,7 +364,9 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
 
 
 def _last_nodes(graph: Graph) -> dict[int, set[str]]:
-    """Nodes that may be the last one of a form -> types of the cores of patterns that have them, or end before them."""
+    """Return nodes that may be the last one of a form -> types of the cores of patterns that have them, or end before
+    them.
+    """
     cores: dict[int, set[str]] = {}
     for match in graph.ask(find_patterns):
         made = (value for index in match.nodes for value in graph.nodes[index].outputs)
@@ -373,7 +379,7 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 
 
 def is_closed(graph: Graph, match: Match) -> bool:
-    """Whether nobody outside reads what the nodes make, but for the output of the core."""
+    """Return whether nobody outside reads what the nodes make, but for the output of the core."""
     inner = (graph.nodes[index] for index in match.nodes - {match.core})
     made = [value for node in inner for value in node.outputs if value != ABSENT]
     readers = {reader for value in made for reader, _ in graph.uses[value]}
@@ -402,7 +408,7 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _has_parts(graph: Graph, product: Node) -> bool:
-    """Whether the rows of a product are parts of longer ones."""
+    """Return whether the rows of a product are parts of longer ones."""
     maker = graph.producer(product.input(0))
     if maker is not None and maker.key == "Transpose":
         maker = graph.producer(maker.input(0))

@@ -1,4 +1,4 @@
-"""What a model of a pipeline can become: a level, a low type, and exponents; with estimated time and bytes."""
+"""Choices for a model of a pipeline: a level, a low type, and exponents, with estimated time and bytes."""
 
 import json
 from collections import Counter
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Calls:
-    """What a function feeds to a model: how often, in which shapes, and some of the feeds, spread over all calls."""
+    """The calls of a model by a function: their number and shapes, and some of the feeds, spread over all calls."""
 
     count: int = 0
     shapes: Counter[Shapes] = field(default_factory=Counter)
@@ -98,7 +98,7 @@ class PipelineModel:
 
     name: str
     proto: ModelProto
-    """What it is fed must fit this."""
+    """The type and shape that feeds must fit."""
     runs: Callable[[Mapping[str, Feed]], Outputs]
     calls: Calls | None = None
 
@@ -108,7 +108,7 @@ class PipelineModel:
         input_feed: Mapping[str, Any],
         run_options: Any = None,
     ) -> list[Any]:
-        """The outputs of these names (None or empty: all), for arrays by input; run options are not obeyed.
+        """Return the outputs of these names (None or empty: all), for arrays by input; run options are not obeyed.
 
         Raises:
             ArgumentError: the inputs do not fit the model, or it has no such output. RuntimeFailure: it does not run.
@@ -124,7 +124,7 @@ class PipelineModel:
             feeds = check_inputs(self.proto, input_feed)
         except ArgumentError as error:
             raise ArgumentError(
-                f"The model {self.name!r} is fed what it does not take. {error}"
+                f"The model {self.name!r} is called with unexpected inputs. {error}"
             ) from None
         if self.calls is not None:
             self.calls.note(feeds)
@@ -156,7 +156,7 @@ _ORDER: Final = (Level.O2, Level.O3, Level.O1)
 """Levels that decide alike go by the first of these names."""
 
 _MASKS: Final = 1e30
-"""Where masks begin; a type that goes so far needs no exponents."""
+"""The magnitude at which masks begin; a type with that range needs no exponents."""
 
 
 class Choice(NamedTuple):
@@ -187,14 +187,14 @@ class Choice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How reports call it: "O2 float16", "auto bfloat16, rescaled"."""
+        """Its name in reports: "O2 float16", "auto bfloat16, rescaled"."""
         if self.is_float32:
             return "float32"
         return f"{self.plan.level} {self.plan.dtype}{', rescaled' if self.exponents else ''}"
 
     @property
     def key(self) -> str:
-        """What it is in a state file."""
+        """Its form in a state file."""
         low = "".join("1" if row.low else "0" for row in self.plan.rows)
         return f"{self.label} {self.plan.opset} {written(self.plan.options)} {low}"
 
@@ -218,7 +218,7 @@ class Clock(NamedTuple):
         error: float | None = None,
         plan: Plan | None = None,
     ) -> Choice:
-        """An analysed conversion, with its plan and what it costs."""
+        """Return an analysed conversion, with its plan and what it costs."""
         times, weights = 0.0, 0
         for estimate, count in self._estimates(analysis.graph, analysis.options.low):
             times += count * time_of(analysis, estimate)
@@ -241,7 +241,7 @@ class Clock(NamedTuple):
 
 
 def recorded(calls: Calls, name: str) -> Samples:
-    """The inputs that a pipeline feeds to a model, as samples."""
+    """Return the inputs that a pipeline feeds to a model, as samples."""
     readers: list[Callable[[], Sample]] = [
         partial(dict, sample) for sample in calls.samples
     ]
@@ -259,7 +259,7 @@ def choices_of(
     *,
     allow_slower: bool,
 ) -> tuple[Choice, list[Choice]]:
-    """A model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
+    """Return a model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
 
     What is slower than float32 is left out unless it is allowed.
     """
@@ -290,7 +290,7 @@ def rank(choice: Choice) -> tuple[float, int, bool, int]:
 def _asked(
     member: Member, model: Model, samples: Samples, provider: Provider
 ) -> Iterator[Options]:
-    """The options to try: each level in each type, and with exponents where values leave the type's range."""
+    """Yield the options to try: each level in each type, and with exponents where values leave the type's range."""
     levels = [level for level in _ORDER if level in member.levels]
     for dtype in member.dtypes:
         yield from (member.asked(level, dtype) for level in levels)

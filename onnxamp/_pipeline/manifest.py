@@ -1,4 +1,4 @@
-"""Which models work together, what runs them, and what may be lost: a manifest in TOML, or arguments of a function.
+"""Models that work together, the function that runs them, and the tolerance: a manifest in TOML, or arguments.
 
 .. code-block:: toml
 
@@ -35,7 +35,7 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, cannot_read
 
 BETTER: Final = ("lower", "higher")
-"""Which of two numbers is the better one."""
+"""The better of two numbers."""
 
 LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
 """Levels that are tried."""
@@ -64,7 +64,7 @@ class Member(NamedTuple):
     options: Mapping[str, Any]
 
     def asked(self, level: Level, dtype: str, **more: Any) -> Options:
-        """The options of a conversion."""
+        """Return the options of a conversion."""
         return Options.of(level, {**self.options, "dtype": dtype, **more})
 
 
@@ -99,7 +99,7 @@ class Pipeline:
 
 
 def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
-    """The pipeline of a manifest, or of models by name.
+    """Return the pipeline of a manifest, or of models by name.
 
     Args:
         source: a manifest's path, or models by name.
@@ -174,7 +174,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "levels": ((list,), "a list"),
     "options": ((dict,), "a table"),
 }
-"""What a manifest may hold besides its models and the function."""
+"""Keys of a manifest besides its models and the function."""
 
 
 def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
@@ -253,7 +253,7 @@ def _list(where: str, what: str, found: Any) -> Iterable[str]:
 
 
 def _file(name: str, source: Any, folder: Path | None) -> str:
-    """The name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
+    """Return the name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
     if folder is not None:
         relative = as_path(source).absolute()
         if relative.is_relative_to(folder) and ".." not in relative.parts:

@@ -93,22 +93,23 @@ class TunedPipeline(Shown):
         source: the manifest; None if there is none.
         output: the folder that the models were written to; None if nothing was written.
         function: name of the function that runs them.
-        metric: how its outputs are compared; "" if it returns a number.
+        metric: how to compare its outputs; "" if it returns a number.
         better: which of two numbers is the better one, "lower" or "higher".
         tolerance: by how much the pipeline may be worse than in float32.
         reference: the number that the function returned in float32; None for outputs.
-        value: the number that it returned at last.
-        error: by how much the pipeline is worse than in float32, with all models as decided.
+        value: the number that it returned in the last run.
+        error: by how much the pipeline is worse than in float32 with all decisions applied.
         held: whether that is within the tolerance.
         noise: by how much a second run in float32 was worse than the first.
-        ran_on: what ran the converted models.
-        written_error: the error of a run with the written files as ONNX Runtime loads them; None if there was none.
-        note: why there was none.
-        runs: runs of the pipeline that were made. recalled: those that were taken from the state file.
-        stopped: whether the search ended because its time or its runs were over.
+        ran_on: the engine that ran the converted models.
+        written_error: the error of a run with the written files in ONNX Runtime's sessions; None if there was no such
+            run.
+        note: why there was no such run.
+        runs: number of runs of the pipeline. recalled: how many came from the state file.
+        stopped: whether the search reached its limit of time or runs.
         device: the device that times are for.
         trials: all choices that were tried.
-        warnings: about options that match nothing or cannot be obeyed, in sentences.
+        warnings: sentences about options that match nothing or cannot be followed.
 
     Example:
         >>> import onnxamp
@@ -151,7 +152,7 @@ class TunedPipeline(Shown):
 
     @property
     def time(self) -> float:
-        """The same with all models as decided."""
+        """The same with all decisions applied."""
         return sum(model.time for model in self.models)
 
 
@@ -161,8 +162,8 @@ PART: Final = "tuning of a pipeline"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run of the pipeline showed: the number that its function returned, None for outputs; the error against
-    float32; and why the function failed, "" if it did not.
+    """The result of a run of the pipeline: the number that its function returned, None for outputs; the error against
+    float32; and the failure of the function, "" if there was none.
     """
 
     value: float | None
@@ -172,7 +173,7 @@ class Measured:
 
 @dataclass(slots=True)
 class PipelineState:
-    """What is known of one tuning. ``part`` is where it is kept; None if it is not."""
+    """The measurements of one tuning. ``part`` is their part of a state; None if there is no state."""
 
     part: Part | None = None
     runs: dict[str, Measured] = field(default_factory=dict)
@@ -181,13 +182,13 @@ class PipelineState:
     known: frozenset[str] = frozenset()
     """Keys of the runs that were loaded."""
     recalled: set[str] = field(default_factory=set)
-    """Those of them that were needed again."""
+    """The ones that were needed again."""
     made: int = 0
     """Runs that were made."""
 
     @classmethod
     def of(cls, part: Part | None) -> "PipelineState":
-        """What a part holds."""
+        """Return the contents of a part."""
         runs, tuned = dict[str, Measured](), dict[str, tuple[Plan, float]]()
         for key in part or ():
             assert part is not None
@@ -202,7 +203,7 @@ class PipelineState:
     def run(
         self, chosen: Mapping[str, Choice], measure: Callable[[], Measured]
     ) -> Measured:
-        """What is known of the pipeline with these choices, or a new measurement."""
+        """Return the stored measurement of the pipeline with these choices, or a new one."""
         key = key_of(chosen)
         if key not in self.runs:
             self.runs[key], self.made = measure(), self.made + 1
@@ -214,7 +215,7 @@ class PipelineState:
     def plan(
         self, words: str, find: Callable[[], tuple[Plan, float]]
     ) -> tuple[Plan, float]:
-        """The known choice of level "auto" of a model at some tolerance, or a new one."""
+        """Return the known choice of level "auto" of a model at some tolerance, or a new one."""
         key = fingerprint(words)
         if key not in self.tuned:
             self.tuned[key] = find()
@@ -228,7 +229,7 @@ class PipelineState:
 
 
 def key_of(chosen: Mapping[str, Choice]) -> str:
-    """What identifies choices: those of models that stay float32 say nothing."""
+    """Return the key of choices, without models that stay in float32."""
     low = sorted(
         (name, choice.key) for name, choice in chosen.items() if not choice.is_float32
     )
@@ -236,7 +237,7 @@ def key_of(chosen: Mapping[str, Choice]) -> str:
 
 
 def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
-    """All that measurements depend on: the models, the function and its file, the metric, what computes."""
+    """Return all that measurements depend on: the models, the function and its file, the metric, what computes."""
     members = pipeline.members
     return {
         "a model": fingerprint(
@@ -276,7 +277,7 @@ class PipelineRuns:
     folder: Path
     budget: int = BUDGET
     reference: Any = None
-    """What the function returned in float32: outputs, or a number."""
+    """The result of the function in float32: outputs, or a number."""
     calls: dict[str, Calls] = field(default_factory=dict)
     _float32: dict[str, Runs] = field(default_factory=dict)
     _converted: dict[str, tuple[str, Model, Runs]] = field(default_factory=dict)
@@ -299,17 +300,17 @@ class PipelineRuns:
         value = self.value
         if value is not None and not isfinite(value):
             raise RuntimeFailure(
-                f"The function {self.pipeline.called!r} returned {value} in float32: nothing can hold."
+                f"The function {self.pipeline.called!r} returned {value} in float32, so no conversion can pass."
             )
         if never := [name for name, calls in self.calls.items() if not calls.count]:
             raise ArgumentError(
-                f"The function {self.pipeline.called!r} never runs the model {never[0]!r}: take it out of the pipeline,"
-                " or run it."
+                f"The function {self.pipeline.called!r} never runs the model {never[0]!r}: remove it from the"
+                " pipeline, or run it."
             )
 
     @property
     def engine(self) -> Engine:
-        """Where all models run; they differ in the arithmetic of emulations alone."""
+        """The engine of all models, which differ only in the emulated arithmetic."""
         return next(iter(self.engines.values()))
 
     @property
@@ -318,7 +319,7 @@ class PipelineRuns:
         return None if isinstance(self.reference, Mapping) else float(self.reference)
 
     def samples(self, name: str) -> Samples:
-        """What a model was fed."""
+        """The feeds of a model."""
         return recorded(self.calls[name], name)
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
@@ -337,12 +338,14 @@ class PipelineRuns:
             return Measured(None, inf, str(error)[:_LONGEST])
         if isinstance(result, Mapping) != isinstance(self.reference, Mapping):
             raise ArgumentError(
-                f"The function {self.pipeline.called!r} returns now a number, now outputs."
+                f"The function {self.pipeline.called!r} returns sometimes a number, sometimes outputs: return one kind."
             )
         if isinstance(result, Mapping):
             if result.keys() != self.reference.keys():
                 return Measured(
-                    None, inf, "The function returned other outputs than in float32."
+                    None,
+                    inf,
+                    "The function did not return the same outputs as in float32.",
                 )
             return Measured(None, self.metric.error(self.reference, result))
         value = float(result)
@@ -354,7 +357,7 @@ class PipelineRuns:
         )
 
     def own_error(self, name: str, choice: Choice, metric: Metric) -> float:
-        """The error of a converted model's own outputs on what the pipeline feeds to it."""
+        """Return the error of a converted model's own outputs on what the pipeline feeds to it."""
         self._runs(name, choice)
         member = self.pipeline[name]
         made = self._converted[name][1]
@@ -386,7 +389,7 @@ class PipelineRuns:
         }
 
     def _runs(self, name: str, choice: Choice) -> Runs:
-        """What runs a model in some precision; the last choice of each model is kept."""
+        """Return the runner of a model in some precision; the last choice of each model is cached."""
         if choice.is_float32:
             return self._float32[name]
         if self._converted.get(name, ("",))[0] != choice.key:
@@ -409,7 +412,7 @@ class PipelineRuns:
         return self._converted[name][2]
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
-        """What the function returns: a dict of arrays, or a number.
+        """Return the result of the function: a dict of arrays, or a number.
 
         Raises:
             RuntimeFailure: it fails. ArgumentError: it returns something else.

@@ -44,7 +44,7 @@ _FIRST: Final = 1e-3
 
 
 class Job(Protocol):
-    """What runs a pipeline for a search."""
+    """The runner of a pipeline for a search."""
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
         """Run the pipeline with these models converted."""
@@ -56,7 +56,7 @@ class Job(Protocol):
         """
 
     def own_error(self, name: str, choice: Choice) -> float:
-        """The error of a choice on a model's own outputs."""
+        """Return the error of a choice on a model's own outputs."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class PipelineSearch:
     def fit(
         self, name: str, decided: Mapping[str, Choice]
     ) -> tuple[Choice, float] | None:
-        """The fastest choice of a model with which the pipeline holds, with others as decided; and the error."""
+        """Return the fastest choice of a model with which the pipeline holds, with others as decided; and the error."""
         missed: list[tuple[Choice, float]] = []
         held: tuple[Choice, float] | None = None
         for choice in self._able(name, decided):
@@ -128,7 +128,7 @@ class PipelineSearch:
         return self._refined(name, decided, missed, held)
 
     def _able(self, name: str, decided: Mapping[str, Choice]) -> Sequence[Choice]:
-        """The choices to try: with others in low precision, none that is faster than the one that held alone."""
+        """Return the choices to try: with others in low precision, none that is faster than the one that held alone."""
         choices = self.choices.get(name, [])
         if name not in self.alone or all(
             choice.is_float32 for choice in decided.values()
@@ -140,7 +140,7 @@ class PipelineSearch:
     def tried(
         self, name: str, choice: Choice, decided: Mapping[str, Choice]
     ) -> float | None:
-        """The error of the pipeline with one more model converted; None if nothing may be run any more."""
+        """Return the error of the pipeline with one more model converted; None if nothing may be run any more."""
         if self._spent() >= 1:
             self.stopped = True
             return None
@@ -168,7 +168,7 @@ class PipelineSearch:
         missed: Sequence[tuple[Choice, float]],
         held: tuple[Choice, float] | None,
     ) -> tuple[Choice, float] | None:
-        """The best of what held and what level auto finds between that and what missed."""
+        """Return the best of what held and what level auto finds between that and what missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
         own, last = (
             (self.job.own_error(name, nearest) if isfinite(error) else None),
@@ -199,7 +199,7 @@ class PipelineSearch:
         return held
 
     def _spent(self) -> float:
-        """The share of time or runs that is over."""
+        """Return the share of time or runs that is over."""
         time = (
             (monotonic() - self.started) / self.asked.seconds
             if self.asked.seconds

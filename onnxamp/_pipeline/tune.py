@@ -107,44 +107,45 @@ def tune_pipeline(
     allow_slower: bool = False,
     **options: Unpack[OptionKeywords],
 ) -> TunedPipeline:
-    """Decide for several models that work together how much of each becomes low precision, under one budget.
+    """Decide how much to lower of each of several models that work together, under one tolerance.
 
     A function runs the models and returns a number, such as a word error rate, or outputs. It runs once in float32,
-    which records what each model is fed; then with one model after another converted, until the result is as fast as
-    the tolerance allows. See :doc:`/how-to/pipelines`.
+    which records the inputs of each model. Then one model after another is converted, until the result is as fast
+    as the tolerance allows. See :doc:`/how-to/pipelines`.
 
     Args:
         pipeline: a manifest in TOML, or a dict of models by name (ModelProtos, paths, onnx-graphsurgeon Graphs). The
             function that a manifest names is imported and called: name only manifests that you trust.
-        function: called with the models by name, each with a method ``run(output_names, feeds)`` as sessions of ONNX
-            Runtime have it. It returns a number, or a dict of arrays by name, and must do the same in every call: seed
-            what is random. A name is "package:function" or "file.py:function". None for the manifest's.
-        tolerance: by how much the pipeline may be worse than in float32, in units of the number or of the metric; all
-            models together. None for the manifest's, or 1e-2.
+        function: called with the models by name, each with a method ``run(output_names, feeds)`` like that
+            of ONNX Runtime's sessions. It returns a number, or a dict of arrays by name, and must be deterministic:
+            seed random numbers. A name is "package:function" or "file.py:function". None for the manifest's.
+        tolerance: by how much the pipeline may be worse than in float32 with all models together, in units of
+            the number or of the metric. None for the manifest's, or 1e-2.
         output: folder for the converted models; None to write nothing.
         metric: how outputs are compared with those of float32: as for :func:`tune_model`.
-        better: of two numbers, which is better: "lower", the default, or "higher".
+        better: which of two numbers is better: "lower", the default, or "higher".
         dtypes: the low types to try; both by default. levels: the levels to try; all by default.
-        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the GPU that is installed, or an
-            A100 where none is known.
+        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the installed GPU, or
+            an A100 if none is known.
         provider: where converted models run: "cuda", as they are, or "cpu", emulated. None for CUDA if there is a
             device.
-        runs: how often the pipeline may run besides twice in float32.
-        seconds: after so many, no further run is begun, and what was found until then counts.
-        state: a file that keeps measurements, so that an interrupted tuning resumes. The function needs a name then.
+        runs: how often the pipeline may run, apart from twice in float32.
+        seconds: time limit, after which no further run begins and the findings so far count.
+        state: a file that keeps measurements, so that an interrupted tuning resumes. The function then needs a name.
         progress: called with the current activity, the runs done, and their number.
-        budget: bytes of values and weights that a run on the CPU holds at a time, besides the models themselves.
-        allow_slower: also take what is slower than float32 by the estimate, as for smaller weights.
-        options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which are found.
+        budget: bytes of values and weights that a run on the CPU may hold at a time, in addition to the models.
+        allow_slower: also accept choices that are estimated to be slower than float32, for the sake of smaller weights.
+        options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which the search
+            decides.
 
     Returns:
-        What was decided and measured: for each model its plan, for :func:`apply_plan`. If nothing meets the tolerance,
-        all models stay float32.
+        The decisions and measurements, with a plan for each model (see :func:`apply_plan`). If nothing meets the
+        tolerance, all models stay in float32.
 
     Raises:
-        RuntimeFailure: the function fails in float32, or does not return the same in a second run.
+        RuntimeFailure: the function fails in float32, or returns something else in a second run.
         ArgumentError: the manifest or an argument is wrong. ModelError: a model cannot be read.
-        OutputError: a result cannot be written. Then none is put in place.
+        OutputError: a result cannot be written. Then no result is put in place.
 
     Example:
         >>> import onnxamp
@@ -194,7 +195,7 @@ def run_tuning(
         ":" in pipeline.called and isinstance(pipeline.metric, str)
     ):
         raise ArgumentError(
-            "A state file needs a function that has a name: write it as 'package:function'."
+            "A state file needs a function with a name: write it as 'package:function'."
         )
     with ExitStack() as stack:
         for member in pipeline.members:
@@ -276,7 +277,7 @@ class _Job:
         return job
 
     def searched(self) -> PipelineSearch:
-        """The search, done."""
+        """Return the search, done."""
         runs, asked = self.runs, self.asked
         device, provider = device_called(asked.device), runs.engine.reference.provider
         self.clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
@@ -313,11 +314,11 @@ class _Job:
         return search
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
-        """What is known of the pipeline with these models converted, or a run of it."""
+        """Return the stored measurement of the pipeline with these models converted, or run it."""
         return self.state.run(chosen, lambda: self.runs.measure(chosen))
 
     def own_error(self, name: str, choice: Choice) -> float:
-        """The error of a choice on a model's own outputs."""
+        """Return the error of a choice on a model's own outputs."""
         return self.runs.own_error(name, choice, make_metric("auto", 1.0))
 
     def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
@@ -375,8 +376,8 @@ class _Job:
         ):
             raise RuntimeFailure(
                 f"As written, the pipeline is {found.error:.3g} worse than in float32, more than the tolerance of"
-                f" {self.asked.tolerance:g}: {found.failure or 'sessions of ONNX Runtime compute something else'}. Nothing"
-                " was put in place."
+                f" {self.asked.tolerance:g}: {found.failure or 'its sessions compute something else'}. The"
+                " results were not put in place."
             )
         return found.error, ""
 
@@ -388,7 +389,7 @@ class _Job:
         written: float | None,
         note: str,
     ) -> TunedPipeline:
-        """What is returned."""
+        """The result."""
         runs, pipeline, state, chosen = (
             self.runs,
             self.runs.pipeline,
@@ -448,7 +449,7 @@ class _Job:
 
 
 def _names(engines: Mapping[str, Engine], low: str) -> str:
-    """What runs the models, as reports name it."""
+    """The engine of the models, as reports name it."""
     return " and ".join(dict.fromkeys(engine.name(low) for engine in engines.values()))
 
 

@@ -99,7 +99,7 @@ def write_pipeline(
 
 
 def _in_file(model: Model, path: Path) -> Model:
-    """The model, written to a file and read from there."""
+    """Return the model, written to a file and read from there."""
     made_folder(path.parent)
     proto = copied(model.proto)
     save_model(

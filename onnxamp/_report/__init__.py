@@ -1,1 +1,1 @@
-"""What onnxamp found, for people and for programs."""
+"""Reports for people and for programs."""

@@ -1,10 +1,11 @@
-"""What became of a folder of models: a table, and below it what failed and why."""
+"""Report of a folder of models: a table, followed by failures and their reasons."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._job.folder import FolderReport, Shipped
 from onnxamp._job.folder import Row as Outcome
+from onnxamp._report.comparison import text_figures
 from onnxamp._report.parts import (
     Item,
     Level,
@@ -26,7 +27,7 @@ STATUSES: Final = {
 
 
 def status_of(row: Outcome) -> Status:
-    """What is known of a model; of one that was converted and not validated, nothing."""
+    """Return the message about a model; "" for one that was converted without validation."""
     return (
         Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
     )
@@ -70,6 +71,14 @@ def batch_report(report: FolderReport) -> Report:
                 (Item(row.healed, Level.WARNING, row.name, row.kept) for row in healed),
             ),
             section(
+                "Logits against the original",
+                (
+                    Item(text, label=row.name)
+                    for row in report.rows
+                    for text in _next_tokens(row)
+                ),
+            ),
+            section(
                 "Not validated",
                 (
                     Item(row.message, label=row.name)
@@ -97,16 +106,23 @@ def batch_report(report: FolderReport) -> Report:
     )
 
 
+def _next_tokens(row: Outcome) -> Iterator[str]:
+    """Return one sentence about the comparison of a language model."""
+    figures = list(text_figures(row))
+    if figures:
+        yield ", ".join(f"{one.label} {one.value}" for one in figures)
+
+
 def _told(shipped: Shipped) -> Iterator[str]:
-    """What is said of a folder whose kind is known."""
+    """Return the note about a folder of a known kind."""
     copied = count(len(shipped.copied), "file")
     yield f"A folder for {shipped.kind}: its models have the types that it takes, and {copied} beside them are copied."
     if shipped.left:
         names = ", ".join(shipped.left)
-        yield f"Left out, since their names say that they hold other types of the same network: {names}."
+        yield f"Skipped, because their names say that they are the same network in other types: {names}."
     if shipped.kept:
         names = ", ".join(shipped.kept)
-        yield f"These files were there in another form, and stay as they are: {names}."
+        yield f"These files already exist with other contents and stay as they are: {names}."
 
 
 def row_line(row: Outcome) -> str:
@@ -143,7 +159,7 @@ def _verdict(report: FolderReport) -> Verdict:
     processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
     has_failed = any(row.has_failed for row in report.rows)
-    why = "Nothing changed since these models failed, so nothing was tried; --retry tries again."
+    why = "These models failed before, and nothing has changed since: --retry tries them again."
     return Verdict(
         Status.FAILED if has_failed else Status.PASSED,
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",

@@ -1,9 +1,17 @@
-"""What a benchmark measured."""
+"""Report of a benchmark."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from onnxamp._bench.records import Bench, BenchReport, Cause, OpTime, Timing
+from onnxamp._bench.records import (
+    Bench,
+    BenchReport,
+    Cause,
+    Generation,
+    GenerationReport,
+    OpTime,
+    Timing,
+)
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Figure,
@@ -57,7 +65,7 @@ def bench_report(report: BenchReport) -> Report:
 
 
 def _figure(timing: Timing) -> Figure:
-    """How long a run of a model alone takes, or how many times as fast as the first model another is."""
+    """Return the time of a run of a single model, or the speed-up of another over the first."""
     batch = "" if timing.batch is None else f" at batch {timing.batch}"
     if (ratio := timing.speedup) is None:
         value = f"{1e3 * timing.latency.median:.3g} ms"
@@ -179,7 +187,7 @@ def _total(model: Bench) -> str:
 
 
 def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
-    """A key that sorts ops by time, and by number where there is none."""
+    """Return a key that sorts ops by time, and by number where there is none."""
     return min((-(row.seconds or 0.0), -row.nodes) for row in rows)
 
 
@@ -194,6 +202,67 @@ def _ran(row: OpTime | None) -> str:
     )
 
 
+def generation_report(report: GenerationReport) -> Report:
+    """Decoders that generated text, the first of which is what the others are compared with."""
+    columns = (
+        "model",
+        "engine",
+        "load s",
+        "first token ms",
+        "read per s",
+        "generated per s",
+        "speed-up [95 %]",
+        "same tokens",
+        "memory",
+        "device memory",
+    )
+    rows = (_generation(one, report.tokens) for one in report.runs)
+    table_of_runs = table(
+        columns, rows, right=range(2, 10), drop=(9, 2, 4, 7), key="model"
+    )
+    return Report(
+        "bench, generation",
+        Verdict(Status.PASSED, "The models generated text."),
+        (),
+        (report.ran_on, report.inputs),
+        tuple(map(_generation_figure, report.runs)),
+        sections=(
+            section("Generation", table_of_runs),
+            section("Notes", notes((_MEMORY, *report.notes))),
+        ),
+    )
+
+
+_MEMORY: Final = "Memory is the most that a process held, with Python, the engine, and the files that it maps."
+
+
+def _generation(one: Generation, tokens: int) -> tuple[str, ...]:
+    sped = one.step_ratio
+    return (
+        one.model,
+        one.runtime,
+        f"{one.load:.2f}",
+        f"{one.first.median * 1e3:.1f}",
+        f"{one.prefill:.0f}",
+        f"{one.decode:.1f}",
+        "" if sped is None else f"{sped.value:.2f} [{sped.low:.2f}, {sped.high:.2f}]",
+        f"{one.same:,} of {tokens:,}",
+        "–" if one.memory is None else size(one.memory),
+        "–" if one.device_memory is None else size(one.device_memory),
+    )
+
+
+def _generation_figure(one: Generation) -> Figure:
+    value = f"{one.decode:.1f} per s"
+    told = f"{one.model}; first token after {one.first.median * 1e3:.1f} ms"
+    return Figure(f"tokens, {one.runtime}", value, told, f"{value} ({one.runtime})")
+
+
+def generation_json(report: GenerationReport) -> str:
+    """Decoders that generated text; times in seconds, memory in bytes."""
+    return document("bench generation", {"report": report})
+
+
 def bench_json(report: BenchReport) -> str:
-    """A benchmark; times in seconds, memory in bytes."""
+    """Return a benchmark; times in seconds, memory in bytes."""
     return document("bench", {"report": report})

@@ -1,4 +1,4 @@
-"""What checking a model found: by looking at it, and by running it."""
+"""Report of a check, static and with runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _ROWS: Final = 12
 def check_report(
     audit: Audit | None, run: RunCheck | None = None, model: str = ""
 ) -> Report:
-    """What a check found; ``run`` is None where the model was not run."""
+    """Return the report of a check; ``run`` is None if the model was not run."""
     values = run.values if run else ()
     bad = [row for row in values if row.fault or row.inherited]
     return Report(
@@ -50,6 +50,7 @@ def check_report(
         _figures(audit) if audit else (),
         (
             section("Findings", finding_items(audit)),
+            section("Scales at risk", _scales(audit) if audit else ()),
             section(
                 "Device placement", _placement(audit) if audit else (), on_page=False
             ),
@@ -66,12 +67,12 @@ def check_report(
 
 
 def run_report(run: RunCheck) -> Report:
-    """What running a model showed."""
+    """Return the part about running the model."""
     return check_report(None, run)
 
 
 def check_status(audit: Audit | None, run: RunCheck | None) -> Status:
-    """The verdict of a check in one word."""
+    """Return the verdict of a check in one word."""
     severities = {finding.severity for finding in audit.findings} if audit else set()
     if "error" in severities or (run is not None and run.first_bad is not None):
         return Status.FAILED
@@ -125,7 +126,7 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
 
 
 def finding_text(finding: Finding) -> str:
-    """A finding and what to do about it, as sentences."""
+    """Return a finding and what to do about it, as sentences."""
     text = finding.text if finding.text.endswith((".", ":")) else f"{finding.text}."
     return f"{text} {finding.action}".strip()
 
@@ -159,6 +160,7 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
     domains = sorted(audit.opsets.items(), key=lambda entry: entry[0] != "")
     figures = [
         *node_figure(dtype, counted),
+        *_quantized(audit),
         *(traffic_figures(audit) if audit.nodes else ()),
         Figure("weights", size(sum(audit.weight_bytes.values())), ", ".join(weights)),
         *_providers(audit),
@@ -175,15 +177,37 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
+def _quantized(audit: Audit) -> Iterator[Figure]:
+    """Yield nodes of a quantized network, by type and role."""
+    counts = Counter(node.quantized for node in audit.nodes if node.quantized)
+    if counts:
+        kinds = ", ".join(f"{times:,} {kind}" for kind, times in counts.most_common())
+        yield Figure("quantized nodes", f"{counts.total():,}", kinds)
+
+
+def _scales(audit: Audit) -> Table:
+    """Scales that low precision does not hold; those that are low come first."""
+    ranked = sorted(audit.scales, key=lambda scale: scale.stored != scale.low)
+    rows = (
+        Row(
+            (scale.node, scale.op, scale.type, scale.stored, scale.why),
+            Status.FAILED if scale.stored == scale.low else None,
+        )
+        for scale in ranked
+    )
+    columns = ("node", "op", "type", "scale", "why it is at risk")
+    return table(columns, rows, shown=_ROWS, prose=(4,), drop=(1, 2))
+
+
 def _precisions(audit: Audit) -> Counter[str]:
-    """Nodes by precision."""
+    """Return nodes by precision."""
     return Counter(
         node.precision for node in audit.nodes if node.op not in op_facts().uncounted
     )
 
 
 def _providers(audit: Audit) -> Iterator[Figure]:
-    """Where the nodes run, Casts and control flow among them."""
+    """Return where the nodes run, including Casts and control flow."""
     placed = [node for node in audit.nodes if node.provider]
     providers, home = (
         Counter(node.provider for node in placed),
@@ -209,7 +233,7 @@ def _providers(audit: Audit) -> Iterator[Figure]:
 
 
 def _placement(audit: Audit) -> Table:
-    """Where op types run, and in which precision; those that the target does not run come first."""
+    """Return where op types run, and in which precision; those that the target does not run come first."""
     rows = Counter(
         (node.op, node.provider, node.precision)
         for node in audit.nodes
@@ -233,7 +257,7 @@ def _sizes(audit: Audit) -> list[Part]:
 
 
 def _fits(run: RunCheck) -> tuple[str, ...]:
-    """How many values do not fit float16, and how many of them do with exponents."""
+    """Return how many values do not fit float16, and how many of them do with exponents."""
     if run.fit is None:
         return ()
     values, fitting = run.fit.values, len(run.fit.fitting)
@@ -250,7 +274,7 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
             else "No exponents bring them into range."
         )
         return text, none
-    inputs = " on these made-up inputs" if run.fit.made_up else ""
+    inputs = " on these random inputs" if run.fit.made_up else ""
     which = f"{fitting:,} of them fit"
     if fitting == len(values):
         which = "It fits" if one else "All fit"

@@ -1,11 +1,11 @@
-"""What comparing two models showed."""
+"""Report of a comparison of two models."""
 
 from collections.abc import Iterator
 from math import isnan
-from typing import Final
+from typing import Final, Protocol
 
 from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.metrics import TensorDiff, metric_name
+from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -30,6 +30,18 @@ from onnxamp._report.parts import (
     table,
 )
 from onnxamp._report.text import change, count, magnitude, number, shape
+
+
+class Compared(Protocol):
+    """A comparison of two language models, or what a folder keeps of it."""
+
+    @property
+    def outputs(self) -> tuple[TensorDiff, ...]: ...
+    @property
+    def tokens(self) -> tuple[Parting, ...]: ...
+    @property
+    def perplexity(self) -> Perplexity | None: ...
+
 
 _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
@@ -71,7 +83,7 @@ _LEAST_FIRST: Final = tuple(
 
 
 def diff_report(diff: DiffReport | None) -> Report:
-    """A comparison; None where the models were not compared at all."""
+    """Return a comparison; None where the models were not compared at all."""
     if diff is None:
         return Report("diff", Verdict(Status.UNKNOWN, "The models were not compared."))
     return Report(
@@ -92,7 +104,7 @@ def diff_report(diff: DiffReport | None) -> Report:
 
 
 def status_of(diff: DiffReport | None) -> Status:
-    """The verdict on a comparison in one word."""
+    """Return the verdict on a comparison in one word."""
     if diff is None or diff.skipped:
         return Status.UNKNOWN
     if not diff.passed:
@@ -101,7 +113,7 @@ def status_of(diff: DiffReport | None) -> Status:
 
 
 def diff_verdict(diff: DiffReport) -> Verdict:
-    """The verdict on a comparison, with the first bad value."""
+    """Return the verdict on a comparison, with the first bad value."""
     status = status_of(diff)
     sentence = {
         Status.UNKNOWN: "The models were not compared.",
@@ -113,7 +125,7 @@ def diff_verdict(diff: DiffReport) -> Verdict:
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
-    """What is wrong, and where it starts."""
+    """Return what is wrong, and where it starts."""
     if diff.skipped:
         return (diff.skipped,)
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
@@ -126,11 +138,11 @@ def first_bad_sentence(bad: FirstBad) -> str:
     made = f"{bad.value!r} ({where})"
     if bad.breaks:
         return f"The first bad value is {made}: {bad.alarm}."
-    return f"No single op is at fault: errors accumulate, and exceed the limit for good from {made} on: {bad.alarm}."
+    return f"No single op is at fault: errors accumulate, and stay above the limit from {made} on: {bad.alarm}."
 
 
 def outputs_match(diff: DiffReport) -> str:
-    """The start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
+    """Return the start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
     all_of_them = len(diff.outputs)
     told = sum(not _is_blank(output) for output in diff.outputs)
     if told < all_of_them:
@@ -144,7 +156,7 @@ def outputs_match(diff: DiffReport) -> str:
 
 
 def _is_blank(output: TensorDiff) -> bool:
-    """Whether the reference is NaN or infinite throughout: what matches it says nothing."""
+    """Return whether the reference is NaN or infinite throughout: what matches it says nothing."""
     return 0 < output.size == output.reference_nan + output.reference_inf
 
 
@@ -157,7 +169,7 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
-    """What came of the search for options that make the failure go away, if there was one."""
+    """Yield the outcome of the search for options that fix the failure, if there was one."""
     if cure is None or cure.applied:
         return ()
     return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
@@ -181,33 +193,44 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
     return (
         Figure(label, number(error), f"output {output}", f"error {number(error)}"),
-        *(
-            Figure(
-                "KL divergence",
-                number(found.kl_divergence),
-                f"nats, output {found.name}",
-            )
-            for found in diff.outputs
-            if found.kl_divergence is not None
-        ),
+        *text_figures(diff),
     )
 
 
+def text_figures(diff: Compared) -> Iterator[Figure]:
+    """Yield metrics of language models: next tokens, the prediction of texts, and generated tokens."""
+    for found in diff.outputs:
+        if found.kl_divergence is not None:
+            where = f"output {found.name}"
+            yield Figure("KL divergence", number(found.kl_divergence), f"nats, {where}")
+            agreed = _share(found.argmax_agreement)
+            yield Figure("top-1 agreement", agreed, f"of rows, {where}")
+    if (text := diff.perplexity) is not None:
+        both = f"{number(text.reference, 5)} → {number(text.result, 5)}"
+        told = f"reference → result, {count(text.tokens, 'token')} of the texts"
+        yield Figure("perplexity", both, told)
+    for one in diff.tokens:
+        if not one.output:
+            told = f"greedily, after {count(one.sequences, 'prompt')}"
+            told += f", {one.parted:,} of which part" if one.parted else ""
+            yield Figure("same tokens", f"{one.same:,}", told)
+
+
 def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
-    """The outputs of both models side by side, their other metrics, and the limits."""
+    """Return the outputs of both models side by side, their other metrics, and the limits."""
     if diff is None or diff.skipped:
         return ()
     return (
         section("Outputs", _outputs(diff)),
         section("Detections", _detections(diff)),
-        section("What quantization costs, and low precision", _costs(diff)),
+        section("Cost of quantization and of low precision", _costs(diff)),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )
 
 
 def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
-    """What else there is to know about the numbers."""
+    """Yield notes about the numbers."""
     if diff is None:
         return
     yield from diff.notes
@@ -225,16 +248,23 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
 
 
 def _tokens(found: Parting) -> str:
-    """Where sequences of tokens part."""
+    """Yield where sequences of tokens differ first."""
+    if not found.output:
+        where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
+        return f"{where}: {_change(found)}."
     where = f"position {found.position}"
     where += f" of sequence {found.sequence}" if found.sequences > 1 else ""
     where += f" of sample {found.sample}" if found.sample else ""
+    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
+    return f"Output {found.output!r}: {parted} part, the first at {where}: {_change(found)}."
+
+
+def _change(found: Parting) -> str:
+    """Return the tokens where sequences part, and how close they are."""
     gap = ""
     if found.gap is not None:
         gap = f", where the reference's logits are {number(found.gap)} apart"
-    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
-    change = f"{found.result} instead of {found.reference}{gap}"
-    return f"Output {found.output!r}: {parted} part, the first at {where}: {change}."
+    return f"{found.result} instead of {found.reference}{gap}"
 
 
 def _outputs(diff: DiffReport) -> Table:
@@ -290,7 +320,7 @@ def _share(share: float | None) -> str:
 
 
 def _costs(diff: DiffReport) -> list[Part]:
-    """What both models are off from the one that was quantized."""
+    """Return the errors of both models against the original before quantization."""
     if not diff.costs:
         return []
     columns = ("output", "quantized", f"in {diff.lowest}", "limit")
@@ -306,7 +336,7 @@ def _costs(diff: DiffReport) -> list[Part]:
 
 
 def _detections(diff: DiffReport) -> list[Part]:
-    """What became of the rows of outputs that list detections."""
+    """Return the table of matched, lost and new detections."""
     if not diff.detections:
         return []
     counts = ("detections", "matched", "lost", "new")
@@ -320,14 +350,14 @@ def _detections(diff: DiffReport) -> list[Part]:
         for d in diff.detections
     )
     told = (
-        "These outputs list what the model selected by its values. Rows are matched before they are compared, since"
-        " near-equal ones may change places (--metric elements compares them in place)."
+        "These outputs list what the model selected by value. onnxamp matches rows before it compares them,"
+        " because near-equal ones may swap places (--metric elements compares them in place)."
     )
     return [hint(told), table(columns, rows, right=range(1, 8), drop=(5, 6))]
 
 
 def _more_metrics(diff: DiffReport) -> Table:
-    """The metrics that the table of outputs leaves out."""
+    """Return the metrics that the table of outputs leaves out."""
     columns = ("output", "mean abs", "RMS", "required tolerance", "top-5", "differing")
     rows = (
         (
@@ -342,7 +372,7 @@ def _more_metrics(diff: DiffReport) -> Table:
 
 
 def _limits(diff: DiffReport) -> Table:
-    """The limits, broken ones first."""
+    """Return the limits, broken ones first."""
     rows = []
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         found = number(one.found, 7 if one.metric == "cosine" else 3)
@@ -352,12 +382,12 @@ def _limits(diff: DiffReport) -> Table:
 
 
 def _layers(diff: DiffReport) -> list[Part]:
-    """The values that both models share, those with the largest local error first."""
+    """Return the values that both models share, those with the largest local error first."""
     if not diff.layers:
         return []
     columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
-    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2. Local: of this op alone."
+    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2, local ones those of the op alone."
     layers = table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6))
     return [hint(told), layers]
 

@@ -1,7 +1,7 @@
-"""What a conversion did, and what running its result showed."""
+"""Report of a conversion and its validation."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,7 +45,8 @@ from onnxamp._report.parts import (
     traffic_figures,
     weight_bar,
 )
-from onnxamp._report.text import as_sentence, count, percent, size, tally
+from onnxamp._report.quantized import quantized_sections
+from onnxamp._report.text import as_sentence, count, detailed, percent, size, tally
 from onnxamp._state import as_data
 
 _ROWS: Final = 12
@@ -80,6 +81,7 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
             section("Error to expect", expected_parts(plan.expected, validation)),
             section("What float32 costs", costs),
             section(_hazard_title(plan), _hazards(plan), on_page=False),
+            *quantized_sections(plan),
             section("Large weights that stay float32", _kept(made)),
             section("Weights that lost elements", _losses(made)),
             section("Nodes and weights", _sizes(made, audit), is_detail=True),
@@ -91,13 +93,15 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
 
 
 def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
-    """What a conversion would do; ``command`` makes it, and ``audit`` is of the model that it would write."""
+    """Return the report of a planned conversion; ``command`` runs it, and ``audit`` describes the model that it would
+    write.
+    """
     plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
     why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
-    text = "This command converts the model, and compares the result with the original."
+    text = "This command converts the model and compares the result with the original."
     return conversion_report(made, audit)._replace(
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
         verdict=Verdict(
@@ -109,7 +113,7 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
 
 
 def conversion_notes(made: Conversion) -> Iterator[str]:
-    """What is worth knowing about a conversion, in sentences."""
+    """Yield sentences that are worth knowing about a conversion."""
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
@@ -123,14 +127,13 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
         yield f"{subject} no kernel on {target}, in float32 either, and {verb} on the CPU: {ops}."
     if found.overridable:
         yield (
-            f"{count(len(found.overridable), 'weight')} can be overridden by callers, being graph inputs as well: each"
-            " keeps the type of its input, and is cast in every run where another type is needed. --freeze-defaults"
-            " makes them plain weights."
+            f"{count(len(found.overridable), 'weight')} are also graph inputs, so callers can override them: each"
+            " keeps the type of its input, and every run casts it where needed. --freeze-defaults makes them plain weights."
         )
     if found.unknown:
         yield (
             f"No schema is known for {', '.join(found.unknown)}: these nodes stay float32. If these are custom ops,"
-            " --custom-ops declares their types; if not, check the spelling and the opset imports."
+            " --custom-ops declares their types. Otherwise, check the spelling and the opset imports."
         )
     subnormal = sum(counts.subnormal for counts in made.weights.values())
     if subnormal:
@@ -148,7 +151,7 @@ def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
 
 
 def decision_table(plan: Plan) -> Table:
-    """Every precision variable, its precision and the reason."""
+    """Return every precision variable, its precision and the reason."""
     rows = (
         (row.key, row.op, plan.dtype if row.low else "float32", row.why)
         for row in plan.rows
@@ -157,7 +160,7 @@ def decision_table(plan: Plan) -> Table:
 
 
 def _figures(made: Conversion) -> Iterator[Figure]:
-    """Nodes in low precision, Casts and weights."""
+    """Yield nodes in low precision, Casts and weights."""
     summary, dtype = made.summary, made.plan.dtype
     after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
@@ -172,7 +175,7 @@ def _figures(made: Conversion) -> Iterator[Figure]:
 
 
 def _speed_up(made: Conversion) -> Iterator[Figure]:
-    """What the conversion should gain."""
+    """Return the estimated gain of the conversion."""
     if (expected := made.speed_up) is None:
         return
     shapes = expected.shapes.items()
@@ -186,7 +189,7 @@ def _speed_up(made: Conversion) -> Iterator[Figure]:
 
 
 def _healed(validation: DiffReport | None) -> Iterator[Part]:
-    """What is wrong with the conversion that was asked for, and what was done instead."""
+    """Return the fault of the requested conversion, and the fix."""
     cure = validation.cure if validation is not None else None
     if validation is None or cure is None or not cure.applied:
         return
@@ -195,7 +198,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
         yield Item(first_bad_sentence(cure.first_bad))
     told = cure.outcome
     if cure.confirmed:
-        kept = "Known hazards stay float32, see below"
+        kept = "Known hazards stay in float32, see below"
         if cure.level:
             kept = cure.outcome.removesuffix(".")
         elif cure.nodes:
@@ -205,14 +208,16 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
         told = f"{kept}{_price(cure)}{trials}."
     yield Item(told, members=cure.nodes)
     if validation.inputs.startswith("made-up"):
-        yield Item("The inputs are made up. Real ones (--inputs) may pass without it.")
+        yield Item(
+            "The inputs are random. The conversion may pass without this fix on real ones (--inputs)."
+        )
     yield hint(
-        "--no-cure writes the conversion as it was asked for, under another name."
+        "--no-cure writes the conversion as you asked for it, under another name."
     )
 
 
 def _price(cure: Cure) -> str:
-    """What the cure costs in Casts."""
+    """Return the cost of the fix in Casts."""
     if cure.casts is None:
         return ""
     literal, now = cure.casts
@@ -221,7 +226,8 @@ def _price(cure: Cure) -> str:
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     plan, status = made.plan, status_of(validation)
-    head, why = f"Converted to {plan.dtype}", tuple[str, ...]()
+    verb = "Stored weights in" if plan.options.weights_only else "Converted to"
+    head, why = f"{verb} {plan.dtype}", tuple[str, ...]()
     cure = validation.cure if validation is not None else None
     if (
         validation is not None
@@ -231,7 +237,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     ):
         told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
         return Verdict(
-            status, "The model stays float32: no conversion passed validation.", told
+            status, "The model stays in float32: no conversion passed validation.", told
         )
     if cure is not None and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
@@ -255,7 +261,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
 
 
 def _why_nothing(made: Conversion) -> str:
-    """The most frequent reason for which the nodes stay as they are."""
+    """Return the most frequent reason for which the nodes stay as they are."""
     plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
@@ -298,19 +304,14 @@ def _hazards(plan: Plan) -> Iterator[Part]:
         yield Item(as_sentence(title_of(reason)), level, nodes, detailed(mine))
     if hazards and plan.options.hazards:
         yield hint(
-            "--force-low REGEX converts such nodes anyway, with all that share their precision; --no-hazards all."
+            "--force-low REGEX converts some of these nodes anyway, with all that share their precision; --no-hazards all."
         )
 
 
-def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
-    """Return nodes, each with the detail that there is."""
-    return tuple(
-        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
-    )
-
-
 def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
-    """The hazards that decided something: at level auto, measurements replace those that samples show."""
+    """Return the hazards that decided something: at level auto, measurements replace those that samples show."""
+    if plan.options.weights_only:
+        return ()
     if plan.level != "auto":
         return plan.hazards
     reasons = {row.reason for row in plan.rows if not row.low}
@@ -353,7 +354,7 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
 
 
 def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
-    """Nodes and weights before and after."""
+    """Yield nodes and weights before and after."""
     summary, dtype = made.summary, made.plan.dtype
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
     nodes = {"before": summary.nodes_before, "after": summary.nodes}

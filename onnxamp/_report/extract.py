@@ -78,7 +78,8 @@ def value_facts(name: str, array: Array) -> ValueFacts:
 def region_report(
     region: Region, files: Sequence[Path], arguments: Sequence[str] = ()
 ) -> Report:
-    """What was cut, what enters and leaves it, whether it computes the same alone, where it is, and what to do next.
+    """Report of a region: its nodes, its inputs and outputs, whether it computes the same alone, its files, and next
+    steps.
 
     ``arguments`` are those that every command about it needs.
     """
@@ -88,7 +89,7 @@ def region_report(
     )
     remark = f"of {region.total:,}" + (f"; {among} among them" if among else "")
     nodes = len(region.nodes)
-    none, unsaved = "None: it only reads constants.", "None that can be saved."
+    none, unsaved = "None: it reads only constants.", "None that can be saved."
     return Report(
         "extract",
         _verdict(region),
@@ -115,22 +116,22 @@ def _verdict(region: Region) -> Verdict:
         f" and {len(region.around) - 3:,} more" if len(region.around) > 3 else ""
     )
     if not region.differing:
-        same = "Run alone on its inputs, it computes the same bit for bit."
+        same = "Run alone on its inputs, it computes the same, bit for bit."
         return Verdict(Status.PASSED, f"{sentence}.", (same,))
-    sentence += ", but alone it computes something else."
+    sentence += ", but run alone, it computes something else."
     details = []
     for name, error in region.differing.items():
         known = "the two cannot be compared"
         if np.isfinite(error):
             known = f"off by {error:.1e} of its largest element"
         details.append(
-            f"Run alone, it computes another {name!r}: {known} (expected for random ops)."
+            f"Run alone, it computes a different {name!r}: {known} (expected for random ops)."
         )
     return Verdict(Status.INEXACT, sentence, tuple(details))
 
 
 def _nodes(region: Region) -> Table:
-    """The nodes without Constants, starting close to those that were asked for."""
+    """Return the nodes without Constants, starting close to those that were asked for."""
     view = Graph.of(region.model)
     types, asked = infer_types(view), set(region.around)
     rows = []
@@ -198,14 +199,14 @@ def _steps(
     )
     look = Step("See what is in it:", f"onnxamp inspect {model}{more}")
     convert = Step(
-        "See what a conversion does to it:", f"onnxamp convert {model}{given}"
+        "See what a conversion changes in it:", f"onnxamp convert {model}{given}"
     )
-    check = Step("Find the op at which it goes wrong:", f"onnxamp check {model}{given}")
+    check = Step("Find the op that goes wrong:", f"onnxamp check {model}{given}")
     return check, look if is_low else convert
 
 
 def region_json(region: Region, files: Sequence[Path]) -> str:
-    """What was cut, what was recorded, and where it was written."""
+    """Return the report of a region, its recorded values and its files."""
     nodes = zip(region.nodes, region.model.graph.node, strict=True)
     facts = {
         "source": region.source,

@@ -1,4 +1,4 @@
-"""What is in a model and in the lists, and what each level would do."""
+"""Report of a model's contents, of the lists, and of the effect of each level."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from onnxamp._options.lists import Preset
 from onnxamp._report.conversion import decision_table, warning_items
 from onnxamp._report.expected import expected_figures, expected_parts
 from onnxamp._report.parts import Figure, Item, Report, Table, notes, section, table
+from onnxamp._report.quantized import quantized_sections, quantized_table
 from onnxamp._report.text import count, opset_text, size
 
 _ROWS: Final = 12
@@ -32,7 +33,7 @@ def inspection_report(
     *,
     with_decisions: bool,
 ) -> Report:
-    """A model and its levels.
+    """Return a model and its levels.
 
     Args:
         path: where the model is.
@@ -47,7 +48,9 @@ def inspection_report(
         opset_text(opset_imports(model).items()),
     )
     nodes = sum(operators.values())
-    none = Item("No level applies: the opset is too old. Upgrade it with --opset.")
+    none = Item(
+        "No level applies, because the opset is too old: upgrade it with --opset."
+    )
     return Report(
         "inspect",
         models=(str(path),),
@@ -65,6 +68,10 @@ def inspection_report(
                     f"Error to expect at level {level}", expected_parts(plan.expected)
                 )
                 for level, (plan, _) in plans.items()
+            ),
+            section(
+                "Quantized nodes",
+                quantized_table({level: plan for level, (plan, _) in plans.items()}),
             ),
             section("Notes", notes(_hints(hints))),
             *(
@@ -103,6 +110,7 @@ def plan_report(plan: Plan) -> Report:
                 "Why nodes stay float32",
                 table(("reason", "nodes"), counts, right=(1,), drop=()),
             ),
+            *quantized_sections(plan),
             section(
                 "Decisions",
                 decision_table(replace(plan, rows=rows))._replace(shown=_ROWS),
@@ -125,7 +133,7 @@ def lists_report(presets: Sequence[Preset]) -> Report:
         section(
             f"{preset.name}: {len(preset.names)} names of the framework",
             _sources(
-                ("name", "op types, and forms in ordinary ops"),
+                ("name", "op types, and patterns of ordinary ops"),
                 {
                     name: ", ".join((*ops, *preset.forms.get(name, ())))
                     for name, ops in preset.names.items()

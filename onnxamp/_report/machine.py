@@ -17,7 +17,7 @@ _FORMAT: Final = 1
 
 
 def diff_json(report: DiffReport) -> str:
-    """A comparison, for :func:`load_diff`."""
+    """Return a comparison, for :func:`load_diff`."""
     return document(
         "diff",
         {"passed": report.passed, "verdict": status_of(report), **as_data(report)},
@@ -34,7 +34,7 @@ def load_diff(path: Path) -> DiffReport:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["onnxamp"] != "diff" or data["format"] != _FORMAT:
             raise ArgumentError(
-                f"{str(path)!r} is not a comparison that this version of onnxamp reads; save one with --save."
+                f"{str(path)!r} is not a comparison that this version of onnxamp reads: save one with --save."
             )
         found: DiffReport = from_data(DiffReport, data)
         _check(found)
@@ -44,13 +44,13 @@ def load_diff(path: Path) -> DiffReport:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(
-            f"{str(path)!r} is no comparison; save one with onnxamp diff --save."
+            f"{str(path)!r} is not a comparison: save one with onnxamp diff --save."
         ) from None
     return found
 
 
 def _check(found: DiffReport) -> None:
-    """What types do not say.
+    """Check constraints that types do not express.
 
     Raises:
         ValueError: the numbers cannot come from a comparison.

@@ -45,7 +45,7 @@ _ROWS: Final = 12
 _ACTIVE: Final = re.compile(r"[\\`*\[\]<>|~$&#]|(?<!\w)_|_(?!\w)")
 """Characters that mean something to Markdown; an underscore within a word does not."""
 _LINKED: Final = re.compile(r"@|https?:|www", re.IGNORECASE)
-"""What GitHub links where it stands, unless a comment follows."""
+"""Text that GitHub turns into links, unless a comment follows."""
 
 
 def as_markdown(report: Report, *, verbose: bool = False) -> str:
@@ -100,14 +100,14 @@ def _figures(figures: Iterable[Figure]) -> Iterator[str]:
 def _grid(
     titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """A table of cells that are Markdown already."""
+    """Return a table of cells that are Markdown already."""
     rule = ("---:" if at in right else "---" for at in range(len(titles)))
     lines = (f"| {' | '.join(cells)} |" for cells in (titles, [*rule], *rows))
     return "\n".join(lines)
 
 
 def _section(section: Section, *, verbose: bool) -> Iterator[str]:
-    """The parts under their heading, folded where they are details."""
+    """Yield the parts under their heading, folded where they are details."""
     is_folded = section.is_detail or not section.on_page
     title = _text(section.title)
     yield f"<details><summary>{title}</summary>" if is_folded else f"#### {title}"
@@ -132,7 +132,7 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
 
 
 def _table(part: Table, *, verbose: bool) -> Iterator[str]:
-    """A table without its empty columns."""
+    """Yield a table without its empty columns."""
     rows = shown_rows(part, verbose=verbose) or part.rows[:_ROWS]
     held = [
         at
@@ -182,7 +182,7 @@ def _items(items: Sequence[Item], *, verbose: bool) -> str:
 
 
 def _step(step: Step) -> str:
-    """What to do next, with a command to copy, or what was tried in vain."""
+    """Return a next step with a command to copy, or an attempt that failed."""
     text = f"{'' if step.confirmed else '⚠️ '}{_text(step.text)}"
     if not step.command:
         return text

@@ -1,4 +1,4 @@
-"""What reports are made of, as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
+"""Elements of reports as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
 
 Texts may hold names from models as they are; whatever shows them makes them harmless first.
 """
@@ -132,7 +132,7 @@ class Section(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do next, or what was tried: ``command`` is to be copied, ``nodes`` are those that it keeps in float32.
+    """A next step, or an attempt: ``command`` is to be copied, ``nodes`` are the ones that it keeps in float32.
 
     ``is_options``: the command is only options, for converting the original. ``confirmed`` is False where no trial was
     good enough: then there is no command.
@@ -171,7 +171,7 @@ def table(
     prose: Sequence[int] = (),
     drop: Sequence[int] | None = None,
 ) -> Table:
-    """A table of rows, or of cells alone."""
+    """Return a table of rows, or of cells alone."""
     every = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
     return Table(tuple(columns), tuple(right), every, shown, key, prose, drop)
 
@@ -182,7 +182,7 @@ def section(
     is_detail: bool = False,
     on_page: bool = True,
 ) -> Section:
-    """A section of parts that hold anything; without any it is left out wherever the report is shown."""
+    """Return a section of parts that hold anything; without any it is left out wherever the report is shown."""
     flat = chain.from_iterable(
         (part,) if isinstance(part, Part) else part for part in parts
     )
@@ -196,12 +196,12 @@ def _holds(part: Part) -> bool:
 
 
 def hint(text: str) -> Item:
-    """A sentence without a sign."""
+    """Return a sentence without a sign."""
     return Item(text, Level.NONE)
 
 
 def notes(texts: Iterable[str]) -> list[Item]:
-    """Each sentence once, as an item."""
+    """Return each sentence once, as an item."""
     return [Item(text) for text in dict.fromkeys(texts)]
 
 
@@ -216,7 +216,7 @@ def listed_parts(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def shown_rows(table: Table, *, verbose: bool) -> tuple[Row, ...]:
-    """The rows that the terminal shows."""
+    """Return the rows that the terminal shows."""
     return table.rows if verbose else table.rows[: table.shown]
 
 
@@ -234,7 +234,7 @@ PRECISIONS: Final = (*FORMATS, "mixed", "float32", "float64", "no floats")
 
 
 def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
-    """How many of the nodes that compute with floats are in low precision; nothing where none does."""
+    """Return how many of the nodes that compute with floats are in low precision; nothing where none does."""
     low = counts.get(dtype, 0) + counts.get("mixed", 0)
     floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
     kinds = ", ".join(
@@ -246,7 +246,7 @@ def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
 
 
 def node_bar(label: str, counts: Mapping[str, int]) -> Bar:
-    """Nodes by precision."""
+    """Return nodes by precision."""
     shares = (
         Share(kind, counts[kind], f"{counts[kind]:,}")
         for kind in PRECISIONS

@@ -1,4 +1,4 @@
-"""What tuning a pipeline found: each model's choice, what was tried, and what it took."""
+"""Report of a pipeline's tuning: the choice of each model, the trials, and the effort."""
 
 from collections.abc import Iterator
 from math import inf, isfinite
@@ -26,17 +26,17 @@ from onnxamp._report.tuning import time_text
 from onnxamp._state import as_data
 
 _TIMES: Final = (
-    "Models were decided in this order: the least error per time saved first, each as fast as the pipeline holds with"
-    " those before it. Times are estimates for {}, per run of the pipeline."
+    "Models were decided in this order, the least error per time saved first. Each is as fast as the tolerance allows"
+    " with those before it. Times are estimates for {}, per run of the pipeline."
 )
 _UP: Final = 1.06
-"""What a number is multiplied by so that two digits of it are not less than itself."""
+"""The factor that keeps a number of two digits from being rounded below itself."""
 
 
 def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Report:
-    """All that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
+    """Return all that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
     paths = (tuned.source, tuned.output)
-    told = "--state FILE keeps what was measured, to go on later."
+    told = "--state FILE saves the measurements, so that a later run can continue."
     return Report(
         "tune pipeline",
         _verdict(tuned),
@@ -54,7 +54,7 @@ def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Repor
 
 
 def pipeline_json(tuned: TunedPipeline) -> str:
-    """The same as JSON, without the decision about each node: plans hold these."""
+    """Return the same as JSON, without the decision about each node: plans hold these."""
     facts = as_data(tuned)
     for model in facts["models"]:
         del model["plan"]
@@ -66,7 +66,7 @@ def _status(tuned: TunedPipeline) -> Status:
 
 
 def _compared(tuned: TunedPipeline) -> str:
-    """What was measured at last, and what was allowed."""
+    """Return the final measurement and the tolerance."""
     if tuned.metric:
         return f"{tuned.metric} is {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
     value = "nothing" if tuned.value is None else f"{tuned.value:.6g}"
@@ -96,12 +96,12 @@ def _verdict(tuned: TunedPipeline) -> Verdict:
 def _why_nothing(tuned: TunedPipeline) -> str:
     """Why no model is low: the choice that missed by the least, alone, if there is one."""
     if not tuned.trials:
-        return "No model has a choice in low precision that is no slower than float32: --allow-slower takes slower ones."
+        return "Every choice in low precision is slower than float32: --allow-slower accepts slower ones."
     able = [
         trial for trial in tuned.trials if not trial.others and isfinite(trial.error)
     ]
     if not able:
-        return "Every choice broke the pipeline; Tried says how."
+        return "Every choice broke the pipeline: the table below says how."
     nearest = min(able, key=lambda trial: trial.error)
     return (
         f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"
@@ -168,7 +168,11 @@ def _kept(tuned: TunedPipeline) -> Iterator[Item]:
         ]
         if not missed:
             text = "nothing is faster or smaller"
-            text = "nothing was tried: the search was over" if tuned.stopped else text
+            text = (
+                "nothing was tried, because the search was over"
+                if tuned.stopped
+                else text
+            )
             yield Item(f"{text}.", label=model.name)
             continue
         nearest = min(missed, key=lambda one: one.error)
@@ -199,13 +203,13 @@ def _effort(tuned: TunedPipeline) -> Iterator[str]:
     )
     yield f"{count(tuned.runs + 1, 'run')} of the pipeline{recalled} ({tuned.ran_on})."
     if tuned.stopped:
-        yield "The search ended because its time or its runs were over: --search-time and --runs give it more."
+        yield "The search reached its limit of time or runs: --search-time and --runs raise it."
     if tuned.noise:
         yield f"Run twice in float32, the pipeline differs from itself by {tuned.noise:.2g}."
     if tuned.written_error is not None:
         yield f"As written, in sessions of ONNX Runtime, it is worse than in float32 by {number(tuned.written_error)}."
     elif any(model.target for model in tuned.models):
-        yield f"What was written loads, but did not run: {tuned.note}."
+        yield f"The written models load, but did not run: {tuned.note}."
     saved = sum(model.weights_before - model.weights for model in tuned.models)
     if tuned.time > tuned.time_before and saved > 0:
         before = sum(model.weights_before for model in tuned.models)

@@ -43,15 +43,15 @@ def progress_lines(write: Callable[[str], object], every: float = _LINES) -> _Ba
 
 @contextmanager
 def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Told]:
-    """A bar that is gone at the end. Where standard error is no terminal, a line now and then.
+    """Show a bar that disappears at the end or, if standard error is not a terminal, print a line now and then.
 
     Args:
-        label: what is being done, where a function tells no more than numbers.
+        label: the activity to show for functions that report only numbers.
         quiet: show nothing.
 
     Yields:
-        A function for ``progress`` or ``told`` of any function of onnxamp. It takes what is being done, how much of it
-        is done, and how much there is (0 if that is unknown); or these two numbers alone.
+        A function for ``progress`` or ``told`` of any function of onnxamp. It takes the activity, the amount
+        done and the total (0 if unknown), or only these two numbers.
 
     Example:
         >>> import onnxamp
@@ -97,7 +97,7 @@ def _folder_text(running: Sequence[str]) -> str:
 
 @contextmanager
 def _terminal(console: "Console") -> Iterator[_Bar]:
-    """What changes before a colon starts anew, with a time left of its own."""
+    """Restart the bar, and its time left, when the text before the colon changes."""
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         Progress,

@@ -55,7 +55,7 @@ _GAP: Final = 2
 _FOLDED: Final = 20
 """Width that names and prose keep while there is a column to leave out."""
 _WORD: Final = 12
-"""The same of a word in the title of a column of numbers."""
+"""The same for a word in the title of a column of numbers."""
 _GLUE: Final = "\ue000"
 """Stands between a number and its unit while lines are folded: rich folds at a space that is not to be broken, too."""
 _JOINT: Final = "\x1f"
@@ -96,7 +96,7 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
 def as_text(
     report: Report, *, verbose: bool = False, more: str = " (-v shows all)"
 ) -> "_Shown":
-    """A report without its steps, as what rich prints; ``more`` says how to see what it leaves out."""
+    """Return a report without its steps, as what rich prints; ``more`` says how to see what it leaves out."""
     return _Shown(report, verbose, more=more)
 
 
@@ -115,7 +115,7 @@ def _columns() -> int:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console. Without a terminal it is as wide as COLUMNS says, or wide enough."""
+    """Return a console. Without a terminal it is as wide as COLUMNS says, or wide enough."""
     console = Console(stderr=stderr, highlight=False)
     if console.is_terminal:
         return console
@@ -124,7 +124,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """How a report is shown: whether all of it is, with names as they are (``whole``), or its verdict (``brief``)."""
+    """The form of a report: complete, with unshortened names (``whole``), or only the verdict (``brief``)."""
 
     report: Report
     verbose: bool
@@ -170,7 +170,7 @@ class _Shown:
                 yield from self._parts(section.parts, width)
 
     def _parts(self, parts: tuple[Part, ...], width: int) -> Iterator[RenderableType]:
-        """The parts, one below the other; neighbouring figures share a table."""
+        """Yield the parts, one below the other; neighbouring figures share a table."""
         figures = Grid.grid(padding=(0, _GAP, 0, 0))
         for is_number in (False, False, True, False):
             figures.add_column(no_wrap=is_number, overflow="fold")
@@ -190,7 +190,7 @@ class _Shown:
                 yield from self._table(bars_table(part), width)
 
     def _item(self, item: Item) -> Iterator[RenderableType]:
-        """A statement behind its sign, and what it is about."""
+        """Yield a statement behind its sign, and what it is about."""
         below = " " if item.level is Level.NONE else "  "
         label = f"{item.label}: " if item.label else ""
         yield _hanging(
@@ -207,7 +207,7 @@ class _Shown:
             yield _hanging(below, _text(f"→ {item.action}"))
 
     def _table(self, part: Table, width: int) -> Iterator[RenderableType]:
-        """A table, its first rows without -v. What is left out for want of room is named below it."""
+        """Yield a table, its first rows without -v. What is left out for want of room is named below it."""
         rows = shown_rows(part, verbose=self.verbose)
         lead = _GAP + (1 + _GAP if any(row.status for row in part.rows) else 0)
         columns = [
@@ -276,7 +276,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _least(column: list[Text], *, is_whole: bool) -> int:
-    """The width that a column needs: all of what is not folded, and of its title the longest word."""
+    """Return the width that a column needs: all of what is not folded, and of its title the longest word."""
     title, *cells = column
     natural = max((text.cell_len for text in cells), default=0)
     if not is_whole:
@@ -287,7 +287,7 @@ def _least(column: list[Text], *, is_whole: bool) -> int:
 
 
 def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
-    """The columns to leave out, in this order: what holds nothing, and those that the table names."""
+    """Yield the columns to leave out, in this order: what holds nothing, and those that the table names."""
     yield from (at for at, (_, *cells) in enumerate(columns) if at and not any(cells))
     yield from range(len(columns) - 1, 0, -1) if part.drop is None else part.drop
 
@@ -320,7 +320,9 @@ def _head(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _summary(report: Report, width: int) -> Grid:
-    """The verdict in one line: the file that was made or judged, the sentence, and key figures as far as they fit."""
+    """Return the verdict in one line: the file that was made or judged, the sentence, and key figures as far as they
+    fit.
+    """
     assert report.verdict is not None
     name = f"{report.models[-1]}: " if report.models else ""
     told = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]

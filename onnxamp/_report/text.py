@@ -1,10 +1,10 @@
-"""How reports write numbers and names."""
+"""Numbers and names in reports."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 from math import isfinite, isnan
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._errors import printable
 
@@ -34,12 +34,12 @@ def named(text: str, longest: int = _LONGEST_NAME) -> str:
 
 
 def said(text: str) -> str:
-    """A sentence, likewise: it may hold several names."""
+    """Return a sentence, likewise: it may hold several names."""
     return named(text, _LONGEST_SENTENCE)
 
 
 def number(x: float | None, digits: int = 3) -> str:
-    """A number for people: 0.0123, 1.23e-5, ∞, NaN; a dash where there is none."""
+    """Return a number for people: 0.0123, 1.23e-5, ∞, NaN; a dash where there is none."""
     if x is None:
         return "–"
     if isnan(x):
@@ -52,7 +52,7 @@ def number(x: float | None, digits: int = 3) -> str:
 
 
 def magnitude(x: float, zeros: int) -> str:
-    """A largest magnitude; a dash where it is 0 although no element is zero: then none is finite."""
+    """Return a largest magnitude; a dash where it is 0 although no element is zero: then none is finite."""
     return number(x) if x or zeros else "–"
 
 
@@ -72,17 +72,17 @@ def count(number_of: int, noun: str) -> str:
 
 
 def as_sentence(clause: str) -> str:
-    """A clause with a capital letter and a full stop; the rest of it stays as it is."""
+    """Return a clause with a capital letter and a full stop; the rest of it stays as it is."""
     return f"{clause[:1].upper()}{clause[1:]}."
 
 
 def change(before: int, after: int) -> str:
-    """A count on both sides, once where they agree."""
+    """Return a count on both sides, once where they agree."""
     return f"{after:,}" if before == after else f"{before:,} → {after:,}"
 
 
 def shape(dims: tuple[int, ...]) -> str:
-    """The dimensions, or ``scalar``."""
+    """Return the dimensions, or ``scalar``."""
     return "×".join(map(str, dims)) or "scalar"
 
 
@@ -95,13 +95,20 @@ def size(bytes_: int) -> str:
 
 
 def tally(names: Iterable[str], longest: int | None = None) -> str:
-    """Names with how often they occur, most frequent first."""
+    """Return names with how often they occur, most frequent first."""
     counts = Counter(names).most_common()
     shown = ", ".join(
         f"{name} ×{times}" if times > 1 else name for name, times in counts[:longest]
     )
     more = 0 if longest is None else len(counts) - longest
     return f"{shown} and {count(more, 'more op type')}" if more > 0 else shown
+
+
+def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
+    """Return nodes, each with the detail that there is."""
+    return tuple(
+        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
+    )
 
 
 def opset_text(opsets: Iterable[tuple[str, int]]) -> str:

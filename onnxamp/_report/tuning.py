@@ -1,4 +1,4 @@
-"""What tuning found: the candidates, what stays float32 and why, and what it took."""
+"""Report of a tuning: the candidates, the nodes that stay in float32 with reasons, and the effort."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,9 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
-from onnxamp._report.conversion import conversion_data, conversion_report, detailed
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.comparison import text_figures
+from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Figure,
@@ -27,23 +29,31 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import as_sentence, count, number, percent, size, tally
+from onnxamp._report.text import (
+    as_sentence,
+    count,
+    detailed,
+    number,
+    percent,
+    size,
+    tally,
+)
 from onnxamp._state import as_data
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 
 _OPS: Final = 6
 """Op types that an item names."""
 _WHY: Final = {
-    "never run": "No sample runs them: they stay float32, as at level O2",
-    "costs accuracy": "The error they would add is better spent elsewhere",
+    "never run": "No sample runs them: they are decided as at level O2",
+    "costs accuracy": "The tolerance is better spent elsewhere",
     "breaks on its own": "They overflow or vanish on their own, or break the outputs",
     "goes with others": "They share their precision with others",
     "not worth its Casts": "Their Casts would take longer than they save",
     "not measured": "Their effect could not be measured",
 }
 _EXPECTED: Final = (
-    "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without it"
-    " were measured on the converted model with all samples."
+    "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without"
+    " it were measured on the converted model with all samples."
 )
 _UNMEASURED: Final = frozenset(
     {
@@ -65,15 +75,28 @@ def tuning_report(
     *,
     state: Path | None = None,
     audit: Audit | None = None,
+    compared: DiffReport | None = None,
 ) -> Report:
-    """All that a tuning has to say; ``state`` is the file that its measurements are in, ``audit`` is of the result."""
+    """All that a tuning has to say.
+
+    Args:
+        made: the conversion.
+        tuned: what was found.
+        state: the file that its measurements are in.
+        audit: of the result.
+        compared: the result against the original on texts, where nothing judged it.
+    """
     base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
     told = Step(
         "--pick K with the same --state writes candidate K without measuring again."
     )
     report = base._replace(
-        figures=(*mine.figures, *base.figures),
+        figures=(
+            *mine.figures,
+            *(() if compared is None else text_figures(compared)),
+            *base.figures,
+        ),
         sections=(*mine.sections, *base.sections),
         steps=(*base.steps, *([told] if several else [])),
     )
@@ -100,12 +123,12 @@ def outcome_report(tuned: Tuned, state: Path | None = None) -> Report:
 
 
 def tuning_status(tuned: Tuned) -> Status:
-    """The verdict on a tuning in one word."""
+    """Return the verdict on a tuning in one word."""
     return Status.PASSED if tuned.held else Status.FAILED
 
 
 def effort(tuned: Tuned) -> Iterator[str]:
-    """What the search took, in sentences, and what the samples did not show."""
+    """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
     recalled = (
         f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
     )
@@ -119,8 +142,13 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _compensation(tuned, tuned.compensation)
     if tuned.room is not None:
         yield _room(tuned, tuned.room)
+    if tuned.coarse:
+        yield (
+            "The model rounds values to integers, so that any other rounding may move outputs: the default tolerance"
+            f" allows for {number(tuned.coarse)} more. --tolerance X allows for X alone."
+        )
     if tuned.stopped:
-        yield "The search ended because its time was over: --search-time SECONDS gives it more."
+        yield "The search reached its time limit: --search-time SECONDS raises it."
     if tuned.noise:
         yield f"Run twice, the float32 model differs from itself by {tuned.noise:.2g}."
     if tuned.device_noise is not None:
@@ -128,18 +156,18 @@ def effort(tuned: Tuned) -> Iterator[str]:
     never = len(tuned.unseen) + sum(row.why == "never run" for row in tuned.kept)
     if never:
         yield (
-            f"No sample runs {count(never, 'node')}: precision there is that of level O2 ({len(tuned.unseen):,} low),"
+            f"No sample runs {count(never, 'node')}: they are decided as at level O2 ({len(tuned.unseen):,} low),"
             " and its error is unknown. Add inputs that reach them."
         )
 
 
 def _room(tuned: Tuned, room: float) -> str:
-    """The bound on the time that a better choice within the tolerance could save."""
+    """Return the bound on the time that a better choice within the tolerance could save."""
     written = tuned.candidates[tuned.chosen]
     if any(one.time < written.time for one in tuned.candidates):
         share = percent(room, 1.0)
         return (
-            "Going by the errors of the faster candidates, using up the rest of the tolerance would save at most"
+            "Going by the errors of the faster candidates, using the rest of the tolerance would save at most"
             f" {share} of the time."
         )
     return "No candidate is faster than the one that was written, whatever its error."
@@ -148,7 +176,7 @@ def _room(tuned: Tuned, room: float) -> str:
 def _exponents(tuned: Tuned, found: Exponents) -> str:
     """Whether exponents are used, and what they save."""
     other = found.other
-    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two, so as not to overflow"
+    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
     if other is None:
         return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
     with_them, without = _ways(tuned, other, found.error, used=found.used)
@@ -170,7 +198,7 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
 def _ways(
     tuned: Tuned, other: Candidate, error: float | None, *, used: bool
 ) -> list[str]:
-    """What was chosen with something and without it, in this order; ``used`` tells which is ``other``."""
+    """Return the choices with and without a method, in this order; ``used`` says which of them is ``other``."""
     chosen = tuned.candidates[tuned.chosen]
     ways = [(chosen, tuned.error), (other, tuned.error if error is None else error)]
     return [
@@ -180,7 +208,7 @@ def _ways(
 
 
 def error_text(tuned: Tuned, error: float) -> str:
-    """An error as people read it; for the signal-to-noise ratio, in dB."""
+    """Return an error as people read it; for the signal-to-noise ratio, in dB."""
     if tuned.metric == "snr":
         return (
             "∞ dB"
@@ -193,7 +221,7 @@ def error_text(tuned: Tuned, error: float) -> str:
 
 
 def tolerance_text(tuned: Tuned) -> str:
-    """The tolerance, likewise, as it was given."""
+    """Return the tolerance, likewise, as it was given."""
     given = (
         error_text(tuned, tuned.tolerance)
         if tuned.metric == "snr"
@@ -203,7 +231,7 @@ def tolerance_text(tuned: Tuned) -> str:
 
 
 def time_text(microseconds: float) -> str:
-    """A time for people: 3.2 µs, 1.25 ms."""
+    """Return a time for people: 3.2 µs, 1.25 ms."""
     return (
         f"{microseconds / 1000:.2f} ms"
         if microseconds >= 1000
@@ -212,19 +240,21 @@ def time_text(microseconds: float) -> str:
 
 
 def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
-    """How many times as fast as float32."""
+    """Return how many times as fast as float32."""
     return (
         f"{tuned.candidates[-1].time / candidate.time:.2f}×" if candidate.time else "–"
     )
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
-    """The error of a candidate, None where only predicted; of the written one, that of the model on all samples."""
+    """Return the error of a candidate, None where only predicted; of the written one, that of the model on all
+    samples.
+    """
     return tuned.error if position == tuned.chosen else tuned.candidates[position].error
 
 
 def is_expected(tuned: Tuned, position: int) -> bool:
-    """Whether the error of a candidate is not that of a converted model, but what the search expects of it."""
+    """Return whether the error of a candidate is not that of a converted model, but what the search expects of it."""
     return not tuned.candidates[position].verified
 
 
@@ -278,13 +308,13 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         return Verdict(
             status,
-            "Nothing was gained: the model stays as it is.",
+            "No candidate is faster: the model stays as it is.",
             (f"Timed whole, the candidate takes {lead}.", text),
         )
     if (lost := tuned.rejected) is not None:
         return Verdict(
             status,
-            "Nothing was gained by the estimate: the model stays as it is.",
+            "No candidate is faster by the estimate: the model stays as it is.",
             (_slower(tuned, lost), text),
         )
     why = "no node can be in low precision within the tolerance"
@@ -301,7 +331,7 @@ def _figures(tuned: Tuned) -> tuple[Figure, ...]:
 
 
 def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
-    """What there is to know about the candidates."""
+    """Yield notes about the candidates."""
     yield hint(f"Times are {tuned.times}.")
     if tuned.timed:
         each = ", ".join(
@@ -351,7 +381,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
 
 
 def _kept(tuned: Tuned) -> Iterator[Part]:
-    """What stays float32, by reason."""
+    """Return the nodes that stay in float32, by reason."""
     for why, times in Counter(row.why for row in tuned.kept).most_common():
         mine = [row for row in tuned.kept if row.why == why]
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
@@ -367,13 +397,18 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
             yield Item(text, label=count(times, "node"))
 
 
-def tuning_json(made: Conversion, tuned: Tuned) -> str:
-    """A conversion likewise, and the tuning under "tuning"."""
+def tuning_json(
+    made: Conversion, tuned: Tuned, compared: DiffReport | None = None
+) -> str:
+    """Return a conversion likewise, the tuning under "tuning", and a comparison that nothing judged under
+    "comparison".
+    """
     facts = as_data(tuned)
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
     return document(
         "tune",
-        conversion_data(made) | {"verdict": tuning_status(tuned), "tuning": facts},
+        conversion_data(made)
+        | {"verdict": tuning_status(tuned), "tuning": facts, "comparison": compared},
     )

@@ -1,6 +1,6 @@
-"""How results show themselves: in a shell, in a notebook, and as a pandas DataFrame.
+"""Views of results in a shell, in a notebook, and as a pandas DataFrame.
 
-Each kind of result loads no more than its own report.
+Each kind of result loads only its own report.
 """
 
 import io
@@ -37,13 +37,13 @@ class _View(NamedTuple):
 
 
 _VIEWS: Final[Mapping[str, _View]] = {
-    "Plan": _View("inspect", "plan_report", ("rows", "hazards")),
+    "Plan": _View("inspect", "plan_report", ("rows", "hazards", "quantized")),
     "Conversion": _View("conversion", "conversion_report", ("weights",)),
     "DiffReport": _View(
         "comparison", "diff_report", ("outputs", "layers", "judgements", "detections")
     ),
     "RunCheck": _View("check", "run_report", ("values",)),
-    "Audit": _View("check", "check_report", ("nodes", "findings")),
+    "Audit": _View("check", "check_report", ("nodes", "findings", "scales")),
     "TunedPipeline": _View("pipeline", "pipeline_report", ("models", "trials")),
     "Tuned": _View("tuning", "outcome_report", ("candidates", "kept")),
     "BenchReport": _View("bench", "bench_report", ("timings", "models", "causes")),
@@ -56,7 +56,7 @@ def _view(result: Any) -> _View:
 
 
 def as_screen(result: Any) -> str:
-    """The report in plain text, as much of it as a screen takes."""
+    """Return the report in plain text, as much of it as a screen takes."""
     console = Console(
         file=io.StringIO(),
         width=_WIDTH,
@@ -71,7 +71,7 @@ def as_screen(result: Any) -> str:
 
 
 def as_html(result: Any) -> str:
-    """The report as HTML for a notebook: the parts of the page, without a script, with styles of its own."""
+    """Return the report as HTML for a notebook: the parts of the page, without a script, with styles of its own."""
     from onnxamp._report.html.render import render_part  # noqa: PLC0415 - only notebooks need jinja2
 
     return render_part(
@@ -107,7 +107,7 @@ def as_frame(result: Any, table: str) -> "pd.DataFrame":
 
 
 def _flat(record: Any) -> dict[str, Any]:
-    """The fields of a record, and what it computes from them."""
+    """Return the fields of a record, and what it computes from them."""
     names = [item.name for item in fields(record)]
     names += [
         name

@@ -10,8 +10,8 @@ from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Weight
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.edits import Edits, NewConstant
+from onnxamp._ops.facts import attribute, op_facts, op_key
+from onnxamp._rewrite.edits import Edits, NewConstant, NewDequantize
 
 Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
 """Converts float32 tensors to low precision."""
@@ -80,7 +80,7 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
 
 
 def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
-    """What is to be converted of a constant."""
+    """Return the conversions of a constant."""
     saturate_at = edits.low.max_finite / (2 if value in edits.halved else 1)
     return Weight(tensor, saturate_at, name, edits.rounded.get(value))
 
@@ -126,8 +126,10 @@ def _change_nodes(editor: GraphEditor, edits: Edits, convert: Converter) -> None
     for copy in edits.copies:
         producer = editor.view.values[copy.value].producer
         if producer != ABSENT:
-            second = _constant_copy(editor.node(producer), copy, edits, convert)
-            editor.insert_after(producer, second)
+            constant = _constant_copy(editor.node(producer), copy, edits, convert)
+            editor.insert_after(producer, constant)
+    for second in edits.dequantized:
+        editor.insert_after(second.node, _dequantize_again(editor, second))
     for index in sorted(edits.attributes):
         _lower_attribute(editor.view.nodes[index], editor.node(index), edits, convert)
 
@@ -152,13 +154,27 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
 def _constant_copy(
     proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
 ) -> NodeProto:
-    """A second Constant node, in the other precision than the first."""
+    """Return a second Constant node, in the other precision than the first."""
     second = copied(proto)
     second.output[0] = copy.name
     second.name = copy.node_name
     if copy.low:
         _lower_constant(second, edits, copy.value, convert)
     return second
+
+
+def _dequantize_again(editor: GraphEditor, second: NewDequantize) -> NodeProto:
+    """Return a second node that dequantizes what another one does, with a scale of another type."""
+    proto = copied(editor.node(second.node))
+    proto.input[1], proto.output[0], proto.name = (
+        second.scale,
+        second.target,
+        second.name,
+    )
+    rule = op_facts().dtype_attribute.get(op_key(proto))
+    if rule is not None and attribute(proto, rule.attribute):
+        set_attribute(proto, rule.attribute, second.elem)
+    return proto
 
 
 def _lower_attribute(

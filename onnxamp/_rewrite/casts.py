@@ -36,7 +36,7 @@ from onnxamp._rewrite.passes import Draft, Passed
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
     """Copy a model without its redundant Casts, and change nothing else.
 
-    Data movement between a Cast to a wider float type and a Cast back moves the narrow type then.
+    If data movement is between a Cast to a wider float type and a Cast back, it then moves the narrower type.
 
     Args:
         model: any ModelProto; it is not changed.
@@ -85,7 +85,7 @@ def apply(draft: Draft, options: Options) -> Passed:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
+    """Return nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
     kept = set(find_overrides(graph, options).of_node)
     kept |= {node.index for node in graph.nodes if node.key in options.black}
     if options.init_max is not None:
@@ -115,7 +115,7 @@ def _idle_casts(
 
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
-    """The Casts that :func:`remove_redundant_casts` removes, by node index."""
+    """Return the Casts that :func:`remove_redundant_casts` removes, by node index."""
     pairs = graph.ask(find_pairs)
     return frozenset(
         _find_removal(graph, graph.types, lossy=False).removed
@@ -139,7 +139,7 @@ def _find_removal(
 
 
 class _Removal:
-    """What each Cast reads from now on, and what replaces the output of each removed Cast."""
+    """Return the new input of each Cast, and the replacement for the output of each removed Cast."""
 
     def __init__(
         self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]
@@ -220,12 +220,12 @@ class _Removal:
                 reads[self.reads(node, node.inputs[0])] -= 1
 
     def reads(self, node: Node, value: int) -> int:
-        """What a node reads from now on in place of ``value``."""
+        """Return the new input of a node instead of ``value``."""
         now = self.source.get(node.index, value) if node.key == "Cast" else value
         return self.alias.get(now, now)
 
     def through(self, node: Node) -> int:
-        """The earliest value that the Cast may read instead of its input."""
+        """Return the earliest value that the Cast may read instead of its input."""
         source = self.alias.get(node.inputs[0], node.inputs[0])
         while (
             self.chains
@@ -241,7 +241,7 @@ class _Removal:
         return source
 
     def may_skip(self, first: int, second: int, third: int) -> bool:
-        """Whether first -> second -> third may become first -> third."""
+        """Return whether first -> second -> third may become first -> third."""
         a, b, c = (
             str(self.types[value]).removeprefix("tensor(").removesuffix(")")
             for value in (first, second, third)
@@ -264,7 +264,7 @@ class _Removal:
             self.alias[node.outputs[0]] = replacement
 
     def apply(self) -> ModelProto:
-        """The edited copy of the model."""
+        """Return the edited copy of the model."""
         editor = GraphEditor(self.view)
         editor.remove(*self.removed)
         read = {*self.alias, *(self.view.nodes[cast].inputs[0] for cast in self.source)}

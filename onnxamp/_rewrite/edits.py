@@ -1,6 +1,5 @@
 """Edits of a model as data: ``plan_edits`` plans them, and ``apply`` applies them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxamp._dtypes import Format
@@ -33,6 +32,17 @@ class NewConstant:
     low: bool
 
 
+@record
+class NewDequantize:
+    """A second node like ``node``, right after it, that dequantizes the same integers with a scale of type ``elem``."""
+
+    node: int
+    scale: str
+    target: str
+    name: str
+    elem: int
+
+
 @dataclass(slots=True)
 class Edits:
     """All changes of a model.
@@ -43,6 +53,7 @@ class Edits:
     low: Format
     casts: list[NewCast] = field(default_factory=list)
     copies: list[NewConstant] = field(default_factory=list)
+    dequantized: list[NewDequantize] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)
     """Original Cast -> the node after which it moves (ABSENT: to the start of the scope)."""
     removed: set[int] = field(default_factory=set)
@@ -58,8 +69,8 @@ class Edits:
     """Initializers that become low precision in place."""
     renamed: dict[int, str] = field(default_factory=dict)
     """Values that are declared or stored under a new name: those of bodies that would shadow an outer one."""
-    rounded: Mapping[int, Chosen] = field(default_factory=dict)
-    """Constants whose low-precision numbers were chosen beforehand, instead of the nearest."""
+    rounded: dict[int, Chosen] = field(default_factory=dict)
+    """Constants whose low-precision numbers are known beforehand, since they are not the nearest."""
     halved: set[int] = field(default_factory=set)
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 
@@ -67,6 +78,7 @@ class Edits:
         return bool(
             self.casts
             or self.copies
+            or self.dequantized
             or self.moved
             or self.removed
             or self.inputs

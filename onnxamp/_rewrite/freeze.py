@@ -16,7 +16,7 @@ _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Whether defaults are to be frozen: if nobody asks, only where every float initializer is a graph input.
+    """Return whether defaults are to be frozen: if nobody asks, only where every float initializer is a graph input.
 
     That is an exporter's habit, not a caller's wish. Scalars alone may well be settings.
     """
@@ -53,10 +53,10 @@ def apply(draft: Draft, options: Options) -> Passed:
         entry for entry in model.graph.input if entry.name not in frozen
     )
     if len(frozen) == 1:
-        note = "1 initializer was a graph input as well, and is only a weight now."
+        note = "1 initializer was also a graph input and is now only a weight."
     else:
         count = f"{len(frozen):,} initializers"
-        note = f"{count} were graph inputs as well, and are only weights now."
+        note = f"{count} were also graph inputs and are now only weights."
     if not options.freeze_defaults:
-        note += " To let callers override them as before, pass --keep-overridable."
+        note += " --keep-overridable lets callers override them as before."
     return Passed(Draft(result, draft.folder), (note,))

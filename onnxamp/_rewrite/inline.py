@@ -10,7 +10,7 @@ from onnxamp._rewrite.passes import Draft, Passed
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Whether there are functions to inline."""
+    """Return whether there are functions to inline."""
     return (
         bool(draft.proto.functions)
         and not options.keep_functions
@@ -27,7 +27,7 @@ def apply(draft: Draft, _: Options) -> Passed:
 
 
 def inline(model: ModelProto) -> tuple[ModelProto, str]:
-    """The model with its local functions inlined if possible, and a sentence about it."""
+    """Return the model with its local functions inlined if possible, and a sentence about it."""
     names = ", ".join(sorted(function.name for function in model.functions)[:5])
     try:
         result = inline_functions(model, partly=True)

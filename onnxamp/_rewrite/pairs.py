@@ -65,13 +65,13 @@ def _next_pairs(
 def find_pairs(
     graph: Graph, target: str = "any", kept: Container[int] = (), *, chains: bool = True
 ) -> "Pairs":
-    """The redundant pairs of a graph. Complexity: linear in nodes.
+    """Return the redundant pairs of a graph. Complexity: linear in nodes.
 
     Args:
         graph: the model.
         target: as for :func:`remove_pairs`.
         kept: nodes to leave as they are.
-        chains: whether Casts may stand behind one another, as float16 -> float32 -> double; a pair then ends where its
+        chains: whether Casts may stand one after another, as float16 -> float32 -> double; a pair then ends where its
             first type is reached again, and pairs in between are not found.
     """
     pairs = Pairs(graph, kept, target, chains)
@@ -132,7 +132,7 @@ class Pairs:
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
 
     def widened(self, node: Node) -> int:
-        """The value that the Cast makes wider, perhaps through other Casts; ABSENT if it makes none wider."""
+        """Return the value that the Cast makes wider, possibly through other Casts; ABSENT if it makes none wider."""
         if ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
             return ABSENT
         read = node.inputs[0]
@@ -147,7 +147,9 @@ class Pairs:
         )
 
     def moved(self, node: Node) -> str | None:
-        """The narrow type of all that the node moves, if its kernel takes that; None if it does more than that."""
+        """Return the narrow type of all that the node moves, if its kernel takes that; None if it does more than
+        that.
+        """
         signature, types = node.signature, self.graph.types
         if signature is None or not self.allows(node):
             return None
@@ -215,7 +217,7 @@ class Pairs:
             ]
 
     def is_open(self, node: Node) -> bool:
-        """Whether something other than data movement and Casts back takes a value of the node."""
+        """Return whether something other than data movement and Casts back takes a value of the node."""
         hidden = self.graph.hidden
         if any(self.origin.get(value) in hidden for value in node.inputs):
             return True
@@ -230,7 +232,7 @@ class Pairs:
         )
 
     def ends_pair(self, node: Node) -> bool:
-        """Whether the node casts a value back to the type that its numbers fit."""
+        """Return whether the node casts a value back to the type that its numbers fit."""
         if (
             node.key != "Cast"
             or ABSENT in (node.input(0), node.outputs[0])
@@ -278,7 +280,7 @@ class Pairs:
             self.identities.add(node.index)
 
     def is_done(self, value: int) -> bool:
-        """Whether a value of the wide type has lost all its readers."""
+        """Return whether a value of the wide type has lost all its readers."""
         readers = [node for node, _ in self.graph.uses[value]]
         gone = (
             index in self.moves
@@ -294,7 +296,7 @@ class Pairs:
     # -- application -------------------------------------------------------------------------------------------
 
     def apply(self) -> ModelProto:
-        """The edited copy of the graph's model."""
+        """Return the edited copy of the graph's model."""
         editor = GraphEditor(self.graph)
         editor.remove(*((self.ends | self.starts) - self.identities))
         for node in self.graph.nodes:
@@ -322,7 +324,7 @@ class Pairs:
         return editor.finish()
 
     def read(self, node: Node, value: int) -> int:
-        """What a node reads in place of a value."""
+        """Return the node's new input instead of a value."""
         is_start = value in self.narrow
         takes = not is_start or node.index in self.moves or node.index in self.ends
         return self.source.get(value, value) if takes else value

@@ -1,4 +1,4 @@
-"""What passes have in common. A pass is a function that rewrites a draft, beside one that tells whether it has to.
+"""The common parts of passes. A pass is a function that rewrites a draft, beside one that tells whether it has to.
 
 :data:`onnxamp._rewrite.prepare.PASSES` names all passes in their order.
 """
@@ -47,7 +47,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass makes of a draft.
+    """The result of a pass on a draft.
 
     Attributes:
         draft: the new draft; the old one if nothing had to change.

@@ -10,14 +10,17 @@ from typing import Final, NamedTuple
 from onnx import TensorProto
 
 from onnxamp._decide.decision import Decision
+from onnxamp._decide.hazards.scales import vanishing_scales
 from onnxamp._decide.ports import LOW, NONE, PortVariables
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
+from onnxamp._model.blobs import Chosen
+from onnxamp._model.lowering import Scratch, lower
 from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.edits import Edits, NewCast, NewConstant
+from onnxamp._rewrite.edits import Edits, NewCast, NewConstant, NewDequantize
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ class OriginalCasts:
                 self.down_casts.setdefault(node.inputs[0], []).append(node)
 
     def public_name(self, value: Value) -> str:
-        """The name of the graph output of a Cast that the value, now low itself, replaces."""
+        """Return the name of the graph output of a Cast that the value, now low itself, replaces."""
         casts = self.down_casts.get(value.index)
         if (
             not casts
@@ -76,9 +79,9 @@ class OriginalCasts:
         return value.name
 
     def reuse(self, value: Value) -> str | None:
-        """The output of a Cast that serves all low-precision readers of a float32 value; None if there is none.
+        """Return the output of a Cast that serves all low-precision readers of a float32 value; None if there is none.
 
-        The Cast moves right behind the producer, to precede them.
+        The Cast moves right after the producer, to precede them.
         """
         for node in self.down_casts.get(value.index, ()):
             if node.scope == value.scope and node.outputs[0] not in self.graph.hidden:
@@ -106,7 +109,7 @@ class OriginalCasts:
                 self.aliases[result] = value
 
     def low_source(self, value: int) -> Source:
-        """The source of a value that is low in the original model, through Casts that are removed."""
+        """Return the source of a value that is low in the original model, through Casts that are removed."""
         while value in self.aliases:
             source = self.aliases[value]
             names = self.names.get(source)
@@ -179,15 +182,18 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         names=originals.names,
         shadowed=graph.ask(shadowing),
     )
+    maker.find_doubled(problem)
     for value, variable in enumerate(ports.produced):
         if variable != NONE:
             maker.value(graph.values[value])
     maker.lowered_values()
+    maker.dequantize_twice()
     originals.remove_idle()
     maker.readers()
     maker.returns()
     originals.remove_dead()
     maker.halve_sentinels(problem.sentinels)
+    maker.keep_positive()
     return maker.edits
 
 
@@ -206,6 +212,28 @@ class _Maker:
     names: dict[int, Versions]
     shadowed: Mapping[int, int]
     """See :func:`shadowing`."""
+    doubled: dict[int, str] = field(default_factory=dict)
+    """Nodes that dequantize in both precisions -> the name of their second result."""
+
+    def find_doubled(self, problem: Problem) -> None:
+        """Find what dequantizes in both precisions; the last one first, which may dequantize a scale of another."""
+        for index in sorted(problem.twofold & self.ports.of_node.keys(), reverse=True):
+            if all(self.needs(self.graph.nodes[index].outputs[0])):
+                self.doubled[index] = ""
+
+    def dequantize_twice(self) -> None:
+        """Add the second nodes of what dequantizes in both precisions."""
+        for index, target in self.doubled.items():
+            node = self.graph.nodes[index]
+            scales = self.names[node.inputs[1]]
+            is_low = self.low[self.ports.produced[node.outputs[0]]]
+            scale = scales.high if is_low else scales.low
+            assert scale is not None
+            name = self.new.fresh(f"{target}/{node.proto.op_type}")
+            elem = TensorProto.FLOAT if is_low else self.edits.low.elem
+            self.edits.dequantized.append(
+                NewDequantize(index, scale, target, name, elem)
+            )
 
     def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
         """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
@@ -218,8 +246,18 @@ class _Maker:
                 if stats is not None and stats.has_sentinel(self.edits.low):
                     self.edits.halved.add(constants.source(value))
 
+    def keep_positive(self) -> None:
+        """Let low scales of weights that would become 0 be the smallest number."""
+        low, stored = self.edits.low, {copy.value for copy in self.edits.copies}
+        for scale, numbers in vanishing_scales(self.graph, low):
+            if scale in self.edits.weights | stored:
+                flat = numbers.reshape(-1)
+                bits, counts = lower(flat, low, low.max_finite, Scratch(flat.size))
+                bits[(bits == 0) & (flat != 0)] = 1
+                self.edits.rounded[scale] = Chosen(bits, counts)
+
     def fresh(self, base: str, *, low: bool) -> str:
-        """A new name for a value in the other precision."""
+        """Return a new name for a value in the other precision."""
         return self.new.fresh(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
@@ -232,10 +270,12 @@ class _Maker:
         )
 
     def needs(self, value: int) -> tuple[bool, bool]:
-        """Whether the value is read or returned in float32, and in low precision, original Casts apart."""
+        """Return whether the value is read or returned in float32, and in low precision, original Casts apart."""
         consumed, low, nodes = self.ports.consumed, self.low, self.graph.nodes
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
+            if node in self.doubled:
+                return True, True  # its scale
             variable = consumed[node][port]
             if variable >= 0 or (
                 variable != NONE and (variable != LOW or nodes[node].key != "Cast")
@@ -247,7 +287,7 @@ class _Maker:
         return False in needed, True in needed
 
     def public(self, value: int) -> bool | None:
-        """Whether the main graph returns the value in low precision; None if it does not return it."""
+        """Return whether the main graph returns the value in low precision; None if it does not return it."""
         keys = [
             key
             for key in self.graph.results[value]
@@ -318,6 +358,9 @@ class _Maker:
             if not is_low:
                 self.edits.types[value.index] = self.edits.low.tensor
         producer = self.graph.producer(value.index)
+        if value.producer in self.doubled:
+            self.doubled[value.producer] = other
+            return
         source = own
         if value.index in self.ports.free and producer is not None:
             source = producer.proto.input[0]
@@ -325,7 +368,7 @@ class _Maker:
         self.add_cast(value, source, other, elem)
 
     def own_name(self, value: Value, *, is_low: bool) -> str:
-        """The value's name, or a new one if it shadows an outer value that would get another type.
+        """Return the value's name, or a new one if it shadows an outer value that would get another type.
 
         onnx and ONNX Runtime infer one type per name wherever it is visible.
         """
@@ -343,7 +386,9 @@ class _Maker:
         return name
 
     def is_constant(self, value: int) -> bool:
-        """Whether the value is an initializer or a Constant, which is stored twice if both precisions are needed."""
+        """Return whether the value is an initializer or a Constant, which is stored twice if both precisions are
+        needed.
+        """
         producer = self.graph.producer(value)
         return value in self.ports.free and (
             producer is None or producer.key == "Constant"
@@ -416,7 +461,7 @@ class _Maker:
                     self.names[value].high = origin.raised
 
     def leaves_body(self, value: int, home: int) -> bool:
-        """Whether a body returns the value in low precision, which is a value of another scope."""
+        """Return whether a body returns the value in low precision, which is a value of another scope."""
         returned = (
             self.ports.returned.get(key, NONE) for key in self.graph.results[value]
         )

@@ -28,7 +28,7 @@ from onnxamp._rewrite.passes import Draft, Passed
 
 
 def applies(_: Draft, options: Options) -> bool:
-    """Whether there are exponents other than 0."""
+    """Return whether there are exponents other than 0."""
     if options.rescaling is None or options.level == Level.O0:
         return False
     return bool(options.rescaling.scaled)
@@ -95,7 +95,7 @@ class _Rescaling:
             self.touched += len([exponent for exponent in by_exponent if exponent])
 
     def array(self, value: int) -> NDArray[np.float32]:
-        """The elements of a constant."""
+        """Return the elements of a constant."""
         tensor = self.graph.constants.tensors.get(value)
         if tensor is not None:
             return read_array(tensor, self.graph.folder)
@@ -112,7 +112,7 @@ class _Rescaling:
         raise AssertionError(node.op_type)
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
-        """A constant multiplied by ``2**-exponent``; what lies in a file is multiplied when it is read."""
+        """Return a constant multiplied by ``2**-exponent``; what lies in a file is multiplied when it is read."""
         array, tensor = self.array(value), self.graph.constants.tensors.get(value)
         if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
             self.lost[self.graph.values[value].name] = lost
@@ -201,7 +201,7 @@ class _Rescaling:
             self.muls += 1
 
     def logarithms(self) -> None:
-        """Add what a factor becomes behind a logarithm."""
+        """Add what a factor becomes after a logarithm."""
         for node, variable in self.equations.logarithms.items():
             if not self.exponents[variable]:
                 continue
@@ -223,7 +223,7 @@ class _Rescaling:
             self.adds += 1
 
     def notes(self, rescaling: Rescaling) -> Iterable[str]:
-        """What was done, in sentences."""
+        """Return sentences about the changes."""
         largest = max(rescaling.scaled, key=lambda row: row.largest or 0.0)
         what = (
             f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"
@@ -243,7 +243,7 @@ class _Rescaling:
             if rescaling.gap
             else ""
         )
-        least = "; no exponents do with fewer" if rescaling.gap == 0 else least
+        least = "; no exponents need fewer" if rescaling.gap == 0 else least
         muls = (
             f" {_count(self.muls, 'Mul')} at the model's interface."
             if self.muls
@@ -251,7 +251,7 @@ class _Rescaling:
         )
         yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
         if self.adds:
-            yield f"{_count(self.adds, 'Add')} behind logarithms: there, results differ by a rounding."
+            yield f"{_count(self.adds, 'Add')} after logarithms: results differ there by a rounding."
         for name, count in self.lost.items():
             what = f"{_count(count, 'element')} of {name!r}"
             yield f"{what} left float32's range when multiplied: results differ slightly."
@@ -275,7 +275,7 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
 
 
 def _lost(array: NDArray[np.float32], exponent: int) -> int:
-    """How many numbers leave float32's range when multiplied by ``2**-exponent``."""
+    """Return how many numbers leave float32's range when multiplied by ``2**-exponent``."""
     back = times_power(times_power(array, exponent), -exponent)
     return int(np.count_nonzero(back != array)) - int(np.count_nonzero(np.isnan(array)))
 

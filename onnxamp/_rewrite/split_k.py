@@ -1,7 +1,7 @@
 """Split-K: a long product becomes shorter ones, side by side as a batch, whose results are added.
 
 ``x[..., M, K] @ w[K, N]`` is the sum of ``x[..., C, M, K / C] @ w[C, K / C, N]`` over C. The elements of a weight are
-in that order already: if nobody else reads it, it gets other dimensions, and stays where it is. The product keeps its
+in that order already: if nothing else reads it, it gets other dimensions, and stays where it is. The product keeps its
 name, and so does the result.
 """
 
@@ -77,7 +77,9 @@ class _Splitter:
         self.turned = {value: dims for value in weights if (dims := self.stored(value))}
 
     def stored(self, value: int) -> tuple[int, ...]:
-        """The dimensions with which every reader of a weight wants it; none where it is no weight, or they differ."""
+        """Return the dimensions with which every reader of a weight wants it; none where it is no weight, or they
+        differ.
+        """
         graph, held = self.graph, self.graph.values[value]
         listed = graph.scopes[held.scope].inputs
         if (
@@ -93,7 +95,7 @@ class _Splitter:
         return wanted.pop() if len(wanted) == 1 else ()
 
     def dims(self, node: Node) -> tuple[int, ...]:
-        """Those of the second factor with its terms split."""
+        """The parts of the second factor with its terms split."""
         parts, shape = self.found[node.index], self.graph.shapes[node.inputs[1]]
         assert shape is not None
         sizes = tuple(size or 0 for size in shape)
@@ -111,7 +113,7 @@ class _Splitter:
             self.editor.undeclare(held.scope, [held.name])
 
     def nodes(self, node: Node) -> list[NodeProto]:
-        """The nodes that stand in the place of a product."""
+        """Return the nodes that stand in the place of a product."""
         site, made, proto = (
             Site(self.graph, node, self.editor),
             list[NodeProto](),
@@ -132,7 +134,7 @@ class _Splitter:
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
-        """The first factor with its terms split: dimensions before them are copied, whatever they are."""
+        """Return the first factor with its terms split: dimensions before them are copied, whatever they are."""
         node, parts = site.node, self.found[site.node.index]
         shape, terms = (
             site.shape_of(node.proto.input[0]),
@@ -153,7 +155,7 @@ class _Splitter:
         return _added(site, made, "Transpose", [name], "rows", perm=perm)
 
     def weight(self, site: Site, made: list[NodeProto]) -> str:
-        """The second factor with its terms split."""
+        """Return the second factor with its terms split."""
         node = site.node
         name = node.proto.input[1]
         if node.inputs[1] not in self.turned:
@@ -165,7 +167,7 @@ class _Splitter:
         )
 
     def total(self, site: Site, partial: str, name: str) -> NodeProto:
-        """What adds up the results, and drops the dimensions of one that vectors brought along."""
+        """Yield nodes that add the results, and remove the dimensions of size 1 that come from vectors."""
         shapes = [self.graph.shapes[value] or () for value in site.node.inputs[:2]]
         rank = max(2, *map(len, shapes))
         axes = [

@@ -47,7 +47,7 @@ class Typing:
 
 
 def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
-    """The types of a node, to be held against :func:`inference_fault`; None where onnx has nothing to say.
+    """Return the types of a node, to be held against :func:`inference_fault`; None where onnx has nothing to say.
 
     That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
     """
@@ -72,7 +72,7 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
 
 @lru_cache(maxsize=1 << 12)
 def inference_fault(typing: Typing) -> str:
-    """What onnx infers in place of a node's types, in words; "" if it agrees."""
+    """Return the types that onnx infers for a node instead, in words; "" if they agree."""
     given = {
         f"in{port}": type_proto(kind)
         for port, kind in enumerate(typing.inputs)
@@ -126,7 +126,7 @@ def _inferred(
 _WRONG_TYPE: Final = re.compile(
     r"\[TypeInferenceError\]|has (inconsistent|unsupported) type"
 )
-"""What onnx says of types, at a node or in the body of its function; what it says of shapes does not count here."""
+"""Return onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
 
 
 def nodes_around(
@@ -191,7 +191,7 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
 
 
 def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
-    """Nodes that make what a node reads or its bodies return, and that read what it makes."""
+    """Yield nodes that make what a node reads or its bodies return, and that read what it makes."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs
     )
@@ -201,7 +201,7 @@ def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
 
 
 def _beside(graph: Graph, value: int) -> Iterator[int]:
-    """Nodes that make or read a value, and those whose bodies return it."""
+    """Yield nodes that make or read a value, and those whose bodies return it."""
     producer = graph.producer(value)
     if producer is not None:
         yield producer.index
@@ -290,7 +290,7 @@ def _changed(
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """What is wrong with types at one place.
+    """A type fault at one place.
 
     Attributes:
         where: the place in words, the same in a model and in what becomes of it.
@@ -310,7 +310,9 @@ class Conflict:
 
 
 def type_conflicts(graph: Graph) -> Iterator[Conflict]:
-    """Where types contradict schemas, what onnx infers, declared outputs or each other. Complexity: linear in nodes."""
+    """Yield type faults: contradictions with schemas, onnx's inference, declared outputs or each other. Complexity:
+    linear in nodes.
+    """
     types = [*graph.types, None]  # the last entry is that of ABSENT
     facts, passed = op_facts(), set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
@@ -334,7 +336,7 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
 
 
 def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
-    """What is wrong with the types of a node with a schema, in words."""
+    """Return the type fault of a node with a schema, in words."""
     assert node.signature is not None
     if not _is_consistent(node.signature, inputs):
         return f"takes {', '.join(map(str, inputs))}"
@@ -344,7 +346,7 @@ def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _is_consistent(signature: Signature, inputs: Types) -> bool:
-    """Whether the schema admits the types: large models repeat few."""
+    """Return whether the schema admits the types: large models repeat few."""
     return is_consistent(signature, bind(signature, inputs), inputs)
 
 

@@ -47,8 +47,9 @@ EXACT: Final = "onnxamp.exact"
 """Key of the metadata that name the float32 result behind an accumulated value."""
 
 _INSIDE: Final = 3.25
-"""What products and sums inside of vectors of four add to the square of an error, in squares of that of rounding once:
-K products and K / 4 sums of 2, 3 and 4 terms, over K."""
+"""The contribution to the square of an error by products and sums in vectors of four, in squares of that of rounding
+once: K products and K / 4 sums of 2, 3 and 4 terms, over K.
+"""
 
 _SHORT: Final = 64
 """Terms up to which q is taken to be y^2, as it is on average: the squares would cost more than they tell."""
@@ -60,7 +61,7 @@ _TERMS: Final = 4096
 """Terms of the sums whose error a profile's ``growth`` tells."""
 
 _TEETH: Final = 8
-"""How often the error that stands for a residual rises from its least to its largest value while the residual does."""
+"""The share of cases in which the error that stands for a residual grows with the residual."""
 
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""
@@ -168,7 +169,7 @@ class Accumulator(NamedTuple):
             made("Add", found, bias)
 
     def _bias(self, made: "_Writer", node: Node, written: NodeProto) -> str | None:
-        """What the op adds behind the sum, in a shape that broadcasts."""
+        """Return the bias that the op adds after the sum, in a shape that broadcasts."""
         if (
             len(written.input) < 3
             or not written.input[2]
@@ -231,7 +232,7 @@ _GROWTH: Final = sqrt(_TERMS / 2)
 
 
 def _of_squares(made: "_Writer", node: NodeProto) -> str:
-    """The op on squared inputs, without a bias."""
+    """Return the op on squared inputs, without a bias."""
     same = NodeProto()
     same.CopyFrom(node)
     same.name = ""
@@ -265,11 +266,11 @@ class _Writer(NamedTuple):
         return node.output[0]
 
     def number(self, value: float) -> str:
-        """A scalar constant."""
+        """Return a scalar constant."""
         return self.editor.constant(np.float32(value), f"{self.stem}/number")
 
     def step(self, kind: str, operands: Sequence[str | float]) -> str:
-        """A rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
+        """Return a rounded step of a formula. Exponentials are powers of two, and logarithms those of two."""
         first, *others = (
             self.number(float(np.float16(one))) if isinstance(one, float) else one
             for one in operands
@@ -305,11 +306,13 @@ class _Writer(NamedTuple):
         return self("Where", self("IsNaN", found), otherwise, found)
 
     def square(self, name: str) -> str:
-        """The square of a sum; of the smallest normal number where it is less, as its residual tells nothing then."""
+        """Return the square of a sum; of the smallest normal number where it is less, as its residual tells nothing
+        then.
+        """
         return self("Max", self("Mul", name, name), self.number(_NORMAL**2))
 
     def residual(self, name: str) -> str:
-        """The error of rounding a value once."""
+        """Return the error of rounding a value once."""
         return self("Sub", self.rounded(name), name)
 
     def rounded(self, name: str) -> str:

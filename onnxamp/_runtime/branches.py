@@ -43,7 +43,8 @@ Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 
 
 def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
-    """A copy of the model whose main graph holds no If: each is replaced by the branch that ``run`` shows it to take.
+    """Return a copy of the model whose main graph holds no If: each is replaced by the branch that ``run`` shows it to
+    take.
 
     Args:
         model: it is not changed, and copied once.
@@ -98,7 +99,7 @@ def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
 
 
 def _branch(node: Node, condition: bool) -> int:
-    """The scope of the branch that an If takes."""
+    """Return the scope of the branch that an If takes."""
     name, scopes = "then_branch" if condition else "else_branch", dict(node.bodies)
     if name not in scopes:
         raise ModelError(f"The If {node.label!r} has no {name}.")
@@ -119,7 +120,7 @@ class _Move:
     """If node -> (result of its branch, its own output) pairs that an Identity connects."""
 
     def name(self, value: int) -> str:
-        """The name of a value in the result."""
+        """Return the name of a value in the result."""
         return self.names.get(value, self.view.values[value].name)
 
     def result(self) -> ModelProto:
@@ -235,7 +236,7 @@ class _Move:
                 waiting += zip(inner, body.node, strict=True)
 
     def identities(self, index: int, labels: NewNames) -> Iterator[NodeProto]:
-        """What gives the results of a branch the names of the If's outputs."""
+        """Yield nodes that give the results of a branch the names of the If's outputs."""
         for source, output in self.copies.get(index, ()):
             name = self.name(output)
             label = labels.fresh(f"{name}/taken")
@@ -289,7 +290,7 @@ def settled_flow(
 
 
 def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
-    """The shapes of those that are tensors."""
+    """Return the shapes of those that are tensors."""
     return {
         name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
     }
@@ -304,7 +305,7 @@ def settle(
     provider: Provider = "cpu",
     keep: int = WEIGHTS_IN_GRAPH,
 ) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
-    """The model as one sample runs it, functions inlined and branches taken; and the conditions that led to it.
+    """Return the model as one sample runs it, functions inlined and branches taken; and the conditions that led to it.
 
     ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
     """
@@ -325,7 +326,7 @@ def settle(
 
 
 def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
-    """The model with optional inputs that the sample leaves empty computed inside, as they cannot be fed."""
+    """Return the model with optional inputs that the sample leaves empty computed inside, as they cannot be fed."""
     empty = [
         entry
         for entry in model.graph.input
@@ -354,7 +355,7 @@ def _conditions(
     *,
     emulated: bool,
 ) -> dict[str, bool]:
-    """Values of conditions; only the nodes that they need are run."""
+    """Return values of conditions; only the nodes that they need are run."""
     own = copied(shell.model)  # the caller edits its own
     flow = flow_of(
         shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds)

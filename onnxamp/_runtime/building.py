@@ -77,7 +77,7 @@ class Child:
     def ask(
         self, question: dict[str, Any], *, seconds: float | None = None
     ) -> dict[str, Any] | None:
-        """The answer to a question; None if the process ended, or was ended after so many seconds, without one.
+        """Return the answer to a question; None if the process ended, or was ended after so many seconds, without one.
 
         Raises:
             OSError: this system starts no processes.
@@ -139,7 +139,7 @@ class Refusal(NamedTuple):
 
 
 class Built(NamedTuple):
-    """What building showed: which builder was asked (``by``), its refusals, and the bytes of the engine."""
+    """The result of a build: the builder (``by``), its refusals, and the bytes of the engine."""
 
     by: str
     refusals: tuple[Refusal, ...]
@@ -204,7 +204,7 @@ class EngineBuilder(Child):
 
 
 def can_build() -> bool:
-    """Whether TensorRT-RTX is installed."""
+    """Return whether TensorRT-RTX is installed."""
     return find_spec("tensorrt_rtx") is not None
 
 
@@ -237,7 +237,7 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
 
 
 def _every_node(model: ModelProto) -> Iterator[NodeProto]:
-    """Nodes of the graph, of its bodies, and of functions."""
+    """Yield nodes of the graph, of its bodies, and of functions."""
     stack: list[GraphProto | Any] = [*model.functions, model.graph]
     while stack:
         for node in stack.pop().node:
@@ -251,7 +251,7 @@ def _every_node(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:
-    """A refusal with its node's label, and without made-up names in its text."""
+    """Return a refusal with its node's label, and without made-up names in its text."""
     names = [
         name for name in (found.node, *_UNIQUE.findall(found.text)) if name in labels
     ]
@@ -263,7 +263,7 @@ _UNIQUE: Final = re.compile(r"node\d+\.")
 
 
 def refusal(text: str) -> str:
-    """What the builder says, without codes and places in its sources."""
+    """Return the builder's message, without codes and places in its sources."""
     lines = [line for line in text.splitlines() if line.strip()] or [
         "it does not say why"
     ]
@@ -279,7 +279,7 @@ _ERROR: Final = re.compile(r"Error Code \d+: [\w ]+ \((.*?)(?: In \w+ at \S+)?\)
 
 @Once
 def the_builder() -> EngineBuilder:
-    """The builder of this process: what one import costs serves all models."""
+    """Return the builder of this process: what one import costs serves all models."""
     builder = EngineBuilder()
     at_end(builder.end)
     return builder
@@ -290,9 +290,9 @@ _LARGE: Final = 16 << 20
 
 
 class Loaded(NamedTuple):
-    """What loading showed: ``by`` names the runtime, and ``fault`` says in a clause why it did not work ("": it did).
+    """The result of loading: ``by`` names the runtime ("" if there is none), and ``fault`` is a clause
 
-    Where nothing could be asked, ``by`` is "". ``does`` is what was asked of it: to "load" a model, or to "build" one.
+    about the failure ("" if there is none). ``does`` is what was asked of it: to "load" a model, or to "build" one.
     """
 
     by: str = ""
@@ -337,7 +337,7 @@ def load_file(
 ) -> Loaded:
     """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
 
-    To resolve the graph of a large model, its weights are not read. Nor are those of one behind a URL, of which the
+    To resolve the graph of a large model, its weights are not read. Nor are those of one at a URL, of which the
     graph alone is resolved.
     """
     assert model.path is not None
@@ -357,7 +357,7 @@ def load_file(
 
 
 def _without_weights(model: Model) -> ModelProto:
-    """The model with its weights declared to be in a file that there is not."""
+    """Return the model with its weights declared to be in a file that there is not."""
     shell = take_weights(model.proto, model.folder, keep=0)
     for tensor in shell.model.graph.initializer:
         if tensor.name in shell.weights:
@@ -369,7 +369,7 @@ def _without_weights(model: Model) -> ModelProto:
 
 @Once
 def the_loader() -> Loader:
-    """The loader of this process: what one import costs serves all models."""
+    """Return the loader of this process: what one import costs serves all models."""
     loader = Loader()
     at_end(loader.end)
     return loader

@@ -1,4 +1,4 @@
-"""What runs take unless users ask for something else."""
+"""Defaults of runs."""
 
 from typing import Final
 

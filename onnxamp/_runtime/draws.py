@@ -121,7 +121,8 @@ _MOST_BYTES: Final = 2 << 30
 
 
 def suited(draw: Draw, reference: Session) -> Draw:
-    """The draw, or that of the first sizes to try with which the model runs if it does not run with the usual ones.
+    """Return the draw, or that of the first sizes to try with which the model runs if it does not run with the usual
+    ones.
 
     It runs only if there are such sizes, and keeps its outputs. Where it does not even load, where inputs cannot be
     made up, and where no sizes are found within 20 seconds, the draw stays what it is.
@@ -145,7 +146,8 @@ def suited(draw: Draw, reference: Session) -> Draw:
 
 
 def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
-    """The draw of the first sizes to try with which ``run`` fails neither; itself, and what was tried, without any.
+    """Return the draw of the first sizes to try with which ``run`` fails neither; itself, and what was tried, without
+    any.
 
     Sizes with which the model's values take too much memory are left out, and those that contradict one of its ops do
     not run.
@@ -166,7 +168,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
-    """How many made-up samples a verdict takes where nobody says.
+    """Return how many random samples a verdict takes where nobody says.
 
     One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
     float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,
@@ -190,7 +192,7 @@ def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
 
 
 def _numbers(outputs: Mapping[str, Any]) -> Iterator[float]:
-    """How many numbers of each float output count; of those that are all zero, none is shown."""
+    """Yield how many numbers of each float output count; of those that are all zero, none is shown."""
     for output in outputs.values():
         for array in map(np.asarray, output if isinstance(output, list) else [output]):
             if array.dtype.kind != "f":

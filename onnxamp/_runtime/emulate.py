@@ -139,7 +139,7 @@ def upcast_attribute(item: AttributeProto, base_dir: BaseDir) -> None:
 
 
 def emulate(model: ModelProto, *, base_dir: BaseDir = None) -> ModelProto:
-    """A float32 model that computes what a model with float16 or bfloat16 values computes.
+    """Return a float32 model that computes what a model with float16 or bfloat16 values computes.
 
     Args:
         model: any model; it is not changed.
@@ -263,7 +263,7 @@ class _Emulation:
         return None if value == ABSENT else self.elems[value]
 
     def is_kept(self, scope: int, name: str) -> bool:
-        """Whether a value of a scope keeps its type."""
+        """Return whether a value of a scope keeps its type."""
         return (
             scope == 0
             and self.editor.view.scopes[0].names.get(name, ABSENT) in self.kept
@@ -325,7 +325,7 @@ class _Emulation:
                 )
 
     def raised_name(self, value: int) -> str:
-        """A name for a kept value in float32, which all read in its place."""
+        """Return a name for a kept value in float32, which all read in its place."""
         name = f"{self.editor.view.values[value].name}_fp32"
         return self.renamed.setdefault(value, self.editor.names.fresh(name))
 

@@ -47,7 +47,7 @@ ModelFile: TypeAlias = ModelProto | str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Engine(ABC):
-    """What runs models. Everything in which engines differ is asked of them.
+    """An engine runs models. Code asks it about everything in which engines differ.
 
     Attributes:
         provider: the provider of ONNX Runtime, or the browser.
@@ -94,7 +94,7 @@ class Engine(ABC):
 
     @property
     def runtime(self) -> str:
-        """What runs models, with its version."""
+        """The name of the engine, with its version."""
         import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
 
         return f"onnxruntime {ort.__version__}"
@@ -262,7 +262,7 @@ _ENTRY: Final = 128
 
 
 def _bytes_of(output: Any) -> int:
-    """The memory that an output takes, about."""
+    """Return the memory that an output takes, about."""
     if isinstance(output, list):
         return sum(map(_bytes_of, output))
     return (
@@ -326,7 +326,7 @@ class Session:
         return self.prepare(check_inputs(self.model.proto, sample))
 
     def runs_whole(self, feeds: Feeds) -> bool:
-        """Whether the sample runs in one session."""
+        """Return whether the sample runs in one session."""
         return self.whole and all(feed is not None for feed in feeds.values())
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:

@@ -27,7 +27,7 @@ IN_FILES: Final = frozenset({read_npz, read_json, read_one})
 
 
 def model_print(model: Model) -> str:
-    """The fingerprint of a model with all its weights, wherever they are. Complexity: linear in bytes."""
+    """Return the fingerprint of a model with all its weights, wherever they are. Complexity: linear in bytes."""
     proto = model.proto
     if not (is_large(proto) or has_external_data(proto)):
         return fingerprint(proto.SerializeToString(deterministic=True))
@@ -48,7 +48,7 @@ def model_print(model: Model) -> str:
 
 
 def file_print(path: Path) -> str:
-    """The fingerprint of the name, the size and the time of a file.
+    """Return the fingerprint of the name, the size and the time of a file.
 
     Raises:
         OSError: there is none.
@@ -58,7 +58,9 @@ def file_print(path: Path) -> str:
 
 
 def sample_print(samples: Samples, number: int) -> str:
-    """The fingerprint of a sample: of its numbers, or of the name, size and time of the file that they are in."""
+    """Return the fingerprint of a sample: of its numbers, or of the name, size and time of the file that they are
+    in.
+    """
     reader = samples.readers[number]
     if getattr(reader, "func", None) in IN_FILES:
         path, *where = reader.args  # type: ignore[attr-defined] # a partial
@@ -68,7 +70,7 @@ def sample_print(samples: Samples, number: int) -> str:
 
 
 def samples_print(samples: Samples) -> str:
-    """The fingerprint of all samples in order."""
+    """Return the fingerprint of all samples in order."""
     return fingerprint(
         *(sample_print(samples, number) for number in range(len(samples)))
     )
@@ -98,7 +100,7 @@ def print_facts(
 
 
 def source_print(function: Callable[..., Any]) -> str:
-    """The fingerprint of the file that a function is in; of nothing if it is in none."""
+    """Return the fingerprint of the file that a function is in; of nothing if it is in none."""
     try:
         return fingerprint(Path(inspect.getfile(function)).read_bytes())
     except (OSError, TypeError):
@@ -106,7 +108,7 @@ def source_print(function: Callable[..., Any]) -> str:
 
 
 def runtime_version() -> str:
-    """The version of ONNX Runtime, which is not imported for that."""
+    """Return the version of ONNX Runtime, which is not imported for that."""
     for name in ("onnxruntime-gpu", "onnxruntime"):
         with suppress(PackageNotFoundError):
             return version(name)
@@ -114,7 +116,7 @@ def runtime_version() -> str:
 
 
 def versions() -> str:
-    """The versions of what measures."""
+    """Return the versions of what measures."""
     return f"onnxamp {version('onnxamp')}, ONNX Runtime {runtime_version()}"
 
 

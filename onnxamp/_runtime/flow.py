@@ -38,6 +38,7 @@ from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session
 from onnxamp._runtime.values import Feed, Feeds, as_typed
+from onnxamp._runtime.windows import with_defined_windows
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Shell(NamedTuple):
     base_dir: Path | None
 
     def array(self, name: str, *, raised: bool) -> npt.NDArray[Any]:
-        """A weight as an array, memory-mapped where its data are external.
+        """Return a weight as an array, memory-mapped where its data are external.
 
         Args:
             raised: convert low precision to float32.
@@ -177,7 +178,7 @@ class Flow(NamedTuple):
     """Inputs with a default, which is among the shell's weights."""
     outputs: tuple[str, ...]
     shell: Shell
-    """What surrounds the graph, and the weights."""
+    """The model around the graph, and the weights."""
     names: frozenset[str]
     """Every name of the model, including those in bodies."""
     exponents: Mapping[str, int]
@@ -236,6 +237,8 @@ def flow_of(
     graph = Graph.of(written)
     low, lowest = _low_values(graph), lowest_precision(graph.types)
     own = frozenset(graph.scopes[0].names)
+    graph = with_defined_windows(graph)
+    written = graph.model
     if lowest != "float32" and emulated:
         sizes = graph.shapes_of(shapes or {}) if arithmetic is not None else ()
         written = emulate_graph(
@@ -409,7 +412,7 @@ def _low_values(graph: Graph) -> dict[str, int]:
 
 
 def origin(flow: Flow, name: str) -> tuple[str, int]:
-    """The float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
+    """Return the float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
     maker = flow.maker[name]
     last = flow.nodes[maker]
     first = flow.maker.get(last.input[0]) if last.op_type == "Cast" else None
@@ -427,7 +430,7 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
 
 
 def dtype_of(flow: Flow, name: str) -> str:
-    """A value's element type in the model as written: "float32", "float16", "int64", ..."""
+    """Return a value's element type in the model as written: "float32", "float16", "int64", ..."""
     return (
         ELEM_NAMES[flow.low[name]]
         if name in flow.low
@@ -436,7 +439,7 @@ def dtype_of(flow: Flow, name: str) -> str:
 
 
 def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
-    """The feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
+    """Return the feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
 
     Raises:
         ArgumentError: it has an input that is not fed.
@@ -457,7 +460,8 @@ def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
 def expose(
     model: ModelProto, provider: Provider, names: Container[str]
 ) -> "tuple[ort.InferenceSession, tuple[str, ...]]":
-    """A session that computes what :func:`make_session` of the model does, with values of its main graph as outputs.
+    """Return a session that computes what :func:`make_session` of the model does, with values of its main graph as
+    outputs.
 
     Args:
         model: a model whose weights are inputs, or small; it is not changed.

@@ -1,6 +1,9 @@
 """The float network behind a quantized one, which tells what rounding to integers costs."""
 
 from collections.abc import Iterator
+from typing import Any
+
+from onnx import NodeProto, TensorProto
 
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
@@ -10,20 +13,22 @@ from onnxamp._ops.facts import op_facts
 
 
 def without_grids(model: Model) -> Model | None:
-    """The model whose computed values are not rounded to a grid of integers; weights are, as they are stored so.
+    """Return the model whose computed values are not rounded to a grid of integers; weights are, as they are stored so.
 
     Returns:
-        A model that reads what was quantized and dequantized as it was before; None if nothing was.
+        A model that reads what was quantized as it was before; None if nothing was.
     """
-    pairs = list(_pairs(model.ask(graph_of)))
-    if not pairs:
+    graph = model.ask(graph_of)
+    if not any(_pairs(graph)) and not any(_products(graph)):
         return None
-    whole = Model(model.embedded())
-    editor = GraphEditor(whole.ask(graph_of))
-    for node, before in pairs:
-        name = editor.view.values[before].name
+    graph = Model(model.embedded()).ask(graph_of)
+    editor = GraphEditor(graph)
+    for node, before in _pairs(graph):
+        name = graph.values[before].name
         moved = editor.make("Identity", [name], node.proto.output[:1], node.proto.name)
         editor.replace(node.index, [moved])
+    for node, maker in _products(graph):
+        editor.replace(node.index, _in_floats(editor, node, maker))
     return Model(editor.finish())
 
 
@@ -37,3 +42,37 @@ def _pairs(graph: Graph) -> Iterator[tuple[Node, int]]:
         before = maker.input(0)
         if before != ABSENT and types[before] == types[node.outputs[0]]:
             yield node, before
+
+
+_DYNAMIC = "DynamicQuantizeLinear"
+"""The op that gives its scale beside its integers."""
+
+
+def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Yield (product of integers, node that quantizes what it multiplies)."""
+    for node in graph.nodes_of(op_facts().integer_products):
+        maker = graph.producer(node.input(0))
+        if maker is not None and maker.key == _DYNAMIC:
+            yield node, maker
+
+
+def _in_floats(editor: GraphEditor, node: Node, maker: Node) -> list[NodeProto]:
+    """Return the product of the numbers over their scale, and of the weight less its zero point."""
+    fresh, proto, made = editor.names.fresh, node.proto, list[NodeProto]()
+
+    def add(op: str, *inputs: str, **attributes: Any) -> str:
+        made.append(
+            editor.make(op, inputs, [fresh(f"{proto.output[0]}/{op}")], **attributes)
+        )
+        return made[-1].output[0]
+
+    numbers = add("Div", maker.proto.input[0], maker.proto.output[1])
+    factors = [
+        add("Cast", name, to=TensorProto.FLOAT)
+        for name in (proto.input[1], *proto.input[3:])
+    ]
+    weight = factors[0] if len(factors) == 1 else add("Sub", *factors)
+    op = proto.op_type.removesuffix("Integer")
+    product = editor.make(op, [numbers, weight], proto.output, proto.name)
+    product.attribute.extend(proto.attribute)
+    return [*made, product]

@@ -32,7 +32,7 @@ from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 def input_failure(
     text: str, error: RuntimeFailure, samples: Samples, number: int, model: Model
 ) -> str:
-    """A sentence about a model that fails on a sample: ``text``, the sample's number, the error, and advice.
+    """Return a sentence about a model that fails on a sample: ``text``, the sample's number, the error, and advice.
 
     Random inputs may be the cause if a node fails, but not if the model does not even load. If other sizes were not
     tried before, the model runs with them, for at most 20 seconds, to name some that work.
@@ -131,7 +131,7 @@ def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
 
 
 class Probe(ABC, Generic[T]):
-    """What to find out about each sample. It goes to worker processes, so it holds what can be pickled.
+    """A measurement of each sample. It goes to worker processes, so it has to be picklable.
 
     Attributes:
         has_steps: whether measuring a sample reports its own progress; if not, the loop tells when a sample is done.
@@ -205,7 +205,7 @@ class KeptSamples(Generic[T]):
 
 
 class Found(NamedTuple, Generic[T]):
-    """What a sample shows, or what kept it from being measured."""
+    """The measurement of a sample, or the reason why there is none."""
 
     number: int
     result: T | None
@@ -313,7 +313,7 @@ class _Round(Generic[T]):
     finished: int = 0
 
     def is_known(self, number: int) -> bool:
-        """Whether the result of a sample was kept before the round began."""
+        """Return whether the result of a sample was kept before the round began."""
         if number == len(self.known):
             self.known.append(self.kept is not None and number in self.kept)
         return self.known[number]

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
-    """Values that a piece reads from outside."""
+    """Return values that a piece reads from outside."""
     renamed = dict(piece.renamed)
     made = {
         name
@@ -59,7 +59,7 @@ def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
 
 
 def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProto:
-    """A piece as a model of its own.
+    """Return a piece as a model of its own.
 
     Args:
         kinds: type by input of the piece.
@@ -173,7 +173,7 @@ class Runner:
     def _load(
         self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
     ) -> "tuple[ort.InferenceSession, list[tuple[str, str]]]":
-        """The session, and (value, input of the piece) pairs."""
+        """Return the session, and (value, input of the piece) pairs."""
         names = piece_inputs(self.flow, piece)
         model = piece_model(
             self.flow, piece, {name: self._kind(piece, name, values) for name in names}
@@ -199,7 +199,7 @@ class Runner:
         return str(values[name].data_type())
 
     def weight(self, name: str) -> "ort.OrtValue":
-        """A weight, read once until :meth:`forget`."""
+        """Return a weight, read once until :meth:`forget`."""
         if name not in self._weights:
             array = self.flow.shell.array(name, raised=self.flow.emulated)
             self._weights[name] = to_value(array)
@@ -260,7 +260,7 @@ class Side:
                 self.values.pop(name, None)
 
     def output(self, name: str) -> Any:
-        """An output as an array (a list of arrays, None), wherever it comes from.
+        """Return an output as an array (a list of arrays, None), wherever it comes from.
 
         Raises:
             RuntimeFailure: it is a sparse constant.
@@ -289,7 +289,7 @@ def start(
     others: Counter[str],
     nodes: Iterable[int] | None = None,
 ) -> Side:
-    """A model before its first node.
+    """Return a model before its first node.
 
     Args:
         feeds: a sample, in any float types.
@@ -312,7 +312,7 @@ def start(
 
 
 def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
-    """Nodes that the targets need and that are not in ``done``, in order; they are added to it."""
+    """Return nodes that the targets need and that are not in ``done``, in order; they are added to it."""
     nodes = []
     waiting = [flow.maker[name] for name in targets if name in flow.maker]
     while waiting:
@@ -406,7 +406,7 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def fitting(
     flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], budget: int
 ) -> int:
-    """How many samples can be run together, part by part, so that what they hold between parts fits the budget.
+    """Return how many samples can be run together, part by part, so that what they hold between parts fits the budget.
 
     It is 1 for a model without large weights, which would gain nothing. Complexity: linear in what nodes read.
     """

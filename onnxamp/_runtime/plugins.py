@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @cache
 def _driver() -> ctypes.CDLL | None:
-    """The driver's library, initialised; None where there is none."""
+    """Return the driver's library, initialised; None where there is none."""
     try:
         driver = ctypes.CDLL(
             "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -45,7 +45,7 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def device_present() -> bool:
-    """Whether the driver is installed and sees a device. Touches no device."""
+    """Return whether the driver is installed and sees a device. Touches no device."""
     driver, count = _driver(), ctypes.c_int(0)
     return (
         driver is not None
@@ -99,7 +99,7 @@ def device_memory_used() -> int | None:
 
 
 def bytes_on_device(pointer: int, size: int) -> bytes:
-    """A copy of ``size`` bytes of the first device's memory.
+    """Return a copy of ``size`` bytes of the first device's memory.
 
     Raises:
         RuntimeFailure: the driver refuses.
@@ -126,7 +126,7 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
 
 @cache
 def _primary_context() -> Any:
-    """A handle of the first device's primary context, retained once; None where there is no device."""
+    """Return a handle of the first device's primary context, retained once; None where there is no device."""
     driver, device, context = _driver(), ctypes.c_int(0), ctypes.c_void_p()
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
         return None
@@ -251,7 +251,7 @@ class PluginDevice(NamedTuple):
         return f"{self.title}{f' (hint {self.hint})' if self.hint else ''} on {self.device}"
 
     def settings(self, threads: int = 0) -> dict[str, str]:
-        """The options of a session with so many threads; 0 for the engine's choice."""
+        """Return the options of a session with so many threads; 0 for the engine's choice."""
         return _filled(self.options, self.hint, threads)
 
 
@@ -267,7 +267,7 @@ def plugins() -> Mapping[str, Plugin]:
 
 
 def plugin_called(name: str) -> Plugin | None:
-    """The plugin of a short name, or of the name of a package, without a hint; None if it can be neither."""
+    """Return the plugin of a short name, or of the name of a package, without a hint; None if it can be neither."""
     if name in plugins():
         return plugins()[name]
     known = next(
@@ -281,7 +281,7 @@ def plugin_called(name: str) -> Plugin | None:
 
 
 def split_hint(name: str) -> tuple[str, str]:
-    """The name of a plugin, and the hint behind it: its default if there is none.
+    """Return the name of a plugin, and the hint behind it: its default if there is none.
 
     Raises:
         ArgumentError: the plugin takes no such hint.
@@ -298,7 +298,7 @@ def split_hint(name: str) -> tuple[str, str]:
 
 
 def engine_called(name: str) -> PluginDevice:
-    """The engine of a plugin.
+    """Return the engine of a plugin.
 
     Raises:
         ArgumentError: it takes no such hint.
@@ -323,14 +323,14 @@ def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, st
 
 
 def wants_ranks(name: str) -> bool:
-    """Whether the engine of this name, if it is a plugin's, runs only models whose inputs have ranks."""
+    """Return whether the engine of this name, if it is a plugin's, runs only models whose inputs have ranks."""
     plugin = plugin_called(name.partition(":")[0])
     return plugin is not None and plugin.ranked
 
 
 @Once
 def _engine(package: str) -> PluginDevice | str:
-    """The engine that a package brings, or a clause that says why it cannot be used. Tried once."""
+    """Return the engine that a package brings, or a clause that says why it cannot be used. Tried once."""
     import onnxruntime as ort  # noqa: PLC0415
 
     plugin = plugin_called(package) or Plugin(package)
@@ -362,7 +362,7 @@ def _engine(package: str) -> PluginDevice | str:
 def _devices(
     package: str, names: Sequence[str], library: str, plugin: Plugin
 ) -> list[Any]:
-    """The provider's devices, best first. Registers its library, unless somebody has registered one before."""
+    """Return the provider's devices, best first. Registers its library, unless somebody has registered one before."""
     import onnxruntime as ort  # noqa: PLC0415
 
     if not any(device.ep_name in names for device in ort.get_ep_devices()):
@@ -400,7 +400,7 @@ def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
 
 
 def _device_name(device: Any, plugin: Plugin) -> str:
-    """What a device is called: by its driver or the engine if they tell, else by its vendor and kind."""
+    """Return the name of a device: from its driver or the engine if they know it, otherwise its vendor and kind."""
     hardware = device.device
     kind = hardware.type.name
     name = (
@@ -427,7 +427,7 @@ def _device_name(device: Any, plugin: Plugin) -> str:
 
 
 def _trouble(plugin: Plugin, error: str, printed: str) -> str:
-    """What went wrong as a clause, from an exception and from what libraries printed."""
+    """Return a clause about a failure, from an exception and the output of libraries."""
     for advice in plugin.advice:
         if advice["says"] in f"{printed}\n{error}":
             return f"{advice['wrong']}; {advice['todo']}"

@@ -112,7 +112,7 @@ def profiled_run(
 
 
 def read_events(path: Path) -> Sequence[Mapping[str, Any]]:
-    """The events that ONNX Runtime's profiler wrote.
+    """Return the events that ONNX Runtime's profiler wrote.
 
     Raises:
         RuntimeFailure: the file is not whole, as on a full disk, which ONNX Runtime does not notice.
@@ -145,7 +145,7 @@ def _profiled(
     libraries: Sequence[str],
     how: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Where the profile is, and the device memory that the model takes."""
+    """The path of the profile, and the device memory that the model takes."""
     # makes the context, and loads the libraries
     on_cuda = provider == "cuda" and cuda_available()
     before = device_memory_used() if on_cuda else None
@@ -255,7 +255,7 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an engine shows what the host did for its nodes, and not what its kernels took."""
+    """Return whether an engine shows what the host did for its nodes, and not what its kernels took."""
     nodes = (
         event
         for event in events
@@ -266,7 +266,7 @@ def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The events of kernels that a compiling provider lists, in the order in which they ran."""
+    """Return the events of kernels that a compiling provider lists, in the order in which they ran."""
     return [
         event
         for event in events
@@ -275,7 +275,7 @@ def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 
 def _child(spec: Path, result: Path) -> None:
-    """What the process does: load, run, and write down where the profile is, or why there is none."""
+    """Run in the process: load, run, and record the path of the profile, or the reason why there is none."""
     try:
         facts = _profiled(*pickle.loads(spec.read_bytes()))  # noqa: S301 - the parent wrote it
     except OnnxAmpError as error:

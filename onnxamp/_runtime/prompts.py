@@ -1,7 +1,7 @@
 """Texts as inputs of a decoder: each is a prompt, and a step with the token that the model gives after it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,9 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._optional import require
 from onnxamp._paths.paths import as_path, cannot_read
+from onnxamp._runtime.decoder import Decoder, logits_of
 from onnxamp._runtime.draws import suited
-from onnxamp._runtime.engines import on_cpu
+from onnxamp._runtime.engines import OutputCache, Session, on_cpu
 from onnxamp._runtime.random_inputs import InputMaker
 from onnxamp._runtime.sample_files import quoted
 from onnxamp._runtime.samples import Samples, SampleSource, draw_of
@@ -21,29 +22,24 @@ from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import Feeds, check_inputs
 
 TOKENIZER: Final = "tokenizer.json"
-"""What the file of a tokenizer is called, by all software that uses the package tokenizers."""
+"""The name of a tokenizer's file in all software that uses the package tokenizers."""
 
-_TOKENS: Final = ("input_ids", "decoder_input_ids")
-"""What exporters call the input for tokens."""
-_LOGITS: Final = "logits"
-_CACHES: Final = (
-    ("past_key_values.", "present."),
-    ("past_key_values_", "present_key_values_"),
-    ("past_", "present_"),
-)
-"""How names of inputs with caches begin, and those of the outputs that hold them after a run."""
+_GENERATED: Final = 32
+"""Tokens that are generated after each prompt, to compare two models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts(SampleSource):
-    """Texts for a decoder with caches, wherever samples are taken.
+    """Texts for a decoder with caches; accepted wherever samples are.
 
     Each text makes two samples: a prompt with its tokens and empty caches, and a step with the most likely next token
     and the caches that the prompt left. Inputs besides tokens, masks, positions and caches are random.
 
     Args:
-        texts: the texts, or the path of a text file with one in each line; empty lines do not count.
+        texts: the texts, or the path of a text file with one in each line; empty lines are skipped.
         tokenizer: the path of a tokenizer.json; None for the one beside the model, or in the folder above.
+        generates: number of tokens that a comparison generates greedily after each prompt, as long as both models
+            choose the same.
 
     Example:
         >>> import onnxamp
@@ -54,6 +50,7 @@ class Prompts(SampleSource):
 
     texts: str | PathLike[str] | Iterable[str]
     tokenizer: str | PathLike[str] | None = None
+    generates: int = _GENERATED
 
     def lines(self) -> list[str]:
         """Return the texts.
@@ -75,96 +72,84 @@ class Prompts(SampleSource):
             raise ArgumentError("There is no text among the prompts.")
         return found
 
-    def samples_of(self, model: ModelSource, seed: int = 0) -> Samples:
+    def samples_of(
+        self, model: ModelSource, seed: int = 0, reference: Session | None = None
+    ) -> Samples:
         """Return the samples for a model: a prompt and a step for each text.
 
         Args:
             model: the decoder, with its weights.
-            seed: seed of what no text tells.
+            seed: seed of the inputs that do not follow from the text.
+            reference: runs the model and stores its outputs; None for the CPU.
 
         Raises:
             ArgumentError: the model takes no tokens or gives no logits, or its tokenizer is missing.
             MissingPackageError: the package tokenizers is not installed.
         """
         opened = Model.of(model)
-        tokenizer = _tokenizer(opened, self.tokenizer)
-        decoder = _Decoder(opened, seed)
-        lines = self.lines()
-        tokens = (np.array(tokenizer.encode(line).ids, np.int64) for line in lines)
-        spool = Spool(decoder.samples(tokens), "file of prompts", 2 * len(lines))
-        texts = "1 prompt" if len(lines) == 1 else f"{len(lines)} prompts"
-        return Samples(f"samples of {texts} and the steps after", spool)
+        tokens = self.tokens_of(opened)
+        writer = PromptWriter(reference or on_cpu(opened), seed)
+        spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(tokens))
+        texts = "1 prompt" if len(tokens) == 1 else f"{len(tokens)} prompts"
+        description = f"samples of {texts} and the steps after"
+        return Samples(description, spool, generates=self.generates)
+
+    def tokens_of(self, model: Model) -> list[list[int]]:
+        """Return the tokens of each text; raises as :meth:`samples_of`."""
+        tokenizer = _tokenizer(model, self.tokenizer)
+        return [tokenizer.encode(line).ids for line in self.lines()]
 
 
-def takes_prompts(model: Model) -> bool:
-    """Return whether a model is a decoder, with caches or without."""
-    given = {entry.name for entry in model.proto.graph.input}
-    outputs = {entry.name for entry in model.proto.graph.output}
-    return not given.isdisjoint(_TOKENS) and _LOGITS in outputs
+class PromptWriter:
+    """Writes samples of a decoder: prompts, and steps with what the model left after them."""
 
-
-class _Decoder:
-    """Makes samples of a decoder from tokens."""
-
-    def __init__(self, model: Model, seed: int) -> None:
-        self._executable = on_cpu(model)
-        graph = model.proto.graph
-        given = {entry.name for entry in graph.input}
-        outputs = {entry.name for entry in graph.output}
-        if not takes_prompts(model):
-            raise ArgumentError(
-                f"Prompts are for decoders, which take {' or '.join(_TOKENS)} and give {_LOGITS}: this model takes"
-                f" {', '.join(sorted(given)[:5])} and gives {', '.join(sorted(outputs)[:5])}."
-            )
-        self._tokens = next(name for name in _TOKENS if name in given)
-        self._caches = {
-            name: present
-            for name in sorted(given)
-            if (present := _present_of(name, outputs)) is not None
-        }
-        self._maker: InputMaker = suited(draw_of(model, seed), self._executable).maker()
-        self._seed = seed
+    def __init__(
+        self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
+    ) -> None:
+        self._reference, self._seed = reference, seed
+        self.decoder = Decoder.of(reference.model)
+        draw = draw_of(reference.model, seed, dims)
+        maker = draw.determined().maker()
+        if maker.untold - self.decoder.lengths:
+            # What a session keeps of made-up inputs is not of the prompts, which have the same numbers.
+            aside = replace(reference, outputs=OutputCache())
+            maker = suited(draw, aside).maker()
+        self._maker: InputMaker = maker
 
     def samples(self, texts: Iterable[Any]) -> Iterator[Feeds]:
-        """Yield a prompt and a step for each text, which is an array of token ids."""
-        for tokens in texts:
-            prompt = self._sample(tokens, past=0)
+        """Yield a prompt and a step for each text, which is a list of token ids."""
+        for number, tokens in enumerate(texts):
+            prompt = self.prompt(tokens)
             yield prompt
-            outputs = self._executable.run(
-                check_inputs(self._executable.model.proto, prompt)
-            )
-            likely = np.asarray(outputs[_LOGITS])[0, -1].argmax()
-            step = self._sample(np.array([likely]), past=tokens.size)
-            for name, present in self._caches.items():
-                if np.shape(outputs[present]) == np.shape(step[name]):
-                    step[name] = outputs[present]
-            yield step
+            feeds = check_inputs(self._reference.model.proto, prompt)
+            outputs = self._reference.run_sample(2 * number, feeds)
+            likely = int(logits_of(outputs)[0, -1].argmax())
+            yield self.decoder.step(prompt, outputs, likely)
 
-    def _sample(self, tokens: Any, past: int) -> dict[str, Any]:
-        number = 1 if past else 0
-        sample = self._maker.make(self._seed, number, self._lengths(len(tokens), past))
-        like = np.asarray(sample[self._tokens])
-        sample[self._tokens] = np.broadcast_to(tokens, like.shape).astype(like.dtype)
+    def prompt(self, tokens: Any) -> dict[str, Any]:
+        """Return the inputs for a prompt: what is no token, mask, position or cache is random."""
+        sample = self.made_up(len(tokens))
+        name = self.decoder.tokens
+        like = np.asarray(sample[name])
+        sample[name] = np.broadcast_to(tokens, like.shape).astype(like.dtype)
         return sample
 
-    def _lengths(self, new: int, past: int) -> Mapping[str, int]:
-        """Sizes of the dimensions that depend on how many tokens there are."""
+    def made_up(self, length: int) -> dict[str, Any]:
+        """Return the inputs for a prompt of random tokens; lengths that are given in ``dims`` stay."""
         named = self._maker.named
-        return {**dict.fromkeys(named.pasts, past), **dict.fromkeys(named.news, new)}
-
-
-def _present_of(name: str, outputs: set[str]) -> str | None:
-    """The output that holds a cache after a run; None for what is no cache."""
-    candidates = (
-        after + name.removeprefix(before)
-        for before, after in _CACHES
-        if name.startswith(before)
-    )
-    return next((one for one in candidates if one in outputs), None)
+        lengths = {
+            **dict.fromkeys(named.pasts, 0),
+            **dict.fromkeys(self.decoder.lengths & named.formulas.keys(), length),
+        }
+        sample = self._maker.make(self._seed, 0, lengths)
+        # Caches that slide have rows from the beginning, which hold nothing.
+        for cache in self.decoder.caches:
+            sample[cache] = np.zeros_like(np.asarray(sample[cache]))
+        return sample
 
 
 def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
-    """The tokenizer in a file, or in that beside the model or in the folder above.
+    """Return the tokenizer in a file, or in that beside the model or in the folder above.
 
     Raises:
         ArgumentError: there is none, or it cannot be read. MissingPackageError: the package is not installed.

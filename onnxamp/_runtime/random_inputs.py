@@ -3,12 +3,15 @@
 =====================================  =====================================================================
 input                                  numbers
 =====================================  =====================================================================
-indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if its size is unknown
+indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if its size is unknown; as many tokens as
+                                       there are features for them are the one that those replace
 positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table; a decoder's begin
                                        behind what its caches hold
 masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros; ones alone in a decoder with
 bool, attention masks)                 caches, which counts its tokens by them
 ``use_cache_branch``                   whether caches hold something
+grids (by name)                        1 frame, and rows and columns that the patches fill
+sizes of images (by name)              height and width of the images
 lengths (by name)                      the size of the first open dimension that is no leading one, or 1
 factors (by name: scales, speeds)      uniform between 1/2 and 3/2
 sizes (Reshape, Expand, Range,         uniform in 1..4
@@ -32,7 +35,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from math import prod
+from math import isqrt, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -82,7 +85,7 @@ def random_inputs(
 
 
 class InputMaker(NamedTuple):
-    """What is known about a model's inputs, from which any number of samples can be generated."""
+    """Facts about a model's inputs, from which any number of samples can be generated."""
 
     graph: Graph
     entries: Mapping[int, ValueInfoProto]
@@ -101,17 +104,19 @@ class InputMaker(NamedTuple):
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
     ) -> dict[str, Feed]:
-        """The inputs of :func:`random_inputs` for a seed; raises the same.
+        """Return the inputs of :func:`random_inputs` for a seed; raises the same.
 
         Args:
             seed: non-negative.
             number: position of the sample, which tells whose turn it is: a prompt's, or a step's of a decoder.
-            lengths: sizes of dimensions in place of those that the turn has.
+            lengths: sizes of dimensions in place of those of the turn; caches that slide stay as long as they are.
         """
         if seed < 0:
             raise ArgumentError(f"The seed must not be negative, but is {seed}.")
         sizes = self._sizes_of_turn(number, lengths or {})
-        past = next((sizes[name] for name in self.named.pasts), None)
+        past = next(
+            ({**sizes, **(lengths or {})}[name] for name in self.named.pasts), None
+        )
         feeds = {}
         for value, entry in self.entries.items():
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
@@ -142,26 +147,25 @@ class InputMaker(NamedTuple):
             return self.sizes
         chosen = {**self.tried, **turns[number % len(turns)], **lengths}
         if self.determined is not None:
-            chosen |= self._filled_windows(self.determined)
+            windows = self._windows(self.determined)
+            if windows and not lengths:
+                chosen |= dict.fromkeys(self.named.pasts, max(windows.values()))
+            chosen |= windows
             chosen = {**self.solved(chosen).sizes, **chosen}
         return self.named.resolve({**chosen, **self.dims})
 
-    def _filled_windows(self, determined: Determined) -> Mapping[str, int]:
-        """Lengths of all caches where some slide, and are as long as their window.
-
-        The others hold as many tokens, since ONNX Runtime leaves the rest of a window that is not full undefined.
-        """
-        lengths = {
+    def _windows(self, determined: Determined) -> Mapping[str, int]:
+        """Lengths of the caches that slide, which are as long as their windows."""
+        return {
             name: determined.sizes[name]
             for name in self.named.pasts
             if name in determined.forced & determined.sizes.keys()
         }
-        if not lengths:
-            return {}
-        return {**dict.fromkeys(self.named.pasts, max(lengths.values())), **lengths}
 
     def sized(self, sizes: Mapping[str, int]) -> "InputMaker":
-        """What makes inputs of other sizes, and of those that follow from these and the weights; those given stay."""
+        """Return a generator of inputs with other sizes, and those that follow from them and the weights; given sizes
+        stay.
+        """
         determined = self.solved(sizes)
         maker = _maker(
             self.graph,
@@ -172,7 +176,7 @@ class InputMaker(NamedTuple):
         return maker._replace(dims=self.dims, tried=sizes, determined=determined)
 
     def solved(self, sizes: Mapping[str, int]) -> Determined:
-        """The sizes that follow from these, from those given, and from the weights."""
+        """Return the sizes that follow from these, from those given, and from the weights."""
         given = {**sizes, **self.dims}
         resolved = self.named.resolve(given)
         usual = {name: resolved[name] for name in self.named.plain}
@@ -198,8 +202,17 @@ class InputMaker(NamedTuple):
             for name in self.named.plain
         )
 
+    @property
+    def untold(self) -> frozenset[str]:
+        """Dimensions whose sizes neither names nor weights tell, and that may have to be tried."""
+        named = self.named
+        told = {*self.dims, *named.batches, *named.pasts, *named.news, *named.totals}
+        if self.determined is not None:
+            told |= self.determined.sizes.keys()
+        return frozenset(named.plain) - told
+
     def shapes(self) -> Sequence[Shape | None]:
-        """The shapes of the model's values for inputs of these sizes, by value."""
+        """Return the shapes of the model's values for inputs of these sizes, by value."""
         kinds = (
             (entry.name, entry.type)
             for entry in self.entries.values()
@@ -215,7 +228,7 @@ class Draw:
     """Random samples of a seed. Each depends on it and on its own position alone."""
 
     maker: Callable[[], InputMaker]
-    """What is known about the model, which the first sample has to find out."""
+    """The facts about the model, which the first sample determines."""
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes that take the place of usual ones, with which the model does not run: determined ones, and tried ones."""
@@ -223,7 +236,7 @@ class Draw:
     """Sizes with which it does not run either."""
 
     def make(self, number: int) -> dict[str, Feed]:
-        """The sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
+        """Return the sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
         generated = (
             np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
             if number
@@ -232,7 +245,7 @@ class Draw:
         return self.maker().make(int(generated[0]), number)
 
     def others(self) -> Iterator["Draw"]:
-        """The same with sizes to try where the usual ones do not run: first those that the weights determine."""
+        """Yield the same with sizes to try where the usual ones do not run: first those that the weights determine."""
         maker = self.maker()
         found = maker.determined or maker.solved({})
         if maker.determined is None and found.sizes:
@@ -242,7 +255,7 @@ class Draw:
             yield Draw(cache(partial(maker.sized, tried)), self.seed, sizes)
 
     def determined(self) -> "Draw":
-        """The same with the sizes that the weights determine, which the first sample has to find out."""
+        """Return the same with the sizes that the weights determine, which the first sample has to find out."""
         return replace(self, maker=cache(lambda: self.maker().sized({})))
 
 
@@ -283,8 +296,9 @@ def _maker(
         if axis and is_open(dim)
     )
     length = sizes.get(next(inner, ""), 1)
+    counts = [sizes[name] for name in named.counted]
     uses = {
-        value: use._replace(bound=length) if use.role is Role.LENGTH else use
+        value: _completed(use, length, next(iter(counts), 0), _extent(entries, sizes))
         for value, use in uses.items()
     }
     return InputMaker(
@@ -299,12 +313,39 @@ def _maker(
     )
 
 
+def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Use:
+    """A use with what follows from the sizes of other inputs: ``count`` patches or features, and images' ``extent``."""
+    match use.role:
+        case Role.LENGTH:
+            return use._replace(bound=length)
+        case Role.GRID:
+            rows = next(n for n in range(isqrt(max(count, 1)), 0, -1) if count % n == 0)
+            return use._replace(row=(1, rows, count // rows))
+        case Role.EXTENT:
+            return use._replace(row=extent)
+        case Role.INDEX if use.marker is not None:
+            return use._replace(marked=count)
+    return use
+
+
+def _extent(
+    entries: Mapping[int, ValueInfoProto], sizes: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Height and width of the images among the inputs."""
+    shapes = (
+        _shape(entry.name, entry.type, sizes)
+        for entry in entries.values()
+        if entry.type.tensor_type.elem_type == TensorProto.FLOAT
+    )
+    return next((shape[-2:] for shape in shapes if len(shape) > 3), (1, 1))
+
+
 def _has_shape(kind: TypeProto) -> bool:
     return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
 
 
 def _dims(name: str, shape: TensorShapeProto) -> tuple[int | str, ...]:
-    """The dimensions of an input: sizes, and names of those that are open."""
+    """Return the dimensions of an input: sizes, and names of those that are open."""
     return tuple(
         dim_name(name, axis, dim) if is_open(dim) else dim.dim_value
         for axis, dim in enumerate(shape.dim)
@@ -363,7 +404,9 @@ def _tensor(
     if dtype.kind == "O":
         return np.full(shape, "a", dtype)
     if use.role is Role.INDEX:
-        numbers = generator.integers(0, max(use.bound or 1, 1), shape)
+        numbers = _indices(generator, shape, use)
+    elif use.row and shape[-1:] == (len(use.row),):
+        numbers = np.broadcast_to(use.row, shape)
     elif use.role is Role.POSITION:
         past = use.past or 0
         places = _last_axis(shape) + past
@@ -389,6 +432,18 @@ def _tensor(
     else:
         numbers = generator.standard_normal(shape)
     return np.asarray(numbers).astype(dtype)
+
+
+def _indices(
+    generator: np.random.Generator, shape: tuple[int, ...], use: Use
+) -> npt.NDArray[np.int64]:
+    """Indices, of which the first so many are the marker, if there is one, and no others."""
+    bound = max(use.bound or 1, 1)
+    numbers = generator.integers(0, bound, shape)
+    if use.marker is not None and use.marked:
+        numbers[numbers == use.marker] = (use.marker + 1) % bound
+        numbers.reshape(-1)[: use.marked] = use.marker
+    return numbers
 
 
 def _last_axis(shape: tuple[int, ...]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""What a model does with its inputs: the roles that their numbers play."""
+"""The roles of a model's inputs: what their numbers mean to it."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._ops.facts import Lookup, attribute, op_facts
+from onnxamp._runtime.sizes import GRID
 
 
 class Role(Enum):
@@ -26,6 +27,8 @@ class Role(Enum):
     LENGTH = "how many elements of an axis count"
     CACHED = "whether caches hold something"
     FACTOR = "a factor, such as a speed"
+    GRID = "frames, rows and columns of patches"
+    EXTENT = "heights and widths of images"
 
 
 class Use(NamedTuple):
@@ -36,13 +39,25 @@ class Use(NamedTuple):
     """Rows of the smallest table that the input indexes, or elements that it counts, if known."""
     past: int | None = None
     """Tokens that a decoder's caches hold; None in other models."""
+    row: tuple[int, ...] = ()
+    """The numbers of each grid or extent."""
+    marker: int | None = None
+    """The token that an index is compared with, and that stands where a feature goes ..."""
+    marked: int = 0
+    """... which is so many times."""
 
 
 _NAMES: Final = (
     (Role.CACHED, "bool", re.compile("^use_cache_branch$")),
+    (Role.GRID, "int", GRID),
+    (Role.EXTENT, "int", re.compile("image_sizes$")),
     (Role.MASK, "", re.compile("mask")),
     (Role.POSITION, "", re.compile("position")),
-    (Role.LENGTH, "int", re.compile(r"(?<![a-z])(lengths?|lens?)(?![a-z])")),
+    (
+        Role.LENGTH,
+        "int",
+        re.compile(r"(?<![a-z])(lengths?|lens?|audio_sizes)(?![a-z])"),
+    ),
     (
         Role.FACTOR,
         "float",
@@ -56,7 +71,7 @@ _NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
 
 
 def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
-    """The use of a model input, followed through data movement, Casts and bodies.
+    """Return the use of a model input, followed through data movement, Casts and bodies.
 
     Look-ups decide first (an input with "position" in its name is a position then), then the name, then masks
     (``1 - x``, a Cast to bool, an attention op), then sizes.
@@ -70,7 +85,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     """
     by_name = _named(view, value, shapes[value])
     bounds: list[int | None] = []
-    roles: set[Role] = set()
+    roles, markers = set[Role](), list[int]()
     facts = op_facts()
     for node, port in _readers(view, value):
         lookup = next(
@@ -81,6 +96,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
             ),
             None,
         )
+        markers += _markers(view, node, port)
         if lookup is not None:
             bounds.append(_rows(node, lookup, shapes))
         elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(
@@ -91,9 +107,8 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
             roles.add(Role.SIZE)
     if bounds:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
-        return Use(
-            role, min((bound for bound in bounds if bound is not None), default=None)
-        )
+        bound = min((bound for bound in bounds if bound is not None), default=None)
+        return Use(role, bound, marker=next(iter(markers), None))
     if by_name is not None:
         return Use(by_name)
     return Use(
@@ -102,7 +117,7 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 
 def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
-    """The role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
+    """Return the role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
     name, kind = graph.values[value].name.lower(), graph.types[value] or ""
     roles = (
         role for role, numbers, part in _NAMES if numbers in kind and part.search(name)
@@ -114,7 +129,7 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
-    """(node, input position) pairs that read the value, directly or behind data movement."""
+    """(node, input position) pairs that read the value, directly or through data movement."""
     facts = op_facts()
     seen, stack = {value}, [value]
     while stack:
@@ -158,6 +173,15 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     )
 
 
+def _markers(graph: Graph, node: Node, port: int) -> Iterator[int]:
+    """The token that a node compares with: images are below zero in some models, and a token of their own in others."""
+    if port or node.key not in ("Equal", "Less"):
+        return
+    number = graph.constants.scalar(node.input(1))
+    if number is not None:
+        yield int(number) - (node.key == "Less")
+
+
 def _negates_mask(view: Graph, node: Node, port: int) -> bool:
     """``1 - x``, or a Cast to bool."""
     if node.key == "Cast":
@@ -166,7 +190,7 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
 
 
 def _is_one(graph: Graph, value: int) -> bool:
-    """Whether the value is a constant 1 of any type, directly or behind a Cast."""
+    """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     producer = graph.producer(value)
     if producer is not None and producer.key == "Cast":
         value = producer.input(0)

@@ -1,4 +1,4 @@
-"""How a job runs models: on which samples, where, with whose help, and who hears how far it is."""
+"""The setting in which a job runs models: samples, engine, workers, and listeners to its progress."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -68,14 +68,14 @@ class Run:
 
     @property
     def engine(self) -> "Engine":
-        """Where results run."""
+        """The engine of results."""
         from onnxamp._runtime.engines import choose_engine  # noqa: PLC0415 - loads ONNX Runtime
 
         return choose_engine(self.provider)
 
     @property
     def bare(self) -> "Run":
-        """The same run without a state and a report, for what a job does on the side."""
+        """Return the same run without a state and progress, for secondary work of a job."""
         return replace(self, state=None, report=silent)
 
     @property
@@ -90,7 +90,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a user wants a job to run, before it is known what the model takes.
+    """The user's wishes for a run, before the model's inputs are known.
 
     Attributes:
         samples: inputs of the model, in any form that public functions take; None for random ones.

@@ -48,7 +48,7 @@ _READ_FAILURES: Final = (
     struct.error,
     lzma.LZMAError,
 )
-"""What broken files make NumPy, zipfile and json raise; an encrypted member is a RuntimeError."""
+"""Exceptions of NumPy, zipfile and json about broken files; an encrypted member is a RuntimeError."""
 
 _HEADERS: Final = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -80,13 +80,13 @@ class FileSample(dict[str, Any]):
 
 
 def quoted(path: Path) -> str:
-    """A path for messages: names with control characters are quoted."""
+    """Return a path for messages: names with control characters are quoted."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays of an ``.npz`` file, by name.
+    """Return the arrays of an ``.npz`` file, by name.
 
     Raises:
         ArgumentError: it is not an ``.npz`` file of plain arrays, is damaged, or claims more than it holds.
@@ -141,7 +141,7 @@ def _broken_array(path: Path, name: str, error: BaseException) -> ArgumentError:
 
 
 def _read_npy(stream: BinaryIO, size: int) -> Array:
-    """The array of an ``.npy`` stream of ``size`` bytes that can seek.
+    """Return the array of an ``.npy`` stream of ``size`` bytes that can seek.
 
     Raises:
         ValueError: it holds no plain array, or fewer bytes than its header claims.
@@ -280,7 +280,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _CLASS: Final = "polygraphy_class"
 _OLD_CLASS: Final = "__polygraphy_encoded_"
-"""How Polygraphy marks the type of an object: by this key, formerly by a key with this prefix."""
+"""Polygraphy's mark of an object's type: this key, formerly a key with this prefix."""
 
 
 def _class(content: Mapping[str, Any]) -> str | None:
@@ -293,7 +293,7 @@ def _class(content: Mapping[str, Any]) -> str | None:
 
 
 def _encoded(content: Mapping[str, Any]) -> Array:
-    """An array as Polygraphy encodes it: an ``.npy`` file in base64."""
+    """Return an array as Polygraphy encodes it: an ``.npy`` file in base64."""
     kind, text = _class(content), content.get("array")
     if kind == "Tensor":
         raise ValueError(
@@ -322,7 +322,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
 
 
 def _listed(content: Any) -> Array:
-    """The array that nested lists hold."""
+    """Return the array that nested lists hold."""
     array = np.asarray(content)
     if array.dtype.kind not in "biufU":
         raise ValueError(
@@ -336,7 +336,7 @@ def _listed(content: Any) -> Array:
 
 
 def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
-    """What reads each sample of a folder, in natural order of the names of their files."""
+    """Return a reader of each sample in a folder, in natural order of the names of files."""
     files = [
         file
         for file in path.iterdir()
@@ -358,7 +358,7 @@ def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
 
 
 def read_one(path: Path) -> Mapping[str, Any]:
-    """The sample of a file that holds one."""
+    """Return the sample of a file that holds one."""
     readers = file_readers(path)
     if len(readers) != 1:
         raise ArgumentError(
@@ -368,7 +368,7 @@ def read_one(path: Path) -> Mapping[str, Any]:
 
 
 def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
-    """What reads each sample of a file."""
+    """Return a reader of each sample in a file."""
     if not path.exists():
         raise MissingFileError(
             f"Cannot read inputs from {quoted(path)}: there is no such file."

@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
 
 def is_dataset(given: Any) -> bool:
-    """Whether this is a Dataset of Ray, which need not be installed."""
+    """Return whether this is a Dataset of Ray, which need not be installed."""
     return type(given).__module__.partition(".")[0] == "ray" and hasattr(
         given, "to_numpy_refs"
     )
 
 
 def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
-    """What reads each row. The dataset is computed now, on its cluster, and its rows are counted there."""
+    """Return a reader of each row. The dataset is computed and its rows counted now, on its cluster."""
     import ray  # noqa: PLC0415 - there is one, as there is a dataset
 
     blocks = dataset.to_numpy_refs()
@@ -73,7 +73,7 @@ def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
 
 
 def read_row(block: Any, row: int) -> dict[str, Feed]:
-    """A row of a block, wherever on the cluster that is."""
+    """Return a row of a block, wherever on the cluster that is."""
     import ray  # noqa: PLC0415
 
     return {name: as_array(column[row]) for name, column in ray.get(block).items()}
@@ -88,10 +88,10 @@ Sample: TypeAlias = Feeds
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples. Each is read anew whenever it is asked for, so that one at a time is in memory.
+    """Samples of a model's inputs. Each is read again on every access, so that only one at a time is in memory.
 
     Iterating and indexing give dicts of arrays by input name (lists of arrays for sequences, None for empty optionals).
-    Where they come out of an iterator, their number is known at its end, to which ``len`` goes.
+    The number of samples of an iterator is known only at its end, so ``len`` exhausts it.
 
     Example:
         >>> import onnxamp
@@ -103,10 +103,12 @@ class Samples:
     """
 
     description: str
-    """Where the samples come from, as reports say it."""
+    """The source of the samples, as reports name it."""
     readers: Sequence[Callable[[], Sample]]
     draw: Draw | None = None
-    """Where they come from if they are made up."""
+    """The source of random samples."""
+    generates: int = 0
+    """Tokens that a decoder generates greedily after each prompt, where two are compared."""
 
     @property
     def made_up(self) -> bool:
@@ -118,7 +120,7 @@ class Samples:
 
     @property
     def counted(self) -> int | None:
-        """Their number; None as long as more may come out of an iterator."""
+        """Their number; None while an iterator may return more."""
         readers = self.readers
         return (
             len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
@@ -126,7 +128,7 @@ class Samples:
 
     @property
     def expected(self) -> int:
-        """Their number, or what the iterator says of it; 0 if nothing is known."""
+        """Their number, or the iterator's own estimate; 0 if unknown."""
         if self.counted is None and isinstance(self.readers, Spool):
             return self.readers.expected and max(self.readers.expected, self.taken)
         return len(self)
@@ -140,7 +142,7 @@ class Samples:
 
     @property
     def summary(self) -> str:
-        """The description, with the number of those that came out of an iterator so far."""
+        """The description, with the number of samples that an iterator has returned so far."""
         if not isinstance(self.readers, Spool):
             return self.description
         return (
@@ -148,7 +150,7 @@ class Samples:
         )
 
     def has(self, number: int) -> bool:
-        """Whether there is one of that number; those before it are taken out of an iterator."""
+        """Return whether there is a sample of that number; this advances an iterator up to it."""
         return (
             self.readers.has(number)
             if isinstance(self.readers, Spool)
@@ -156,11 +158,11 @@ class Samples:
         )
 
     def numbers(self) -> Iterator[int]:
-        """Their numbers, as far as there are any when the next one is asked for."""
+        """Yield the numbers of samples for as long as there are any."""
         return takewhile(self.has, counting())
 
     def forget(self, number: int) -> None:
-        """Note that those before a number, but for the first one, are not read again."""
+        """Release the samples before a number, except for the first."""
         if isinstance(self.readers, Spool):
             self.readers.forget(number)
 
@@ -172,19 +174,21 @@ class Samples:
 
 
 class SampleSource(ABC):
-    """What makes samples for a model that it is given."""
+    """A function that makes samples for a given model."""
 
     __slots__ = ()
 
     @abstractmethod
-    def samples_of(self, model: ModelSource, seed: int = 0) -> Samples:
-        """Return the samples for a model; ``seed`` is of what nobody gives."""
+    def samples_of(
+        self, model: ModelSource, seed: int = 0, reference: Session | None = None
+    ) -> Samples:
+        """Return the samples for a model; ``seed`` is of what nobody gives, ``reference`` keeps what it computes."""
 
 
 SamplesLike: TypeAlias = (
     Samples | SampleSource | str | PathLike[str] | Sample | Iterable[Any]
 )
-"""What public functions take as samples; see the module's table."""
+"""The forms of samples that public functions accept; see the module's table."""
 
 
 def given_samples(given: Any, model: ModelSource) -> Samples:
@@ -229,7 +233,7 @@ def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
 
 
 def _left(item: Any, sample: Sample) -> int:
-    """How many arrays of an item are left out."""
+    """Return how many arrays of an item are left out."""
     return len(item) - len(sample) if _is_tuple(item) else 0
 
 
@@ -242,7 +246,7 @@ def _is_tuple(item: Any) -> bool:
 
 
 def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
-    """The arrays of an item, by input name."""
+    """Return the arrays of an item, by input name."""
     if isinstance(item, Mapping):
         return {name: as_array(feed) for name, feed in item.items()}
     graph = (model if isinstance(model, ModelProto) else Model.of(model).proto).graph
@@ -271,9 +275,9 @@ def _wrong_type(what: str) -> ArgumentTypeError:
 
 
 def load_samples(path: str | PathLike[str]) -> Samples:
-    """The samples of a file or a folder.
+    """Return the samples in a file or folder.
 
-    Reads names, and where in a JSON file samples begin, but no arrays yet.
+    This reads names, and the positions of samples in a JSON file, but no arrays.
 
     Args:
         path: an ``.npz`` file (one sample: its arrays by input name), a JSON file (a list of objects, or one object, of
@@ -281,12 +285,12 @@ def load_samples(path: str | PathLike[str]) -> Samples:
             natural order of their names.
 
     Returns:
-        The samples, which read their arrays whenever they are asked for.
+        The samples, which read their arrays on access.
 
     Raises:
-        ArgumentTypeError: ``path`` is no path.
-        ArgumentError: there is nothing to read, or nothing of these kinds. A broken file raises it when its sample is
-            read.
+        ArgumentTypeError: ``path`` is not a path.
+        ArgumentError: there is no such file, or it is of another kind. A broken file raises this when its
+            sample is read.
 
     Example:
         >>> import numpy, onnxamp, tempfile
@@ -319,24 +323,25 @@ def random_samples(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
 ) -> Samples:
-    """Random samples that a model accepts: token ids stay inside their tables, masks are ones and then zeros, ...
+    """Return random samples that a model accepts: token ids stay inside their tables, masks are ones and then zeros,
+    ...
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph. Its weights are not needed.
         count: number of samples, at least 1.
-        seed: non-negative. Each sample depends on it and on its own position alone.
-        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Others have the size that
-            the weights ask for, as the channels of a convolution. Where that is open, leading dimensions are 1, and all
-            others 8. Where the model does not run with these, commands and functions that make up samples by themselves
-            try other sizes.
+        seed: non-negative. Each sample depends only on the seed and on its position.
+        dims: sizes of dynamic dimensions by name, or as "input[axis]" of those without one. Other dimensions have
+            the size that weights require, such as the channels of a convolution. If there is none, leading dimensions
+            are 1, and all others 8. If the model does not run with these sizes, commands and functions that use random
+            samples by default try others.
 
     Returns:
         Samples whose arrays have the shapes and dtypes that the model declares.
 
     Raises:
         ArgumentTypeError: ``model`` is of another type.
-        ArgumentError: ``count`` or ``seed`` is too small. Reading a sample raises it if the model has no dimension of a
-            name in ``dims``, or an input of a kind that cannot be made up (a map, a sparse tensor).
+        ArgumentError: ``count`` or ``seed`` is too small. Reading a sample raises this if ``dims`` names no dimension
+            of the model, or if the model has an input that cannot be random (a map, a sparse tensor).
         ModelError: the model cannot be read.
 
     Example:
@@ -351,7 +356,7 @@ def random_samples(
 def draw_of(
     model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None
 ) -> Draw:
-    """What makes up the samples of :func:`random_samples`; raises the same."""
+    """Return the generator of :func:`random_samples`; raises the same errors."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
     source = (
@@ -369,7 +374,7 @@ def draw_of(
 
 
 def drawn(draw: Draw, count: int = 1) -> Samples:
-    """The first samples of a draw.
+    """Return the first samples of a draw.
 
     Raises:
         ArgumentError: ``count`` is too small.
@@ -425,7 +430,7 @@ def as_samples(
             draw, usual_count(reference, draw, *engines) if count is None else count
         )
     if isinstance(samples, SampleSource):
-        return samples.samples_of(model, seed)
+        return samples.samples_of(model, seed, reference)
     if isinstance(samples, (str, PathLike)):
         return load_samples(samples)
     if not isinstance(samples, Samples):

@@ -193,7 +193,7 @@ def _loading() -> Callable[..., dict[str, Any]]:
 
 
 def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) -> str:
-    """The first line of what ONNX Runtime says where it does not load a file; "" where it does."""
+    """Return the first line of what ONNX Runtime says where it does not load a file; "" where it does."""
     import onnxruntime as ort  # noqa: PLC0415
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415
 

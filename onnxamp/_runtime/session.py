@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 
 Provider: TypeAlias = str
-"""Where sessions run: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
-"webgpu" or the name of its package, with a hint behind a colon where it takes one ("openvino:bf16"); or "browser",
+"""The place of sessions: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
+"webgpu" or the name of its package, with a hint after a colon where it takes one ("openvino:bf16"); or "browser",
 which runs whole models alone (the optional room "browser"). What a device has no kernel for runs on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")
@@ -73,12 +73,12 @@ exhaustive search would time convolution algorithms, and might choose another on
 
 
 def cuda_available() -> bool:
-    """Whether a session can run on CUDA here."""
+    """Return whether a session can run on CUDA here."""
     return cuda_trouble() is None
 
 
 def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider:
-    """The wanted provider if it can be used here; for None, CUDA if it can be used, else the CPU.
+    """Return the wanted provider if it can be used here; for None, CUDA if it can be used, else the CPU.
 
     ``whole`` says that models run there as a whole, which a browser can.
 
@@ -125,7 +125,7 @@ class Browser(Protocol):
 
 
 def the_browser() -> Browser:
-    """The browser of this process. It is reached by this function alone, which loads what runs it.
+    """Return the browser of this process. It is reached by this function alone, which loads what runs it.
 
     Raises:
         RuntimeFailure: Chromium or onnxruntime-web is missing, or there is no WebGPU.
@@ -135,14 +135,14 @@ def the_browser() -> Browser:
 
 
 def is_plugin(provider: Provider) -> bool:
-    """Whether the provider computes low precision itself, but not the reference that it is held against. So does a
-    browser, which runs ONNX Runtime's provider of WebGPU.
+    """Return whether the provider computes low precision itself, but not the reference that it is held against. So does
+    a browser, which runs ONNX Runtime's provider of WebGPU.
     """
     return provider not in BUILT_IN
 
 
 def memory_of(provider: Provider) -> str:
-    """Where a provider's sessions leave their results: "cuda", or "cpu" for the host's memory."""
+    """The memory in which a provider's sessions leave their results: "cuda", or "cpu" for the host's."""
     return "cuda" if provider == "cuda" else "cpu"
 
 
@@ -213,7 +213,7 @@ def make_session(
     cuda_options: Mapping[str, str] | None = None,
     optimized_to: str | PathLike[str] | None = None,
 ) -> "ort.InferenceSession":
-    """A session for a model. ONNX Runtime logs nothing; failures are raised.
+    """Return a session for a model. ONNX Runtime logs nothing; failures are raised.
 
     Args:
         model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
@@ -278,7 +278,7 @@ def make_session(
 def provider_options(
     provider: Provider, cuda_options: Mapping[str, str] = EXACT
 ) -> ProviderOptions:
-    """The providers of a session on CUDA or the CPU, each with its options."""
+    """Return the providers of a session on CUDA or the CPU, each with its options."""
     return (
         [(_CUDA, dict(cuda_options)), (_CPU, {})]
         if provider == "cuda"
@@ -311,7 +311,7 @@ def short_provider(name: str) -> str:
 
 
 def stays_on_device(kind: str) -> bool:
-    """Whether outputs of that type can stay in a device's memory: only tensors of numbers can."""
+    """Return whether outputs of that type can stay in a device's memory: only tensors of numbers can."""
     return kind.startswith("tensor(") and kind != "tensor(string)"
 
 
@@ -479,7 +479,7 @@ def bind_values(
 
 
 def empty_value(like: NDArray[Any], provider: Provider) -> "ort.OrtValue":
-    """A buffer for arrays of the same shape and dtype where the provider's sessions leave their results."""
+    """Return a buffer for arrays of the same shape and dtype where the provider's sessions leave their results."""
     import onnxruntime as ort  # noqa: PLC0415
 
     return ort.OrtValue.ortvalue_from_shape_and_type(

@@ -10,6 +10,8 @@ a formula ("past + 1", "a * b")        what it gives: names, whole numbers, ``+`
 "past_..." with "..."                  of a decoder: 0 of 8 in its prompts, 8 of 1 in its steps, which take turns
 determined by weights or other inputs  what they say, where the usual size does not run: the channels of a Conv
                                        (:mod:`onnxamp._graph.determined`)
+patches of images, beside their grid   16, four rows of four
+features that go among tokens          4 of 8
 first axis of an input                 1, a batch; likewise the same name at any other axis (the first axis of a
                                        one-dimensional input counts only if the name occurs nowhere else)
 other                                  8; equal names have equal sizes
@@ -21,10 +23,11 @@ alone is a size, too: 1 if it speaks of a batch, else 8.
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from onnx import TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from onnxamp._errors import ArgumentError, suggestion
 
@@ -37,6 +40,13 @@ _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 
 _PAST: Final = "past_"
 
+GRID: Final = re.compile("grid_thw$")
+"""Inputs that hold the numbers of frames, rows and columns of patches for each image."""
+
+_PATCHES, _FEATURES = 16, 4
+"""Rows of a matrix that images or sound become: the patches before a tower, and the features behind it."""
+_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
 _Formula = ast.expr
 
 
@@ -48,11 +58,15 @@ class Sizes(NamedTuple):
     batches: frozenset[str]
     """Names of leading dimensions."""
     unnamed: frozenset[str]
-    """Those that only the place in the input names."""
+    """The dimensions that have no name of their own."""
+    counted: Mapping[str, int]
+    """Leading dimensions that are no batches, but patches or features, with their usual sizes."""
 
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
-        """Those of the given inputs."""
+        """The sizes of the given inputs."""
+        entries = list(entries)
+        counted = _counted(entries)
         leading, elsewhere, alone, unnamed = (
             set[str](),
             set[str](),
@@ -85,8 +99,9 @@ class Sizes(NamedTuple):
         )
         return cls(
             formulas | dict.fromkeys(sorted(within)),
-            frozenset(batches),
+            frozenset(batches - counted.keys()),
             frozenset(unnamed),
+            counted,
         )
 
     @property
@@ -95,7 +110,7 @@ class Sizes(NamedTuple):
         return [name for name, formula in self.formulas.items() if formula is None]
 
     def resolve(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The size of every dimension.
+        """Return the size of every dimension.
 
         Raises:
             ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
@@ -111,10 +126,9 @@ class Sizes(NamedTuple):
                 raise ArgumentError(
                     f"Dimension {name!r} cannot have the size {size!r}."
                 )
-        sizes = {
-            name: BATCH if name in self.batches else OTHER for name in self.plain
-        } | dict(dims)
-        for name, (past, new) in self._totals().items():
+        usual = {name: BATCH if name in self.batches else OTHER for name in self.plain}
+        sizes = {**usual, **self.counted, **dims}
+        for name, (past, new) in self.totals.items():
             if name not in dims:
                 sizes[name] = sizes[past] + (sizes[new] if new else 1)
         for name, formula in self.formulas.items():
@@ -122,7 +136,8 @@ class Sizes(NamedTuple):
                 sizes[name] = max(_value(formula, sizes), 0)
         return sizes
 
-    def _totals(self) -> dict[str, tuple[str, str | None]]:
+    @property
+    def totals(self) -> dict[str, tuple[str, str | None]]:
         """Total lengths -> the past and new lengths that they are the sum of, by the names that exporters use."""
         known, found = set(self.plain), {}
         for name in known:
@@ -143,7 +158,8 @@ class Sizes(NamedTuple):
         return [name for name in self.plain if name in lengths]
 
     def turns(self, given: Collection[str]) -> list[dict[str, int]]:
-        """The sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes later.
+        """Return the sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes
+        later.
 
         Those in ``given`` stay. A model without caches, or without a name for its new tokens, has no turns: they are
         one without sizes of its own.
@@ -159,7 +175,7 @@ class Sizes(NamedTuple):
 
         Those in ``given`` stay. What has no name may be a batch, too: at last each is tried where all others are 1.
         """
-        fixed = {*given, *self.batches, *self._totals(), *self.pasts}
+        fixed = {*given, *self.batches, *self.counted, *self.totals, *self.pasts}
         free = [name for name in self.plain if name not in fixed]
         for size in _TRIED if free else ():
             yield dict.fromkeys(free, size)
@@ -170,13 +186,37 @@ class Sizes(NamedTuple):
             )
 
 
+def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:
+    """Leading dimensions of matrices of patches, beside their grid, and of features beside tokens -> usual sizes."""
+    leading = {
+        entry.name: dim_name(entry.name, 0, shape.dim[0])
+        for entry in entries
+        for shape in _shapes(entry.type)
+        if shape.dim and is_open(shape.dim[0])
+    }
+    names = [entry.name for entry in entries]
+    has_grid, has_tokens = any(map(GRID.search, names)), "input_ids" in names
+    shared, found = Counter(leading.values()), {}
+    for entry in entries:
+        kind, size = entry.type.tensor_type, None
+        if has_grid:
+            size = _PATCHES
+        elif has_tokens and "features" in entry.name:
+            size = _FEATURES
+        is_matrix = kind.elem_type in _FLOATS and len(kind.shape.dim) == 2
+        name = leading.get(entry.name, "")
+        if is_matrix and size is not None and shared[name] == 1:
+            found[name] = size
+    return found
+
+
 def is_open(dim: TensorShapeProto.Dimension) -> bool:
-    """Whether a dimension has no size; some exporters write -1 for that."""
+    """Return whether a dimension has no size; some exporters write -1 for that."""
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
 def dim_name(entry: str, axis: int, dim: TensorShapeProto.Dimension) -> str:
-    """The name of an open dimension of an input."""
+    """Return the name of an open dimension of an input."""
     return dim.dim_param or f"{entry}[{axis}]"
 
 
@@ -186,7 +226,7 @@ def listed(sizes: Mapping[str, int]) -> str:
 
 
 def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
-    """The shape of a tensor, or of the innermost elements of optionals and sequences."""
+    """Yield the shape of a tensor, or of the innermost elements of optionals and sequences."""
     while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
         optional = kind.HasField("optional_type")
         kind = (
@@ -197,7 +237,9 @@ def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
 
 
 def _formula(name: str) -> _Formula | None:
-    """The formula that a dimension's name is; None if it is a name ("batch-size"), or nothing that can be read."""
+    """Return the formula that a dimension's name is; None if it is a name ("batch-size"), or nothing that can be
+    read.
+    """
     if re.search(r"[^\W\d][-/][^\W\d]", name):
         return None
     try:
@@ -228,7 +270,7 @@ def _is_known(part: ast.AST) -> bool:
 
 
 def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
-    """The value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
+    """Return the value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
     values: dict[_Formula, int] = {}
     for part in reversed(
         [part for part in ast.walk(formula) if isinstance(part, ast.expr)]

@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final, overload
 import numpy as np
 
 from onnxamp._errors import OutputError
+from onnxamp._workers.executor import temporary_path
 from onnxamp._workers.signals import when_gone
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ ROOM: Final = 64 << 20
 
 
 class Spool(Sequence[Callable[[], "Feeds"]]):
-    """What reads each sample of an iterator. To ask for one takes those before it out of the iterator, too; to ask for
-    their number takes all.
+    """Return a reader of each sample of an iterator. Asking for a sample consumes those before it; asking for
+    their number consumes all.
 
     Args:
         source: makes the samples, once.
@@ -54,11 +54,11 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
 
     @property
     def taken(self) -> int:
-        """How many were."""
+        """Their number."""
         return len(self._readers)
 
     def has(self, number: int) -> bool:
-        """Whether there is a sample of that number.
+        """Return whether there is a sample of that number.
 
         Raises:
             OutputError: the temporary folder is full. Others as the iterator.
@@ -100,14 +100,15 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         self._first = max(self._first, min(number, len(self._readers)))
 
     def _kept(self, sample: "Feeds") -> "Callable[[], Feeds]":
-        """What reads a sample; arrays are copied, as the iterator may use their memory again."""
+        """Return a reader of a sample; arrays are copied, because the iterator may reuse their memory."""
         size = _size(sample)
         if size <= self._room:
             self._room -= size
             return partial(dict, {name: _copied(feed) for name, feed in sample.items()})
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="onnxamp-"))
+            self._folder = temporary_path()
             when_gone(self, partial(shutil.rmtree, self._folder, ignore_errors=True))
+            self._folder.mkdir(mode=0o700)
         path = self._folder / f"{len(self._readers)}.sample"
         try:
             with path.open("wb") as stream:
@@ -121,7 +122,7 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
 
 
 def read_spooled(path: Path) -> "Feeds":
-    """A sample of a spool of any process of this machine."""
+    """Return a sample of a spool of any process of this machine."""
     with path.open("rb") as stream:
         sample: Feeds = pickle.load(stream)  # noqa: S301 - the file is our own
     return sample

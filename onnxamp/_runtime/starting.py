@@ -54,13 +54,14 @@ _LIBRARIES: Final[ContextVar[tuple[str, ...]]] = ContextVar(
 def custom_ops(
     declared: CustomOpsLike | None = None, *, library: LibrariesLike = ()
 ) -> Iterator[None]:
-    """Let everything in a block of code know and run custom ops.
+    """Declare custom ops, or load their kernels, within a ``with`` block.
 
     Args:
-        declared: what their types are: a TOML file, a :class:`CustomOp`, a dict of its attributes, or a list of these.
+        declared: the types of ops: a TOML file, a :class:`CustomOp`, a dict of its attributes, or a list of these.
             Ops that are not declared stay float32.
         library: shared libraries with their kernels, built for ONNX Runtime (``RegisterCustomOps``). All sessions in
-            the block register them, those of worker processes, too. Their code runs in these processes as soon as they
+            the block register them, including those of worker processes. Their code runs in these processes as soon as
+            they
             are named: name only libraries that you trust.
 
     Raises:
@@ -82,7 +83,7 @@ def custom_ops(
 
 
 def active_libraries() -> tuple[str, ...]:
-    """The libraries that sessions register here, for another process."""
+    """Return the libraries that sessions register here, for another process."""
     return _LIBRARIES.get()
 
 
@@ -94,7 +95,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls) -> "Surroundings":
-        """Those of the present block."""
+        """The ones of the current block."""
         return cls(dict(DECLARED.get()), _LIBRARIES.get())
 
     def enter(self) -> None:
@@ -155,7 +156,7 @@ _LIMIT: Final = 2**31 - 2**24
 
 
 def unfolded(path: Path) -> ModelProto:
-    """The model of a file, whose weights are found without its folder.
+    """Return the model of a file, whose weights are found without its folder.
 
     Raises:
         ModelError: as :meth:`~onnxamp._model.model.Model.read`. ExternalDataError: weights are not where they may be.
@@ -166,7 +167,7 @@ def unfolded(path: Path) -> ModelProto:
 
 
 def is_large(model: ModelProto) -> bool:
-    """Whether the model cannot be one message: weights above 2 GB, or weights that are not loaded.
+    """Return whether the model cannot be one message: weights above 2 GB, or weights that are not loaded.
 
     Complexity: linear in the model's initializers; no data are touched.
     """
@@ -249,7 +250,7 @@ def session_options(
 
 
 def trial() -> ModelProto:
-    """A model of one node, to find out whether a provider works."""
+    """Return a model of one node, to find out whether a provider works."""
     node = helper.make_node("Neg", ["x"], ["y"])
     ports = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"
@@ -265,7 +266,7 @@ def start_session(
     options: "ort.SessionOptions",
     providers: Sequence[tuple[str, dict[str, str]]] | None = None,
 ) -> "ort.InferenceSession":
-    """A session on these providers; None for those that the options name. It never falls back to others."""
+    """Return a session on these providers; None for those that the options name. It never falls back to others."""
     import onnxruntime as ort  # noqa: PLC0415
 
     # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.
@@ -274,7 +275,7 @@ def start_session(
 
 @contextmanager
 def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
-    """What ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
+    """Yield the form that ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
@@ -316,7 +317,7 @@ def session_failures(action: str, *, loaded: bool = True) -> Iterator[None]:
 
 
 def failed(action: str, error: Exception, *, loaded: bool = True) -> RuntimeFailure:
-    """What ONNX Runtime raised, in one sentence."""
+    """Return ONNX Runtime's error in one sentence."""
     text = str(error) or type(error).__name__
     hint = _UNKNOWN_OP[1] if _UNKNOWN_OP[0] in text else ""
     return RuntimeFailure(
@@ -328,11 +329,13 @@ _UNKNOWN_OP: Final = (
     "is not a registered function/op",
     " If it is a custom op, --custom-ops-library (onnxamp.custom_ops) brings its kernels.",
 )
-"""How ONNX Runtime says that it does not know an op, and what may help."""
+"""ONNX Runtime's message about an unknown op, and advice."""
 
 
 def reason(text: str) -> str:
-    """What ONNX Runtime or an engine says first, in one line, without error codes and places in their sources."""
+    """Return the first message of ONNX Runtime or an engine, in one line, without error codes and places in their
+    sources.
+    """
     found: list[str] = []
     for line in _LOADING.sub("", _CODE.sub("", text.strip())).splitlines():
         node = _NODE.search(line)
@@ -347,11 +350,11 @@ _FRAME: Final = re.compile(
     r"(?:Check '.*' failed at|Exception from) \S+:\d+:$|^FrontEnd API failed with \w+:$"
     r"|^Model wasn't fully converted\. .*:$|^-- \S+ with a message:$"
 )
-"""Where OpenVINO noticed it: what is wrong stands behind that."""
+"""OpenVINO's place of an error, which the message follows."""
 _NODE: Final = re.compile(r"While validating ONNX node '<Node\((\w+)\): (.*?)>'")
 _CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _LOADING: Final = re.compile(r"^Load model from .*? failed: ?")
-"""What the caller says himself."""
+"""Text that the caller adds."""
 _SOURCE: Final = re.compile(
     r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
     r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,

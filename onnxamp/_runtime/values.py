@@ -37,11 +37,11 @@ Feeds: TypeAlias = Mapping[str, Feed]
 FOREIGN: Final = re.compile(r"\((bfloat16|float[48]\w*|u?int[24])\)")
 """Element types that ``session.run`` cannot exchange with NumPy."""
 _PACKED: Final = re.compile(r"\((float4\w*|u?int[24])\)")
-"""Those of which several share a byte."""
+"""The types of which several share a byte."""
 
 
 def is_array(item: Any) -> bool:
-    """Whether it is an array, or a tensor of a framework."""
+    """Return whether it is an array, or a tensor of a framework."""
     return (
         isinstance(item, np.ndarray)
         or callable(getattr(item, "numpy", None))
@@ -50,7 +50,7 @@ def is_array(item: Any) -> bool:
 
 
 def as_array(item: Any) -> Feed:
-    """What users give for an input, with tensors of frameworks as arrays. bfloat16 of PyTorch becomes float32."""
+    """Return a user's value for an input, with tensors of frameworks as arrays. bfloat16 of PyTorch becomes float32."""
     if isinstance(item, np.ndarray) or item is None:
         return item
     if isinstance(item, (list, tuple)):
@@ -65,12 +65,12 @@ def as_array(item: Any) -> Feed:
 
 
 def is_foreign(feed: Feed) -> bool:
-    """Whether the array's element type comes from another package than NumPy (``ml_dtypes``)."""
+    """Return whether the array's element type comes from another package than NumPy (``ml_dtypes``)."""
     return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2
 
 
 def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
-    """An OrtValue that shares the array's memory where it can.
+    """Return an OrtValue that shares the array's memory where it can.
 
     Args:
         feed: an array of any shape and type, or a list of arrays.
@@ -116,7 +116,9 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
 
 
 def as_typed(feed: Feed, kind: str | None) -> Feed:
-    """A feed cast to the float type of an input ("seq(tensor(float16))"); as it is if the type is unknown (None)."""
+    """Return a feed cast to the float type of an input ("seq(tensor(float16))"); as it is if the type is unknown
+    (None).
+    """
     if kind is None or feed is None:
         return feed
     inner = _inner(kind)
@@ -133,7 +135,7 @@ def as_typed(feed: Feed, kind: str | None) -> Feed:
 
 
 def from_value(value: "ort.OrtValue") -> Any:
-    """The array, list, dict or None that a value holds. Arrays of NumPy's own dtypes share its memory."""
+    """Return the array, list, dict or None that a value holds. Arrays of NumPy's own dtypes share its memory."""
     if not value.has_value():
         return None
     if value.is_sparse_tensor():
@@ -183,7 +185,9 @@ def typed(kind: str) -> TypeProto:
 
 
 def _map_proto(kind: str) -> TypeProto | None:
-    """The type of a map, or of a sequence of maps, as ONNX Runtime writes it ("seq(map(string,tensor(float)))")."""
+    """Return the type of a map, or of a sequence of maps, as ONNX Runtime writes it
+    ("seq(map(string,tensor(float)))").
+    """
     match = _MAP.fullmatch(kind)
     if match is None or match["key"] not in _KEY_TYPES:
         return None
@@ -204,11 +208,13 @@ _MAP: Final = re.compile(
     r"(?P<seq>seq\()?map\((?P<key>\w+), ?(?P<item>tensor\(\w+\))\)(?(seq)\))"
 )
 _KEY_TYPES: Final = {"int64": TensorProto.INT64, "string": TensorProto.STRING}
-"""What keys of maps are in ONNX Runtime (``data_types.cc``)."""
+"""Types of map keys in ONNX Runtime (``data_types.cc``)."""
 
 
 def _passed(value: "ort.OrtValue") -> Any:
-    """What a sequence or a map holds. Only ``session.run`` reads these, so it goes through a model without nodes."""
+    """Return the contents of a sequence or map. Only ``session.run`` reads these, so they pass through a model without
+    nodes.
+    """
     kind = str(value.data_type())
     entry = ValueInfoProto(name="y", type=typed(kind))
     graph = helper.make_graph([], "pass", [entry], [entry])
@@ -220,14 +226,14 @@ def _passed(value: "ort.OrtValue") -> Any:
 
 
 def _inner(kind: str) -> str:
-    """The element type of a sequence or an optional."""
+    """Return the element type of a sequence or an optional."""
     return kind[kind.index("(") + 1 : -1]
 
 
 def _made(
     op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any
 ) -> "ort.OrtValue":
-    """The output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
+    """Return the output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
     with _failures(kind):
         session = _session(
             op,
@@ -282,7 +288,7 @@ _MOST_AXES: Final = 5
 
 
 def check_inputs(model: ModelProto, feeds: Feeds) -> dict[str, Feed]:
-    """The feeds in the types that the model takes.
+    """Return the feeds in the types that the model takes.
 
     Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number; floats for
     low-precision inputs are rounded as by a Cast in front of the model. Inputs with a default may be left out; optional
@@ -386,7 +392,7 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
 
 
 def _declared_size(dim: TensorShapeProto.Dimension) -> int | str:
-    """A fixed size, or else a name; some exporters write -1 for "dynamic"."""
+    """Return a fixed size, or else a name; some exporters write -1 for "dynamic"."""
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return dim.dim_value
     return dim.dim_param or "?"

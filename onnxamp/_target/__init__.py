@@ -1,1 +1,1 @@
-"""What a target can run, and how fast."""
+"""The kernels of targets, and their speed."""

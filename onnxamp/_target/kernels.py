@@ -51,13 +51,15 @@ class Kernel(NamedTuple):
     types: Mapping[str, frozenset[str]]
 
     def covers(self, version: int) -> bool:
-        """Whether the kernel is for a schema of this since-version."""
+        """Return whether the kernel is for a schema of this since-version."""
         return self.since == version or (
             self.until is not None and self.since <= version <= self.until
         )
 
     def takes(self, signature: Signature, bound: Binding) -> bool:
-        """Whether the kernel runs the op with these types. Rows keyed by the name of an input do not restrict it."""
+        """Return whether the kernel runs the op with these types. Rows keyed by the name of an input do not restrict
+        it.
+        """
         if not self.covers(signature.since):
             return False
         return all(
@@ -102,7 +104,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 
 def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """The table of the version after this one, with the ops that differ; what is the same is shared."""
+    """Return the table of the version after this one, with the ops that differ; what is the same is shared."""
     known = known_versions(device)
     table = dict(kernel_table(f"{device}@{known[known.index(version) + 1]}"))
     history = target_json(device, "history")
@@ -144,7 +146,7 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
 
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
-    """Whether the target has a kernel of whatever version of the op that takes the type."""
+    """Return whether the target has a kernel of whatever version of the op that takes the type."""
     if not target_of(target).limits_types:
         return True
     return any(
@@ -168,7 +170,7 @@ class Typed(NamedTuple):
         return cls(node.signature, bind_node(node, types), node.proto)
 
     def inputs(self) -> tuple[str | None, ...]:
-        """The types of the inputs; None where they are absent or unknown."""
+        """Return the types of the inputs; None where they are absent or unknown."""
         return tuple(map(self._input, range(len(self.proto.input))))
 
     def _input(self, position: int) -> str | None:
@@ -184,7 +186,7 @@ class Typed(NamedTuple):
 
 
 def has_kernel(provider: str, op: Typed) -> bool:
-    """Whether a kernel of the provider takes the op with these types."""
+    """Return whether a kernel of the provider takes the op with these types."""
     kernels = kernel_table(provider).get(op.signature.key, ())
     return any(kernel.takes(op.signature, op.bound) for kernel in kernels)
 
@@ -209,7 +211,7 @@ def _counts(target: str, key: str) -> bool:
 
 
 def runs_on(provider: str, op: Typed) -> bool:
-    """Whether the provider runs the op with these types, by a kernel or through the op's function body."""
+    """Return whether the provider runs the op with these types, by a kernel or through the op's function body."""
     signature, key = op.signature, op.signature.key
     if (
         signature.declared
@@ -234,7 +236,7 @@ def runs_on(provider: str, op: Typed) -> bool:
 
 
 def agrees(op: Typed) -> bool:
-    """Whether an op's types agree with each other: a kernel takes their mixture, or its function body does.
+    """Return whether an op's types agree with each other: a kernel takes their mixture, or its function body does.
 
     A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
     """
@@ -257,7 +259,7 @@ def fails(provider: str, op: Typed) -> str | None:
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
-    """Whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
+    """Return whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
     if not target_of(target).limits_types:
         return True
     for provider in dict.fromkeys((target, cpu_of(target))):
@@ -278,7 +280,8 @@ def _body_fits(
     types: tuple[str | None, ...],
     serialized: bytes,
 ) -> bool:
-    """Whether every node of the op's function body has consistent types, and runs on the provider if one is named.
+    """Return whether every node of the op's function body has consistent types, and runs on the provider if one is
+    named.
 
     What cannot be told counts against a provider alone. ONNX Runtime expands a fixed body only if none of its ops has
     changed between the body's opset and the model's (``OpSchema::ValidateReferencedOpsInFunction``).
@@ -314,7 +317,7 @@ def _body_fits(
 
 
 def _changed_since(signature: Signature, inner: Node) -> bool:
-    """Whether an op of a fixed function body has another version at the model's opset than at the body's."""
+    """Return whether an op of a fixed function body has another version at the model's opset than at the body's."""
     now = lookup("", inner.proto.op_type, signature.opset)
     if (
         signature.body not in signature.fixed_bodies
@@ -328,7 +331,7 @@ def _changed_since(signature: Signature, inner: Node) -> bool:
 def is_consistent(
     signature: Signature, bound: Binding, inputs: Sequence[str | None]
 ) -> bool:
-    """Whether the input types agree with the schema: one type per parameter, from those it allows."""
+    """Return whether the input types agree with the schema: one type per parameter, from those it allows."""
     for position, kind in enumerate(inputs):
         port = signature.input(position)
         if kind is None:
@@ -349,7 +352,7 @@ def is_consistent(
 def _expanded(
     node: NodeProto, signature: Signature, types: Sequence[str | None]
 ) -> View | None:
-    """The op's function body as a model; None if the body does not fit these types."""
+    """Return the op's function body as a model; None if the body does not fit these types."""
     inputs = [
         helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(kind)], None)
         for position, kind in enumerate(types)
@@ -428,7 +431,7 @@ class Freedom(NamedTuple):
 
 
 def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freedom:
-    """Which of a node's float32 parameters ``params`` may be low on the target.
+    """Return which of a node's float32 parameters ``params`` may be low on the target.
 
     Tries all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
     maximum, which a test verifies for the tables, so pins and pairwise implications describe them exactly.
@@ -464,14 +467,14 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
 
 
 def _may_be_wrapped(target: str, op: Typed) -> bool:
-    """Whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
+    """Return whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
     return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(
         op
     )
 
 
 def _is_left(target: str, op: Typed) -> bool:
-    """Whether the target leaves a node to the CPU beside it, which runs it."""
+    """Return whether the target leaves a node to the CPU beside it, which runs it."""
     return fails(target, op) is None and runs_on(cpu_of(target), op)
 
 
@@ -482,7 +485,7 @@ def _described(
     falls_back: bool,
     only_low: bool = False,
 ) -> Freedom:
-    """The pins and implications that leave the legal choices."""
+    """Return the pins and implications that leave the legal choices."""
     high = frozenset(
         p for i, p in enumerate(params) if not any(choice[i] for choice in legal)
     )
@@ -497,7 +500,9 @@ def _described(
 def _types(
     op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format
 ) -> Binding:
-    """The types of a choice. Output 0 may have that of an input, if an attribute is missing that would give it."""
+    """Return the types of a choice. Output 0 may have that of an input, if an attribute is missing that would give
+    it.
+    """
     types = dict(op.bound)
     for param, is_low in zip(params, choice, strict=True):
         if is_low:

@@ -35,7 +35,7 @@ class Device(NamedTuple):
 
 @cache
 def devices() -> Mapping[str, Device]:
-    """The devices of ``_data/devices.toml``, by name."""
+    """Return the devices of ``_data/devices.toml``, by name."""
     rows = read_table("devices").items()
     rates = ("float32", "products", "low")
     return {
@@ -45,7 +45,7 @@ def devices() -> Mapping[str, Device]:
 
 
 def device_called(name: str) -> Device:
-    """The device of that name.
+    """Return the device of that name.
 
     Raises:
         ArgumentError: there is none.
@@ -59,7 +59,9 @@ def device_called(name: str) -> Device:
 
 
 def device_titled(title: str) -> str:
-    """The device that a driver calls by this title, as in "NVIDIA A100-SXM4-80GB"; the default one if it is unknown."""
+    """Return the device that a driver calls by this title, as in "NVIDIA A100-SXM4-80GB"; the default one if it is
+    unknown.
+    """
     words = title.replace("-", " ").split()
     return next((name for name in devices() if name in words), DEFAULT_DEVICE)
 
@@ -86,7 +88,7 @@ class Work(NamedTuple):
 
 
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
-    """The work of a node that runs ``trips`` times, from the shapes of its values."""
+    """Return the work of a node that runs ``trips`` times, from the shapes of its values."""
     terms = expected_terms(node, shapes)
     sizes = [0 if value == ABSENT else elements(shapes[value]) for value in node.inputs]
     made = [0 if value == ABSENT else elements(shapes[value]) for value in node.outputs]
@@ -133,7 +135,7 @@ class Costs(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, float]) -> "Costs":
-        """The costs in a table ``[costs]``."""
+        """Return the costs in a table ``[costs]``."""
         unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
         return cls(
             unit,

@@ -1,4 +1,4 @@
-"""What is known of each target as a whole, from its ``target.toml``; the folders of ``_data/targets`` are the list."""
+"""Facts about each target as a whole, from its ``target.toml``; the folders of ``_data/targets`` are the list."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,7 +12,7 @@ from onnxamp._warnings import warn
 
 
 class Target(NamedTuple):
-    """Where a result can run, of whatever version.
+    """A place where a result can run, of any version.
 
     Attributes:
         name: its name, which is that of its folder.
@@ -44,19 +44,19 @@ class Target(NamedTuple):
 
 @cache
 def targets() -> Mapping[str, Target]:
-    """All targets by name, in the order in which they are listed."""
+    """Return all targets by name, in the order in which they are listed."""
     return {name: _read(name) for name in target_names()}
 
 
 @cache
 def target_of(target: str) -> Target:
-    """The target of a name that may have a version, as "cuda@1.24"."""
+    """Return the target of a name that may have a version, as "cuda@1.24"."""
     return targets()[device_of(target)]
 
 
 @cache
 def with_kernels() -> tuple[str, ...]:
-    """The targets whose nodes ONNX Runtime runs on kernels that are known."""
+    """Return the targets whose nodes ONNX Runtime runs on kernels that are known."""
     return tuple(name for name, target in targets().items() if target.has_kernels)
 
 
@@ -116,29 +116,32 @@ def with_versions() -> tuple[str, ...]:
 
 
 def version_meant(target: str) -> str:
-    """Return the version of ONNX Runtime that a target names, or else the newest that is known for its device."""
+    """Return the version of ONNX Runtime that a target names, or else is the newest that it knows for its device."""
     return version_of(target) or known_versions(device_of(target))[-1]
 
 
 def release(target: str) -> Release:
-    """What the ONNX Runtime of a target loads; the newest one if the target names none."""
+    """Return the opset and IR version that the ONNX Runtime of a target loads; those of the newest if the target names
+    none.
+    """
     device = device_of(target) if target_of(target).versioned else CPU
     facts = target_json(device, "history")["versions"][version_meant(target)]
     return Release(facts["ir"], facts["opset"])
 
 
 def version_of(target: str) -> str:
-    """The version of ONNX Runtime that a target names, or ""."""
+    """Return the version of ONNX Runtime that a target names, or ""."""
     return target.partition("@")[2]
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether a version of ONNX Runtime comes before another one."""
+    """Return whether a version of ONNX Runtime comes before another one."""
     return _ordinal(version) < _ordinal(other)
 
 
 def cpu_of(target: str) -> str:
-    """The CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a builder.
+    """Return the CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a
+    builder.
 
     It is of the same version as the target's provider, named or not.
     """
@@ -148,7 +151,7 @@ def cpu_of(target: str) -> str:
 
 
 def versioned(device: str, version: str) -> str:
-    """The target of a device and a version of ONNX Runtime, which may name a patch release.
+    """Return the target of a device and a version of ONNX Runtime, which may name a patch release.
 
     A version newer than all that are known for the device gets the kernels of the newest, with a warning.
 
@@ -182,7 +185,7 @@ def versioned(device: str, version: str) -> str:
 
 
 def installed_target() -> str:
-    """The target of the installed ONNX Runtime: the first one that it was built with.
+    """Return the target of the installed ONNX Runtime: the first one that it was built with.
 
     Raises:
         ArgumentError: its version is unknown. MissingPackageError: ONNX Runtime is not installed.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")
-"""Where the times of nodes come from."""
+"""The source of nodes' times."""
 
 RUNS: Final = 12
 """Candidates that may be converted and measured by default."""
@@ -24,8 +24,8 @@ SECONDS: Final = 60.0
 
 
 def meant_device(name: str, target: str = "") -> str:
-    """The device to estimate times for: with "auto" the one that the target is for, else the GPU that is installed, or
-    an A100 where that is not known.
+    """Return the device to estimate times for: with "auto" the one that the target is for, else the GPU that is
+    installed, or an A100 where that is not known.
 
     Raises:
         ArgumentError: there is no device of that name.
@@ -39,7 +39,7 @@ def meant_device(name: str, target: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How level auto searches; see :func:`onnxamp.tune_model` for each field.
+    """Options of level auto's search; see :func:`onnxamp.tune_model` for each field.
 
     Raises:
         ArgumentError: a value is not known.
@@ -79,7 +79,7 @@ class Search:
         """
         if state is not None and not isinstance(self.metric, str):
             raise ArgumentError(
-                "A state file needs a metric that has a name: write it as 'package:function'."
+                "A state file needs a metric with a name: write it as 'package:function'."
             )
 
 

@@ -24,7 +24,7 @@ Part: TypeAlias = tuple[float, float, Choice]
 
 
 def per_gain(part: Part) -> float:
-    """The error of a part by what it saves."""
+    """Return the error of a part by what it saves."""
     error, gain, _ = part
     return error / gain if gain > 0 else inf
 
@@ -68,7 +68,7 @@ class CandidateSolver:
         return dict(zip(keys, self.errors.prices, strict=True))
 
     def choose(self, rate: float) -> Choice:
-        """The nodes to lower when errors are charged at a rate (cost units per squared error)."""
+        """Return the nodes to lower when errors are charged at a rate (cost units per squared error)."""
         units, pins = self.space.tunable, self.pins
         charged = [rate * price for price in self.errors.prices]
         kept, parting = set[int](), self.space.parting()
@@ -95,7 +95,8 @@ class CandidateSolver:
         most: float = inf,
         gain: Callable[[TunableNode], float] = lambda unit: unit.high - unit.low,
     ) -> list[Part]:
-        """The parts of a choice that no value connects, halved until none of several nodes has an error above ``most``.
+        """Return the parts of a choice that no value connects, halved until none of several nodes has an error above
+        ``most``.
 
         ``gain`` says what it is worth that a node is low, without Casts; exact ops are worth nothing by themselves.
         """
@@ -113,7 +114,7 @@ class CandidateSolver:
         return found
 
     def connected(self, keys: Choice) -> list[list[str]]:
-        """The parts of a choice that no value connects, each in execution order."""
+        """Return the parts of a choice that no value connects, each in execution order."""
         graph = self.base.graph
         inside = {unit.node: unit.key for unit in self.space.units if unit.key in keys}
         joined = (
@@ -134,11 +135,11 @@ class CandidateSolver:
         return sum(prices.get(key, 0.0) for key in keys)
 
     def work(self, unit: TunableNode) -> float:
-        """The share of arithmetic and float traffic that a node does."""
+        """Return the share of arithmetic and float traffic that a node does."""
         return unit.work.flops / self._flops + unit.work.elements / self._traffic
 
     def candidate(self, low: Choice) -> Candidate:
-        """A choice with its properties and its expected error."""
+        """Return a choice with its properties and its expected error."""
         chosen = [unit for unit in self.space.tunable if unit.key in low]
         casts, weights, _ = self._cost(low)
         return Candidate(
@@ -164,7 +165,7 @@ class CandidateSolver:
         return self._costs[low]
 
     def _noted(self, decision: Decision) -> tuple[list[int], int, Choice]:
-        """The values that a decision casts, the bytes of its weights, and the nodes that it lowers."""
+        """Return the values that a decision casts, the bytes of its weights, and the nodes that it lowers."""
         low = self._lowered(decision, self.pins)
         if low not in self._costs:
             estimate, ports = self.space.estimate, self.base.ports
@@ -217,12 +218,12 @@ class CandidateSolver:
         return {index for index in found if tied.isdisjoint(self._roots(index))}
 
     def _is_exact(self, decision: Decision, value: int) -> bool:
-        """Whether a value is available in float32, unrounded."""
+        """Return whether a value is available in float32, unrounded."""
         ports = self.base.ports
         return value in ports.free or not decision.is_low(ports.produced[value])
 
     def _roots(self, node: int) -> set[int]:
-        """The variables that decide a node: an exact op that shares one with a tunable node follows it."""
+        """Return the variables that decide a node: an exact op that shares one with a tunable node follows it."""
         ports = self.base.ports
         made = [
             ports.produced[value]

@@ -68,7 +68,7 @@ def apportioned(
 
 
 def _of_nodes(seconds: Mapping[str, float], known: Container[str]) -> dict[str, float]:
-    """The times under the names of nodes, where kernels have one with a suffix."""
+    """Return the times under the names of nodes, where kernels have one with a suffix."""
     found: dict[str, float] = {}
     for name, time in seconds.items():
         node = name.rpartition("/")[0]

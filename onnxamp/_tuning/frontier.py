@@ -28,7 +28,7 @@ _LEAST: Final = 1 / 256
 """Share of the error of the best choice below which nothing is looked for."""
 
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
-"""What Casts are taken to cost, over the estimate: the cut counts the weights that they save, too."""
+"""The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
 
 _NEAR: Final = 1e-3
 """Share of the time of float32 that one choice must be better than another by."""
@@ -50,7 +50,7 @@ _SHARE: Final = 1 / 8
 
 
 class Aim(NamedTuple):
-    """What makes one choice better than another: ``nothing`` is that of float32."""
+    """The order of choices; ``nothing`` is the choice of float32."""
 
     nothing: Candidate
     allow_slower: bool
@@ -87,7 +87,7 @@ class Frontier:
         return sorted(map(self._priced, lows), key=self.aim.merit)
 
     def choices(self) -> list[Candidate]:
-        """The choices in the order of their merit; each is predicted to have a smaller error than all before it.
+        """Return the choices in the order of their merit; each is predicted to have a smaller error than all before it.
 
         None is better than the best that errors have no part in: that is what a tolerance without end gives.
 
@@ -132,7 +132,7 @@ class Frontier:
         ]
 
     def _steps(self, start: Candidate, parts: Sequence[Part]) -> Iterator[Candidate]:
-        """A choice with each of some parts changed alone, and one after the other, what pays best first."""
+        """Yield a choice with each of some parts changed alone, and one after the other, what pays best first."""
         alone = [(self._priced(start.low ^ part), part) for _, _, part in parts]
         yield from (one for one, _ in alone)
 
@@ -148,7 +148,7 @@ class Frontier:
             yield self._priced(low)
 
     def _gain(self, one: Candidate, other: Candidate) -> float:
-        """What a choice is better by than another one."""
+        """Return the advantage of a choice over another."""
         if self.aim.allow_slower:
             return other.flops + other.bytes - one.flops - one.bytes
         return one.time - other.time
@@ -167,7 +167,7 @@ class Frontier:
     def _front(
         self, items: Iterable[Candidate], free: Sequence[Candidate]
     ) -> list[Candidate]:
-        """Those that no better one beats in the predicted error, without any that are hardly different."""
+        """Return the choices that no better one beats in the predicted error, without near duplicates."""
         least, known = self.aim.merit(free[0]), {item.low for item in free}
         front, limit = list[Candidate](), inf
         for item in sorted(
@@ -223,7 +223,7 @@ class Frontier:
 
 
 def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
-    """The share of the time of a choice that a better use of the tolerance could still save, at most.
+    """Return the share of the time of a choice that a better use of the tolerance could still save, at most.
 
     Between a choice that holds and a faster one that misses, time falls by no more than in proportion to the squared
     error, as long as what saves most per error comes first: a knapsack of which one part may be cut.
@@ -244,14 +244,14 @@ def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
 
 
 def _width(low: float, high: float) -> float:
-    """How far apart two errors are."""
+    """Return the distance of two errors."""
     if not 0 < low < inf or not 0 < high < inf:
         return inf if low < high else 0.0
     return log(high / low)
 
 
 def _rated(solver: CandidateSolver) -> Iterator[Choice]:
-    """The cuts at all rates, where their errors differ: the widest gap is halved until none is left."""
+    """Yield the cuts at all rates, where their errors differ: the widest gap is halved until none is left."""
     prices = solver.errors.prices
     ends = [1 / sum(prices), 1e3 * (1 + solver.space.gains) / min(prices)]
     rated = [(rate, solver.choose(rate)) for rate in ends]

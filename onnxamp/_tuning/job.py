@@ -51,9 +51,9 @@ class Job:
     metric: Metric
     state: TuningState
     engine: Engine
-    """What runs converted models."""
+    """The engine of converted models."""
     folder: Path
-    """Where converted models go whose weights are too large for the memory."""
+    """The folder of converted models whose weights are too large for memory."""
     rounder: WeightRounder | None = None
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
@@ -153,7 +153,7 @@ class Job:
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
-        """The analysis with the numbers of its weights, where the options ask for others than the nearest."""
+        """Return the analysis with the numbers of its weights, where the options ask for others than the nearest."""
         return with_rounding(analysis, self.rounder)[0]
 
     def error(self, low: frozenset[str]) -> float:
@@ -232,7 +232,7 @@ class Job:
         return replace(plan, rows=tuple(rows))
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
-        """Nodes that stay float32 because of a measurement, with the reason."""
+        """Return nodes that stay float32 because of a measurement, with the reason."""
         nodes, kept = self.space.all_low.graph.nodes, []
         for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
@@ -254,7 +254,7 @@ class Job:
         return kept
 
     def compensation(self) -> Compensation:
-        """What rounding weights with compensation could bring: at most all that the nodes cost that read them.
+        """Return the largest benefit of compensated rounding: at most the whole cost of the nodes that read weights.
 
         Others that cost more than the tolerance stay float32 in any case, so they do not count.
         """
@@ -319,7 +319,7 @@ def converted_model(
 
 
 def _tie(base: Analysis, node: int) -> str | None:
-    """The pin to float32 that a node shares with others."""
+    """Return the pin to float32 that a node shares with others."""
     roots = map(base.ports.root, base.ports.of_node.get(node, {}).values())
     for pin in map(base.pins.verdicts.get, roots):
         if pin is not None and not pin.low:

@@ -46,20 +46,20 @@ class Metric:
         return not isinstance(given, str) or ":" in given
 
     def amplitude(self, error: float) -> float:
-        """The quantity that adds up as squares; :meth:`of_amplitude` is the inverse."""
+        """Return the quantity that adds up as squares; :meth:`of_amplitude` is the inverse."""
         return sqrt(2 * error) if self.squared else error
 
     def of_amplitude(self, amplitude: float) -> float:
-        """The error of that amplitude."""
+        """Return the error of that amplitude."""
         return amplitude**2 / 2 if self.squared else amplitude
 
     def error(self, reference: Outputs, result: Outputs) -> float:
-        """The error of a result; infinite if it is not a finite number."""
+        """Return the error of a result; infinite if it is not a finite number."""
         error = self.measure(reference, result)
         return max(error, 0.0) if np.isfinite(error) else inf
 
     def holds(self, error: float) -> bool:
-        """Whether an error is within the tolerance."""
+        """Return whether an error is within the tolerance."""
         return error <= self.tolerance
 
 
@@ -76,11 +76,13 @@ _OF_OUTPUT: Final[Mapping[str, Callable[[TensorDiff], float]]] = {
 
 METRICS: Final = (*_OF_OUTPUT, "detections")
 _SQUARED: Final = ("cosine", "kl")
-"""Those that grow with the square of small errors."""
+"""The metrics that grow with the square of small errors."""
 
 
 MetricLike: TypeAlias = str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]
-"""What public functions take as a metric: a name, or a function of the outputs of the reference and of the result."""
+"""The forms of a metric that public functions accept: a name, or a function of the outputs of the reference and of the
+result.
+"""
 
 
 def make_metric(
@@ -160,7 +162,7 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
 
 
 def _measured(name: str, function: Callable[..., Any]) -> Measure:
-    """The error that a function of the user returns."""
+    """Return the error that a function of the user returns."""
 
     def measure(reference: Outputs, result: Outputs) -> float:
         error = called("metric", name, function, reference, result)

@@ -1,4 +1,4 @@
-"""What tuning returns."""
+"""Results of tuning."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,7 +57,7 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class Exponents:
-    """What exponents came to in a tuning that was free to use them.
+    """The effect of exponents in a tuning that could use them.
 
     ``values``: how many values take one; ``used``: whether the result has them; ``other``: what was chosen the other
     way, with exponents if the result has none, and ``error`` its error; both None if that was not tuned, since nothing
@@ -72,7 +72,7 @@ class Exponents:
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """What rounding weights with compensation came to in a tuning that was free to use it.
+    """The effect of compensated rounding in a tuning that could use it.
 
     ``share``: the largest share of the squared error that the rounding of weights can have, from the measured prices of
     the nodes that read them; ``seconds``: about how long compensating takes; ``why``: why it was not tried, "" if it
@@ -99,7 +99,7 @@ class Tuned(Shown):
         noise: error of the float32 model against itself in a second run; None if it was not needed.
         device_noise: error of the float32 model on CUDA against itself on the CPU; None without CUDA.
         error: error of the converted model over all samples.
-        ran_on: what ran the converted models.
+        ran_on: the engine that ran the converted models.
         runs: samples whose sensitivities were measured. recalled: samples whose were taken from the state file.
         conversions: converted models that were measured.
         units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
@@ -152,6 +152,7 @@ class Tuned(Shown):
     timed: tuple[tuple[str, float], ...] = ()
     compensation: Compensation | None = None
     room: float | None = None
+    coarse: float = 0.0
 
     @property
     def is_slower(self) -> bool:
@@ -160,12 +161,12 @@ class Tuned(Shown):
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:
-        """Nodes of the written model that stay float32, for whatever reason; ``kept`` has what was measured."""
+        """Nodes of the written model that stay in float32 for any reason; ``kept`` has those with measurements."""
         return self.plan.float32_nodes
 
 
 class TunedModel(NamedTuple):
-    """What :func:`tune_model` returns: a pair that shows the tuning as a report in shells and notebooks.
+    """The pair that :func:`tune_model` returns, which shows the tuning as a report in shells and notebooks.
 
     Attributes:
         model: the converted model.
@@ -190,7 +191,7 @@ class TunedModel(NamedTuple):
 
 
 def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
-    """What they depend on, besides the options."""
+    """Their dependencies, besides the options."""
     return {
         "the model": model_print(model),
         "the inputs": samples_print(samples),
@@ -204,7 +205,9 @@ def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
 def options_print(
     changed: str, space: SearchSpace, options: Options, engine: Engine
 ) -> str:
-    """The fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its own."""
+    """Return the fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its
+    own.
+    """
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""
     rounding = ["compensated"] * options.compensates

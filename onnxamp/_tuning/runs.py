@@ -54,7 +54,7 @@ _ALL: Final = 1 << 62
 def _without_empty_inputs(
     model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider
 ) -> ModelProto:
-    """The model with the optional inputs that a sample leaves empty, which cannot be fed, made inside."""
+    """Return the model with the optional inputs that a sample leaves empty, which cannot be fed, made inside."""
     if all(feed is not None for feed in sample.values()):
         return model
     return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[
@@ -117,7 +117,7 @@ def _token(model: Model) -> str:
 
 
 _REFERENCE: Final = "tuning reference"
-"""Where the memory of a process holds the original, for the next candidate."""
+"""The key of the original in the memory of a process, for the next candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

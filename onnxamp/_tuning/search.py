@@ -27,10 +27,10 @@ from onnxamp._tuning.results import Candidate, Tuned
 _LOG: Final = logging.getLogger("onnxamp")
 
 _BOLD: Final = 1.1
-"""How far above the tolerance the error of a better candidate may be expected for it to be tried, once one holds."""
+"""The largest predicted error, relative to the tolerance, at which a better candidate is tried once one passes."""
 
 _HOPE: Final = 4.0
-"""The same while none holds."""
+"""The same before one passes."""
 
 _FAR: Final = 4.0
 """Factor between what two candidates show of expected errors above which these are worth little, as where the order of
@@ -96,7 +96,7 @@ class CandidateSearch:
         return end
 
     def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
-        """The position of the best candidate that is expected to hold, or else may; None if none may."""
+        """Return the position of the best candidate that is expected to hold, or else may; None if none may."""
         for place in range(first, end):
             if self.expected(able[place]) <= self.limit:
                 return place
@@ -111,7 +111,7 @@ class CandidateSearch:
         return len(self.errors) >= self.asked.runs or (bool(self.errors) and spent)
 
     def expected(self, one: Candidate) -> float:
-        """The error of the converted model, or what may be expected of it."""
+        """Return the error of the converted model, or what may be expected of it."""
         return self.errors.get(one.low, one.predicted * self.ratio)
 
     def measure(self, low: Choice) -> float:
@@ -135,7 +135,7 @@ class CandidateSearch:
         return self.errors[low]
 
     def told(self, one: Candidate) -> Candidate:
-        """A candidate with its error in units of the metric."""
+        """Return a candidate with its error in units of the metric."""
         metric, is_known = self.job.metric, one.low in self.errors
         return replace(
             one,
@@ -162,7 +162,7 @@ class Outcome:
     job: Job
 
     def picked(self, number: int) -> "Outcome":
-        """The outcome with a candidate of the user's choice, converted and judged.
+        """Return the outcome with a candidate of the user's choice, converted and judged.
 
         Raises:
             ArgumentError: there is none.

@@ -47,7 +47,8 @@ def find_fusions(
     high: Mapping[str, float],
     low: Mapping[str, float],
 ) -> tuple[Fusion, ...]:
-    """The nodes that the kernel of a product computes, each with the last one before it, and their estimated times.
+    """Return the nodes that the kernel of a product computes, each with the last one before it, and their estimated
+    times.
 
     Those of decomposed normalisations are not among them: they have kernels of their own, under whatever name.
 
@@ -114,7 +115,7 @@ class TunableNode(LowNode):
 
     @property
     def gain(self) -> int:
-        """What low precision saves, in cost units of the cut."""
+        """The savings of low precision, in cost units of the cut."""
         saved, is_measured = (
             (self.high - self.low) / (UNIT_US * (self.price or 1)),
             self.price is not None,
@@ -155,7 +156,7 @@ class SearchSpace:
     def _changed(
         self, of: Callable[[TunableNode], TunableNode], **more: Any
     ) -> "SearchSpace":
-        """The space with all of its nodes changed, and with other fields."""
+        """Return the space with all of its nodes changed, and with other fields."""
         tunable, followers = map(of, self.tunable), map(of, self.followers)
         return replace(self, tunable=tuple(tunable), followers=tuple(followers), **more)
 
@@ -183,8 +184,9 @@ class SearchSpace:
         price: float | None = None,
         fusions: Sequence[Fusion] = (),
     ) -> "SearchSpace":
-        """The space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the other
-        nodes are scaled to match, those of nodes that the engine fuses, and those of Casts, unless their ``price`` was
+        """Return the space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the
+        other nodes are scaled to match, those of nodes that the engine fuses, and those of Casts, unless their
+        ``price`` was
         measured, too: then nodes are lowered for the time alone that they save.
         """
         units = self.units
@@ -225,7 +227,7 @@ class SearchSpace:
 
     @property
     def gains(self) -> int:
-        """What all low precision saves, in cost units of the cut."""
+        """The savings of all low precision, in cost units of the cut."""
         return sum(unit.gain for unit in self.tunable)
 
     @property
@@ -239,14 +241,14 @@ class SearchSpace:
         return self._changed(lambda unit: replace(unit, price=scale), scale=scale)
 
     def parting(self) -> dict[tuple[int, int], int]:
-        """What it costs that fused nodes differ in precision, in cost units of the cut."""
+        """The cost of fused nodes that differ in precision, in cost units of the cut."""
         return {
             one.nodes: max(1, round(one.time / (UNIT_US * self.scale)))
             for one in self.fusions
         }
 
     def ports(self) -> dict[str, Ports]:
-        """The low-precision ports of each node."""
+        """Return the low-precision ports of each node."""
         return {unit.key: unit.ports for unit in self.units}
 
 
@@ -328,7 +330,7 @@ def prices_for(
 def exactly(
     space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]
 ) -> Prices:
-    """The prices at which the cut lowers these nodes and no others, whatever they gain."""
+    """Return the prices at which the cut lowers these nodes and no others, whatever they gain."""
     prices = [0.0 if unit.key in low else inf for unit in space.tunable]
     kept = {unit.node for unit in space.followers if unit.key not in low}
     found = prices_for(space.tunable, prices, pins, kept)
@@ -341,7 +343,7 @@ def exactly(
 
 
 def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int]]:
-    """The indices of the nodes that each sample runs. An If in a loop counts as if both branches were taken.
+    """Return the indices of the nodes that each sample runs. An If in a loop counts as if both branches were taken.
 
     Raises:
         ArgumentError: a sample does not fit the model, as it was ``given``. RuntimeFailure: a condition cannot be

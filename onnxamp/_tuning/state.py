@@ -1,4 +1,4 @@
-"""What a state file keeps of a tuning."""
+"""The part of a tuning in a state file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
@@ -20,7 +20,7 @@ PARTS: Final = (
 
 
 def part_of(options: Options) -> str:
-    """The part of a tuning with these options."""
+    """Return the part of a tuning with these options."""
     return PARTS[2 * options.compensates + (options.rescaling is not None)]
 
 
@@ -47,7 +47,7 @@ class TuningState:
     def error(
         self, low: Iterable[str], how: str, measure: Callable[[], float]
     ) -> float:
-        """The known error of a choice, or a new measurement; ``how`` names it."""
+        """Return the known error of a choice, or a new measurement; ``how`` names it."""
         key = fingerprint(*sorted(low), "", how)
         if key not in self.errors:
             self.errors[key] = measure()
@@ -57,7 +57,7 @@ class TuningState:
     def judged(
         self, low: Iterable[str], how: str, samples: Samples
     ) -> KeptSamples[float] | None:
-        """What keeps the error of a choice on each sample; None if nothing is kept."""
+        """Return the store of a choice's error on each sample; None if nothing is stored."""
         key = f"judged {fingerprint(*sorted(low), '', how)}"
         return (
             None
@@ -76,7 +76,7 @@ class TuningState:
     def node_times(
         self, name: str, measure: Callable[[], dict[str, float]]
     ) -> dict[str, float]:
-        """The known seconds of the nodes of a model, or a new measurement."""
+        """Return the known seconds of the nodes of a model, or a new measurement."""
         if name not in self.times:
             self._time(name, measure())
         return dict(self.times[name])
@@ -87,7 +87,7 @@ class TuningState:
         where: str,
         measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
     ) -> list[float]:
-        """The known seconds of float32 and of some choices, or a new measurement, in turns."""
+        """Return the known seconds of float32 and of some choices, or a new measurement, in turns."""
         rows = (fingerprint(*sorted(low), "", where) for low in choices)
         key = fingerprint(*rows)
         if key not in self.times:

@@ -11,6 +11,7 @@
 
 import logging
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
@@ -26,12 +27,14 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
+from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
-from onnxamp._options.levels import Level
+from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
+from onnxamp._runtime.grids import without_grids
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
@@ -48,6 +51,7 @@ from onnxamp._tuning.results import (
     given_prints,
     options_print,
 )
+from onnxamp._tuning.runs import converted_error
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
@@ -60,6 +64,8 @@ _LEAST: Final = 1 / 4
 _FEWEST: Final = 4
 """Samples from which on compensation is tried unasked: rounding leaves the last quarter of the rows out, so that one
 sample at least judges without having been rounded for."""
+_RELATIVE: Final = ("rel-l2", "detections")
+"""Metrics whose default tolerance allows for integers."""
 _SHARE: Final = 1 / 4
 """The share of the squared error that the rounding of weights must be able to have."""
 
@@ -89,6 +95,10 @@ def tune(
     engine = judging_engine(run.provider, options.target)
     listed = _listed(model, search.metric)
     metric = make_metric(search.metric, search.tolerance, listed, search.accept)
+    coarse = _cost_of_integers(model, run, metric, engine)
+    if coarse:
+        tolerance = search.tolerance + coarse
+        metric = make_metric(search.metric, tolerance, listed, search.accept)
     samples, state = run.samples, run.state
     if samples.counted is None:
         for number in samples.numbers():  # each is run several times
@@ -118,11 +128,21 @@ def tune(
             found = soundly(options, attempt)
         except InternalError:
             found = attempt(all_unsound(model, options))
-        return found.tuned
+        return replace(found.tuned, coarse=coarse)
+
+
+def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) -> float:
+    """Return what the default tolerance allows for where the model rounds values to integers; 0 where it does not."""
+    is_default = metric.tolerance == TOLERANCE and metric.name in _RELATIVE
+    exact = without_grids(model) if is_default else None
+    if exact is None:
+        return 0.0
+    cost = converted_error(model, exact, run.bare, metric, engine.reference)
+    return coarseness(cost) if cost < inf else 0.0
 
 
 class _Tuning(NamedTuple):
-    """What tunes a model, with whatever options."""
+    """A function that tunes a model with any options."""
 
     model: Model
     device: Device
@@ -134,7 +154,7 @@ class _Tuning(NamedTuple):
     folder: Path
 
     def measured(self, options: Options) -> Options:
-        """The options with the exponents that they ask for."""
+        """Return the options with the exponents that they ask for."""
         return with_ranges(self.model, options, run=self.run)
 
     def rounded(self, options: Options, search: Search) -> Outcome:
@@ -272,7 +292,7 @@ class _Tuning(NamedTuple):
 
 
 def _shortened(search: Search, begin: float) -> Search:
-    """The search of another tuning, after one that began then."""
+    """Return the search of another tuning, after one that began then."""
     left = max(search.seconds - (monotonic() - begin), search.seconds * _LEAST)
     return replace(search, seconds=left)
 
@@ -290,7 +310,7 @@ def _leaves_room(tuned: Tuned) -> bool:
 
 
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
-    """What is known before compensation is tried, and what speaks against it; None if nothing is to be gained."""
+    """Return the benefit known before compensation is tried, and the objections; None if there is nothing to gain."""
     known = tuned.compensation
     if known is None or not known.seconds or not _leaves_room(tuned):
         return None

@@ -122,7 +122,7 @@ class Cluster:
         return [done for reference in ready for done in self._taken(reference)]
 
     def _taken(self, reference: Any) -> list[tuple[int, Any]]:
-        """The result of an item; nothing of a worker that has started."""
+        """Return the result of an item; nothing of a worker that has started."""
         if reference in self._starting:
             member = self._starting.pop(reference)
             try:
@@ -207,13 +207,13 @@ class _Actor:
         self._station, self._number = Station(), 0
 
     def home(self) -> tuple[str, str]:
-        """The machine: its id, and its address."""
+        """Return the machine: its id, and its address."""
         import ray  # noqa: PLC0415 - see connect
 
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def do(self, number: int, work: list[Any], item: Any) -> Any:
-        """The result of an item of a work, which is fetched when its first item comes."""
+        """Return the result of an item of a work, which is fetched when its first item comes."""
         if number != self._number:
             import ray  # noqa: PLC0415
 

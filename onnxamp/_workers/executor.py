@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from threading import RLock
 from typing import (
     Any,
@@ -88,7 +88,7 @@ class Workers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are, at most."""
+        """The largest number of workers."""
 
     @property
     def is_cluster(self) -> bool:
@@ -96,7 +96,7 @@ class Workers(Protocol):
 
     @property
     def attempts(self) -> int:
-        """How many workers may die of one item."""
+        """The number of workers that one item may kill."""
 
     def begin(self, work: Work) -> None:
         """Let all workers turn to this work; the same object as before is not sent again.
@@ -106,7 +106,7 @@ class Workers(Protocol):
         """
 
     def free(self) -> int:
-        """How many have nothing to do."""
+        """Return how many have nothing to do."""
 
     def give(self, position: int, item: Any) -> None:
         """Give an item to one that is free."""
@@ -176,7 +176,7 @@ def _is_near(position: int, busy: Iterable[int], window: int | None) -> bool:
 
 
 def _may_pass(result: Any) -> bool:
-    """Whether another worker may do better."""
+    """Return whether another worker may do better."""
     return isinstance(result, Crash) or (
         isinstance(result, Failed) and isinstance(result.error, MemoryError)
     )
@@ -193,7 +193,7 @@ def run_in_order(
     *,
     done: Callable[[int, Any], None] = lambda *_: None,
 ) -> Generator[Any]:
-    """The results in the order of the items; ``done`` is called with each as soon as it is there.
+    """Yield the results in the order of the items; ``done`` is called with each as soon as it is there.
 
     Raises:
         As :func:`run`, and the first error that the work's function raised, in the order of the items.
@@ -212,7 +212,7 @@ def run_in_order(
 
 
 class Station:
-    """What a worker process has: a memory, and the function of the present work."""
+    """The state of a worker process: a memory, and the function of the current work."""
 
     _function: Callable[[Any], Any]
 
@@ -225,7 +225,7 @@ class Station:
         self._function = (lambda _: made) if isinstance(made, Failed) else made
 
     def do(self, item: Any) -> Any:
-        """The result of an item."""
+        """Return the result of an item."""
         return _tried(lambda: self._function(item))
 
 
@@ -237,7 +237,7 @@ def _tried(function: Callable[[], Any]) -> Any:
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, as a predicate; ``code`` is its exit code, negative for a signal."""
+    """Return a predicate about the end of a process; ``code`` is its exit code, negative for a signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     name = next(
@@ -248,12 +248,16 @@ def ending(code: int | None) -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is removed at the end of the block, with all that is in it."""
-    with (
-        TemporaryDirectory(prefix="onnxamp-", ignore_cleanup_errors=True) as folder,
-        cleaned_up(partial(shutil.rmtree, folder, ignore_errors=True)),
-    ):
-        yield Path(folder)
+    """Make a folder that is removed at the end of the block, with all that is in it."""
+    folder = temporary_path()
+    with cleaned_up(partial(shutil.rmtree, folder, ignore_errors=True)):
+        folder.mkdir(mode=0o700)
+        yield folder
+
+
+def temporary_path() -> Path:
+    """Return a path for temporary files that nothing has: what removes it can be there before it is made."""
+    return Path(gettempdir()) / f"onnxamp-{os.urandom(8).hex()}"
 
 
 THREADS: Final = "ONNXAMP_THREADS"
@@ -261,7 +265,7 @@ THREADS: Final = "ONNXAMP_THREADS"
 
 
 def thread_limit() -> int:
-    """The value of ONNXAMP_THREADS; 0 if it is not set, which leaves the choice to ONNX Runtime.
+    """Return the value of ONNXAMP_THREADS; 0 if it is not set, which leaves the choice to ONNX Runtime.
 
     Raises:
         ArgumentError: it is not a number.
@@ -275,7 +279,7 @@ def thread_limit() -> int:
 
 
 def core_count() -> int:
-    """The number of cores this process may run on."""
+    """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -298,7 +302,7 @@ class Once(Generic[P, T]):
         self._cached: Final[Any] = cache(function)
 
     def __call__(self, *args: P.args, **keywords: P.kwargs) -> T:
-        """What the function returned for these arguments."""
+        """Return the result of the function for these arguments."""
         with self._turn:
             result: T = self._cached(*args, **keywords)
         return result

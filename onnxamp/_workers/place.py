@@ -1,4 +1,4 @@
-"""Where work goes: the one meaning of ``--jobs`` and ``--cluster``."""
+"""The place of work: the one meaning of ``--jobs`` and ``--cluster``."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ _GRACE: Final = 10.0
 """Seconds that workers get to remove half-written files."""
 
 _READY: Final = "ready"
-"""What a worker sends first."""
+"""The first message of a worker."""
 
 _GUARD: Final = (
     "Each worker imports the script that started it, so what starts workers has to stand under"
@@ -58,7 +58,7 @@ class Processes:
     once: bool = False
     is_cluster: bool = False
     attempts: int = 1
-    """What crashes here would crash again, and what runs out of memory, too."""
+    """One: a crash or a lack of memory would recur in another process of this machine."""
     _work: bytes = b""
     _begun: Work | None = None
     _idle: list[_Worker] = field(default_factory=list)
@@ -187,7 +187,7 @@ def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
 
 
 def _serve(pipe: "Connection", threads: int) -> None:
-    """What a worker does: work on one item after the other until the main process closes the pipe."""
+    """Work on one item after another until the main process closes the pipe."""
     for number in {signal.SIGINT, HANGUP} - {
         signal.SIGTERM
     }:  # the main process decides what ends

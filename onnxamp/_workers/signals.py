@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from time import monotonic
@@ -60,7 +61,7 @@ def survive_truncation() -> None:
 
 
 class _Faults:
-    """What becomes of pages that cannot be read."""
+    """The handler of pages that cannot be read."""
 
     def __init__(self, library: "ctypes.CDLL") -> None:
         self._library = library
@@ -105,10 +106,10 @@ def _gone() -> Iterator[tuple[int, int]]:
 
 
 INTERRUPTED: Final = 128
-"""What a shell adds to the number of the signal that ended a process."""
+"""The number that shells add to the signal that ended a process."""
 
 HANGUP: Final = getattr(signal, "SIGHUP", signal.SIGTERM)
-"""What a terminal sends when it closes."""
+"""The signal that a closing terminal sends."""
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, HANGUP)
 """Signals that end a command."""
 
@@ -128,18 +129,27 @@ one.
 """
 
 _ACTS: Final[dict[object, Callable[[], object]]] = {}
-"""What is still to be done where this process is ended from aside, as ``atexit`` keeps it for its usual end."""
+"""Acts that remain to be done if another thread ends this process, as ``atexit`` has them for the usual end."""
 
 
 @contextmanager
 def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
-    """Let something be done if the process is ended from aside within the block, whose end does it otherwise."""
+    """Do something at the end of the block, however that ends, also if the process is ended from aside within it.
+
+    Args:
+        act: what is done. A signal that interrupts it has it done once more, before the process ends.
+    """
     key = object()
     _ACTS[key] = act
     try:
         yield
     finally:
-        _ACTS.pop(key, None)
+        try:
+            act()
+        except Exception:
+            del _ACTS[key]
+            raise
+        del _ACTS[key]
 
 
 def at_end(act: Callable[[], object]) -> None:
@@ -223,8 +233,8 @@ class Watch:
         if self.number and self._handled.is_set():
             return
         self.number = self.number or number
-        if _loads_library(frame):
-            threading.Timer(_SOON, signal.raise_signal, (number,)).start()
+        if _cannot_raise(frame):
+            _raise_soon(number)
             return
         self._handled.set()
         raise Ended(INTERRUPTED + number)
@@ -233,9 +243,7 @@ class Watch:
         """Raise again what was raised in a callback, where Python prints errors and forgets them."""
         if isinstance(what.exc_value, Ended):
             self._handled.clear()
-            threading.Thread(
-                target=signal.raise_signal, args=(self.number,), daemon=True
-            ).start()
+            _raise_soon(self.number)
         else:
             sys.__unraisablehook__(what)
 
@@ -264,10 +272,26 @@ class Watch:
                     return number
 
 
-def _loads_library(frame: FrameType | None) -> bool:
-    """Whether native code is being initialised, which may abort the process where Python raises an error in it."""
+def _raise_soon(number: int) -> None:
+    """Send a signal again to the main thread, which it wakes where the system can tell threads apart."""
+    main = threading.main_thread().ident
+    send = (
+        partial(signal.pthread_kill, main)
+        if main and sys.platform != "win32"
+        else signal.raise_signal
+    )
+    threading.Timer(_SOON, send, (number,)).start()
+
+
+def _cannot_raise(frame: FrameType | None) -> bool:
+    """Return whether no error can be raised in a frame.
+
+    Native code that is being initialised may abort the process, and Python forgets what is raised while it hears of an
+    error that cannot be raised.
+    """
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        is_loading = isinstance(frame.f_locals.get("self"), ExtensionFileLoader)
+        if is_loading or frame.f_code is Watch._unraisable.__code__:
             return True
         frame = frame.f_back
     return False

@@ -1,4 +1,4 @@
-"""What the functions of other converters have in common: everything becomes low precision but what is blocked."""
+"""The common behavior of other converters' functions: everything that is not blocked becomes low precision."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -49,11 +49,11 @@ class Range:
             )
 
     def changes(self, numbers: NDArray[Any]) -> bool:
-        """Whether any number is outside."""
+        """Return whether any number is outside."""
         return numbers.dtype == np.float32 and bool(self.outside(np.abs(numbers)).any())
 
     def outside(self, magnitudes: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which magnitudes are outside."""
+        """The magnitudes outside of the range."""
         small = (magnitudes > 0) & (magnitudes < self.least)
         found: NDArray[np.bool_] = small | (
             (magnitudes > self.most) & (magnitudes < inf)
@@ -61,7 +61,7 @@ class Range:
         return found
 
     def limited(self, numbers: NDArray[Any]) -> NDArray[Any]:
-        """The numbers with those outside moved to the nearer end, in their own type."""
+        """Return the numbers with those outside moved to the nearer end, in their own type."""
         magnitudes = np.abs(numbers)
         ends = np.copysign(np.clip(magnitudes, self.least, self.most), numbers)
         found: NDArray[Any] = np.where(self.outside(magnitudes), ends, numbers).astype(
@@ -71,7 +71,7 @@ class Range:
 
 
 def to_float16(np_array: ArrayLike, within: Range) -> NDArray[np.float16]:
-    """The numbers in float16, limited to a range; the rest rounds as NumPy rounds."""
+    """Return the numbers in float16, limited to a range; the rest rounds as NumPy rounds."""
     with np.errstate(over="ignore"):  # infinities that stay, and what is beyond float16
         found: NDArray[np.float16] = within.limited(
             np.asarray(np_array, np.float64)
@@ -99,7 +99,7 @@ def tensor_to_float16(tensor: TensorProto, within: Range) -> TensorProto:
 
 
 def largest_change(tensor: TensorProto, within: Range) -> float:
-    """The largest difference that float16 makes to a float32 tensor; 0 if it is empty.
+    """Return the largest difference that float16 makes to a float32 tensor; 0 if it is empty.
 
     Raises:
         ArgumentTypeError: it is no tensor. ArgumentError: it is not float32, or its data lie in another file.
@@ -183,7 +183,7 @@ def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[s
 
 
 def _limited(converted: Converted, within: Range) -> ModelProto | None:
-    """The prepared model with all weights that become low precision limited to a range; None if they all are.
+    """Return the prepared model with all weights that become low precision limited to a range; None if they all are.
 
     Limiting before converting rounds once, and a plan keeps the decisions as they were.
     """

@@ -45,7 +45,7 @@ class NodeRule(Protocol):
     """A rule of ModelOpt's ``NodeRuleBase``, or any object with such a method."""
 
     def check(self, node: NodeProto) -> bool:
-        """Whether the node stays float32."""
+        """Return whether the node stays float32."""
 
 
 @unchanged_sources()
@@ -81,7 +81,7 @@ def convert_to_mixed_precision(
         op_types_to_include: op types to lower all the same.
         data_max: nodes that read or write a float beyond this magnitude stay float32; None or infinity for no limit.
         init_max: nodes that read a constant with an element beyond this magnitude stay float32; None for no limit.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         calibration_data: the inputs for ``data_max``: an npz file, a folder of them, or Polygraphy's JSON. None for
             random ones.
         custom_rule: an object whose ``check(node)`` is True for nodes that stay float32.
@@ -166,7 +166,7 @@ def convert_to_f16(
     Args:
         model: a ModelProto or a path; it is never changed.
         low_precision_type: "fp16" or "bf16".
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         op_block_list: op types to keep in float32, in any domain.
         tensor_block_dict: must be empty: which inputs can be low follows from schemas.
         trt_plugins: must be empty: plugins of TensorRT are not loaded.
@@ -206,7 +206,7 @@ def convert_to_f16(
 
 
 def _dtype(name: str) -> str:
-    """The low-precision type that ModelOpt calls "fp16" or "bf16".
+    """Return the low-precision type that ModelOpt calls "fp16" or "bf16".
 
     Raises:
         ArgumentError: it is called otherwise.
@@ -225,7 +225,7 @@ def _patterns(patterns: Iterable[str] | None) -> tuple[re.Pattern[str], ...]:
 
 
 def _provider(providers: Iterable[str]) -> Provider:
-    """Where the model runs, with a warning of what is not run here."""
+    """Return where the model runs, with a warning about providers that are not used here."""
     named = [name.partition(":")[0] for name in providers]
     warn(
         f"The provider {name!r} is not used."
@@ -244,7 +244,7 @@ def _refuse_plugins(*given: Iterable[str] | None) -> None:
 
 
 def _opset(model: Model, wanted: int | None) -> int | Literal["keep"]:
-    """The opset to upgrade to; "keep" for the model's own."""
+    """Return the opset to upgrade to; "keep" for the model's own."""
     own = opset_imports(model.proto)[""]
     if wanted is None:
         return _OLDEST if own < _OLDEST else "keep"

@@ -17,7 +17,7 @@ compare_models                         compare two models in a table
 
 ONNX Runtime does not show values inside a model, so only runs of :class:`InferenceSession` and steps of
 :class:`onnxamp.train.TrainNetwork` are checked. Nothing is printed: where Paddle prints, these functions return, raise,
-warn (:class:`NumericsWarning`) or write a file. What is switched on applies to the current thread or asyncio task only.
+warn (:class:`NumericsWarning`) or write a file. Checks and counts apply only to the current thread or asyncio task.
 """
 
 from onnxamp._public import export

@@ -1,4 +1,4 @@
-"""Which values a checker looks at: what the names of its op lists mean in a model."""
+"""The values that a checker examines: the meaning of its op lists in a model."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
     skip: AbstractSet[str] = frozenset()
 
     def takes(self, record: ValueRecord) -> bool:
-        """Whether a value is looked at."""
+        """Return whether a value is looked at."""
         name = record.tensor if record.op else ""
         return name not in self.skip and (self.only is None or name in self.only)
 
@@ -55,7 +55,7 @@ class Chooser:
 
 
 def _meant(graph: Graph, option: str, names: Sequence[str] | None) -> frozenset[str]:
-    """The values that nodes make which a list means."""
+    """Return the values that nodes make which a list means."""
     values, absent = set[str](), list[str]()
     for name in names or ():
         nodes = named_nodes(graph, name)

@@ -188,7 +188,7 @@ def _flags(
 def _alike(
     one: ValueRecord, other: ValueRecord, tolerance: float, factor: float
 ) -> bool:
-    """Whether maximum, minimum and mean are close, relative to the largest of them in the reference."""
+    """Return whether maximum, minimum and mean are close, relative to the largest of them in the reference."""
     pairs = [
         (factor * getattr(one.stats, name), getattr(other.stats, name))
         for name in _RATIOS

@@ -1,4 +1,4 @@
-"""What a checker looks for, and when."""
+"""The configuration of a checker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class DebugMode(Enum):
 
 @dataclass(frozen=True)
 class TensorCheckerConfig:
-    """What a checker looks for; see :func:`enable_tensor_checker`.
+    """The configuration of a checker; see :func:`enable_tensor_checker`.
 
     The counterpart of ``paddle.amp.debugging.TensorCheckerConfig``, which also seeds random generators and makes
     kernels deterministic; here nothing outside the check changes.

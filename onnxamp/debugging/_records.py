@@ -35,8 +35,8 @@ class ValueRecord:
         fault: what goes wrong in this node although its inputs are fine: "NaN", "Inf", "saturated", "flushed",
             "vanished" or "all zero".
         inherited: whether the value only passes on an earlier fault.
-        fp16: how the value would leave the range of float16: "NaN", "overflow", "underflow", or None. Values that are
-            low precision already can only overflow where they are infinite. Excused is what is beyond 1e30 or infinite
+        fp16: how the value exceeds the range of float16: "NaN", "overflow", "underflow", or None. Values that
+            are already low precision can overflow only by being infinite. Elements beyond 1e30 or infinite are excused
             in constants, and in masks on their way to a Softmax.
 
     Example:
@@ -71,7 +71,7 @@ class ValueRecord:
         *,
         is_excused: bool,
     ) -> "ValueRecord":
-        """The record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
+        """Return the record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
         return cls(
             step=step,
             position=-1,
@@ -93,7 +93,7 @@ class ValueRecord:
         )
 
     def concerns(self, mode: DebugMode) -> bool:
-        """Whether a checker in this mode records the value."""
+        """Return whether a checker in this mode records the value."""
         if mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
             return self.fp16 is not None or self.is_bad
         return mode is DebugMode.CHECK_ALL or self.is_bad
@@ -104,7 +104,7 @@ class ValueRecord:
 
 
 def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | None:
-    """How a value leaves the range of float16.
+    """Return how a value exceeds the range of float16.
 
     Args:
         stats: of its elements.
@@ -121,7 +121,7 @@ def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | No
 
 
 def counted(records: Sequence[ValueRecord]) -> str:
-    """The number of values, in words."""
+    """Return the number of values, in words."""
     return "1 value" if len(records) == 1 else f"{len(records)} values"
 
 
@@ -142,7 +142,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 
 def dump_path(folder: Path, step: int) -> Path:
-    """The file of a checked run; file names sort by number."""
+    """Return the file of a checked run; file names sort by number."""
     return folder / f"step-{step:06}.csv"
 
 
@@ -168,7 +168,7 @@ def _cells(record: ValueRecord) -> list[Cell]:
 
 
 def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
-    """Read what a checker in mode ``CHECK_ALL`` wrote.
+    """Read the dump that a checker in mode ``CHECK_ALL`` wrote.
 
     Args:
         path: the CSV file of one run, or the ``output_dir`` with all of them.

@@ -151,7 +151,7 @@ class StepWatch:
         feeds: "Mapping[str, ort.OrtValue]",
         outputs: "Mapping[str, ort.OrtValue]",
     ) -> RunRecords:
-        """The records of a step. A value whose exact result a fusion took is compared with itself."""
+        """Return the records of a step. A value whose exact result a fusion took is compared with itself."""
         floats = {
             name: value for name, value in feeds.items() if "float" in value.data_type()
         }
@@ -177,7 +177,7 @@ class StepWatch:
 def _without_overflows(
     records: Mapping[str, ValueRecord], scaled: Collection[str]
 ) -> dict[str, ValueRecord]:
-    """The records of a step that the loss scale skips, with expected overflows excused."""
+    """Return the records of a step that the loss scale skips, with expected overflows excused."""
     end, finite = inf, True
     for row in records.values():
         if row.is_bad and (
@@ -217,7 +217,7 @@ class InferenceSession:
     Raises:
         ArgumentTypeError: the model is of another type.
         ModelError: the model cannot be read.
-        RuntimeFailure: the model cannot be loaded. With options of your own, whatever ONNX Runtime raises.
+        RuntimeFailure: the model cannot be loaded. With your own options, ONNX Runtime's own exceptions.
 
     Example:
         >>> import onnxamp
@@ -275,7 +275,7 @@ class InferenceSession:
             One array per output (a list of arrays for a sequence), in the order of ``output_names``.
 
         Raises:
-            NumericsError: an active checker aborts, as a value holds NaN or an unintended Inf.
+            NumericsError: an active checker aborts because a value holds NaN or an unintended Inf.
             ArgumentError: the inputs do not fit the model.
             RuntimeFailure: the model does not run.
             OutputError: records cannot be written.
@@ -297,11 +297,11 @@ class InferenceSession:
         return [outputs[name] for name in names]
 
     def get_inputs(self) -> "list[ort.NodeArg]":
-        """Name, type and shape of each input, as ONNX Runtime gives them."""
+        """Return name, type and shape of each input, as ONNX Runtime does."""
         return list(self._session.get_inputs())
 
     def get_outputs(self) -> "list[ort.NodeArg]":
-        """Name, type and shape of each output, as ONNX Runtime gives them."""
+        """Return name, type and shape of each output, as ONNX Runtime does."""
         return list(self._session.get_outputs())
 
     def get_providers(self) -> list[str]:
@@ -336,7 +336,7 @@ class InferenceSession:
 
 
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:
-    """The model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
+    """Return the model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
     if isinstance(model, (bytes, bytearray)):
         model, _ = parse_model(bytes(model), "path_or_bytes")
     opened = Model.of(model)

@@ -35,7 +35,7 @@ _WIDEST: Final = 60
 
 
 def table_path(path: str | PathLike[str]) -> Path:
-    """The path of a table to write.
+    """Return the path of a table to write.
 
     Raises:
         ArgumentError: its suffix is neither .csv nor .xlsx.
@@ -73,7 +73,7 @@ def write_table(
 
 
 def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The rows, by column, of a CSV file that :func:`write_table` wrote; empty cells are "".
+    """Return the rows, by column, of a CSV file that :func:`write_table` wrote; empty cells are "".
 
     Raises:
         ArgumentError: the file cannot be read, lacks one of these columns, or has rows of different lengths.

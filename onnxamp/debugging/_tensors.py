@@ -54,10 +54,10 @@ class TensorStats:
         numel, num_nan, num_inf, num_zero: numbers of elements.
         max, min: ignore NaN; they are NaN if there are no other elements.
         mean: NaN if any element is.
-        fp16_over: elements beyond the largest number of float16, without those that may be meant for infinite:
+        fp16_over: elements beyond the largest number of float16, without those that may stand for infinity:
             65504 < abs(x) < 1e30.
         fp16_under: elements that become zero in float16: 0 < abs(x) <= 2^-25.
-        fp16_loss: relative L2 error, from 0 to 1, if the latter become zero.
+        fp16_loss: relative L2 error, from 0 to 1, of flushing the latter to zero.
 
     Example:
         >>> from onnxamp import debugging, random_samples
@@ -88,14 +88,14 @@ class TensorStats:
 
     @property
     def fp16(self) -> str | None:
-        """How the tensor would leave the range of float16: "overflow", "underflow", or None."""
+        """How the tensor exceeds the range of float16: "overflow", "underflow", or None."""
         if self.fp16_over or self.has_sentinel:
             return "overflow"
         return "underflow" if self.fp16_loss > LOST_ABOVE else None
 
     @property
     def has_sentinel(self) -> bool:
-        """Whether an element is infinite, or so large that it may be meant for infinite."""
+        """Whether an element is infinite, or so large that it may stand for infinity."""
         return self.max >= SENTINEL or self.min <= -SENTINEL
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ def check_numerics(
         tensor: real numbers of any shape: an array or anything ``numpy.asarray`` takes (torch tensors on the CPU,
             numbers, lists), an ``OrtValue``, or a ``TensorProto`` with its data.
         op_type, var_name: the op that produced it and its name, for messages.
-        debug_mode: what happens if something is found.
+        debug_mode: the reaction to a problem.
 
     Returns:
         ``(stats, values)``: int64[3] with the numbers of NaN, infinities and zeros, and float32[3] with maximum,
@@ -176,7 +176,7 @@ def check_numerics(
     Raises:
         NumericsError: the tensor holds NaN or Inf, and the mode aborts. It is a RuntimeError, as Paddle raises.
         ArgumentError: ``debug_mode`` is not a DebugMode.
-        ArgumentTypeError: the tensor does not hold real numbers, or a name is no string.
+        ArgumentTypeError: the tensor does not hold real numbers, or a name is not a string.
 
     Example:
         >>> import numpy as np
@@ -260,7 +260,7 @@ class OperatorStats:
     runs: int = 0
 
     def add(self, other: "OperatorStats") -> None:
-        """Add the calls of another."""
+        """Add the calls of another object."""
         self.calls.update(other.calls)
         self.runs += other.runs
 

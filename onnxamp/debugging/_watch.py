@@ -63,12 +63,12 @@ class RunRecords(NamedTuple):
     nodes: Mapping[str, int]
 
     def first_bad(self, chosen: Chosen) -> ValueRecord | None:
-        """The first unintended NaN or Inf among the values that are looked at."""
+        """Return the first unintended NaN or Inf among the values that are looked at."""
         rows = self.records.values()
         return next((row for row in rows if row.is_bad and chosen.takes(row)), None)
 
     def sources(self, tensor: str) -> list[ValueRecord]:
-        """The float inputs of the node that produces a value, looking through nodes that emulation adds."""
+        """Return the float inputs of the node that produces a value, looking through nodes that emulation adds."""
         if tensor not in self.nodes:
             return []
         names = _sources(self.flow, self.nodes[tensor], self.records)
@@ -159,7 +159,7 @@ def records_of(
     checks: Sequence[ValueCheck],
     stats: Mapping[str, TensorStats],
 ) -> RunRecords:
-    """The records of a run.
+    """Return the records of a run.
 
     Args:
         step: its number.
@@ -206,7 +206,7 @@ def _excused(
     makers: Mapping[str, int | None],
     stats: Mapping[str, TensorStats],
 ) -> set[str]:
-    """Values whose elements beyond 1e30 are meant for infinite: constants, and masks on their way to a Softmax.
+    """Return values whose elements beyond 1e30 are meant for infinite: constants, and masks on their way to a Softmax.
 
     Args:
         flow: what ran.
@@ -229,7 +229,7 @@ def _excused(
 
 
 def _sources(flow: Flow, node: int, known: Container[str]) -> list[str]:
-    """The known values that a node reads, looking through nodes that emulation adds."""
+    """Return the known values that a node reads, looking through nodes that emulation adds."""
     sources: dict[str, None] = {}
     waiting = [*reversed(flow.reads[node])]
     while waiting:
@@ -271,7 +271,7 @@ def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
 def _recorded(
     run: RunRecords, config: TensorCheckerConfig, chosen: Chosen
 ) -> tuple[ValueRecord, ...]:
-    """What the mode records of a run."""
+    """Return the records of a run that the mode keeps."""
     if config.aborts:
         bad = run.first_bad(chosen)
         return () if bad is None else (bad,)
@@ -362,11 +362,11 @@ def check_layer_numerics(
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
-        layer: names of nodes or of their outputs; a text that is no name is a regular expression that matches whole
-            names: ``"decoder/0/.*"``.
+        layer: names of nodes or of their outputs; a text that is not a name is a regular expression
+            for full names: ``"decoder/0/.*"``.
         samples: inputs of the *model*: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
             :class:`onnxamp.Samples`; None for random ones.
-        debug_mode: what happens if something is found.
+        debug_mode: the reaction to a problem.
         provider: "cuda" or "cpu"; None for CUDA if there is a device. Low precision is emulated on both.
         seed, count, dims: seed, number and named sizes of random samples.
 
@@ -433,7 +433,7 @@ def check_layer_numerics(
 
 
 def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
-    """The records of the nodes with these names.
+    """Return the records of the nodes with these names.
 
     Raises:
         ArgumentError: a name matches nothing.

@@ -74,30 +74,30 @@ def build_train_network(
         loss_fn: a :class:`Loss`, such as :func:`MSELoss` makes, or a function as for :class:`Loss`; "cross-entropy"
             (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or "binary-cross-entropy"
             (logits; float32 labels of the same shape), or the name of one of MindSpore and Paddle, such as "MSELoss".
-            None if the first output of the model is the loss: a scalar, or a vector, whose sum is made small.
+            None if the first output of the model is the loss: a scalar, or a vector, whose sum is minimized.
         level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
             scale; "O3" everything; "auto" as O2, on CUDA only. A decorated model is trained at O2. Within
-            :func:`onnxamp.amp.auto_cast`, the level given there counts. A converted model keeps its precision at "O0";
+            :func:`onnxamp.amp.auto_cast`, the level given there applies. A converted model keeps its precision at "O0";
             other levels convert it anew.
         boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
             and replays CUDA graphs, recorded once per batch size (on the CPU there are no graphs; plugin providers do
             not fill buffers, and take "O1" at most).
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
             dtype, computes everything in that. The loss scale remains that of the level.
-        keep_batchnorm_fp32: whether all normalisations stay float32, also those written out in single ops. By default
-            they do at O1 and O2; at O3 only those written out do, whose squares may overflow; with ``cast_model_type``
-            they do at O2 alone. False lowers nothing at O1, where they are not white-listed.
-        loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, one of your own class included, or None
-            for no scaling. The default, ``FROM_LEVEL``, is the loss scale of the level.
+        keep_batchnorm_fp32: whether all normalisations stay in float32, including decomposed ones. By
+            default, they do at O1 and O2; at O3, only decomposed ones do, whose squares may overflow; with
+            ``cast_model_type``, they do only at O2. False lowers nothing at O1, where they are not white-listed.
+        loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
+            or None for no scaling. The default, ``FROM_LEVEL``, is the loss scale of the level.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         provider: where the step runs: "cuda", "cpu", "webgpu", or the package of another plugin provider.
-        seed: of the dropout masks.
+        seed: the seed of the dropout masks.
 
     Returns:
         A network, ready for :meth:`TrainNetwork.step` and :meth:`TrainNetwork.fit`.
 
     Raises:
-        ArgumentError: a keyword or value is unknown, or the first output is no loss and none is given.
+        ArgumentError: a keyword or value is unknown, or no loss is given and the first output is not one.
         ArgumentTypeError: an argument has the wrong type.
         GradientError: an op between the loss and a weight has no gradient rule, or there is nothing to train.
         ModelError: the model cannot be read or is invalid.
@@ -176,7 +176,7 @@ def build_train_network(
 
 
 def _place(provider: Provider | None, boost_level: str) -> Provider:
-    """Where a step runs.
+    """Return where a step runs.
 
     Raises:
         ArgumentError: the boost level is unknown, or the provider does not take it.
@@ -197,7 +197,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
 
 
 def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
-    """The session of a step.
+    """Return the session of a step.
 
     Raises:
         RuntimeFailure: the step does not load there.

@@ -1,4 +1,4 @@
-"""What a step is fed: batches in an order that seed and epoch decide, in the types of the inputs; dropout masks."""
+"""Feeds of a step: batches in an order that follows from seed and epoch, in the types of the inputs; dropout masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Feeds = Mapping[str, NDArray[Any]]
 
 
 class Classes(NamedTuple):
-    """What labels may be: whole numbers from 0 to below ``number``, or ``ignored``.
+    """The values that labels may have: whole numbers from 0 to below ``number``, or ``ignored``.
 
     ``axis`` is that of the classes, along which labels may have the size 1. ``number`` and ``ignored`` may be None.
     """
@@ -29,12 +29,12 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """One epoch of batches, shuffled by seed and epoch: whoever resumes training meets the same ones.
+    """One epoch of batches, shuffled by seed and epoch, so that resumed training sees the same ones.
 
     Args:
         arrays: one array per input of the model, and the labels. Their first axes are the samples.
         size: samples per batch; the last batch may be smaller.
-        seed, epoch: of the order.
+        seed, epoch: determine the order.
 
     Raises:
         ArgumentError: there are no samples, or the arrays hold different numbers of them.
@@ -65,7 +65,7 @@ class Batches:
             raise ArgumentError(f"A batch needs at least one sample, not {self.size}.")
 
     def after(self, epochs: int) -> "Batches":
-        """The batches of a later epoch."""
+        """Return the batches of a later epoch."""
         return replace(self, epoch=self.epoch + epochs)
 
     @property
@@ -86,7 +86,7 @@ class Batches:
 def typed_feeds(
     model: ModelProto, feeds: Mapping[str, Any], classes: Classes | None
 ) -> dict[str, NDArray[Any]]:
-    """The feeds in the element types of the inputs; float64 data, say, is rounded to float32.
+    """Return the feeds in the element types of the inputs; float64 data, say, is rounded to float32.
 
     Args:
         model: whose inputs they are.
@@ -123,7 +123,7 @@ def typed_feeds(
 
 
 def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
-    """Labels of this rank, which datasets often store with an axis of one class."""
+    """Return labels of this rank, which datasets often store with an axis of one class."""
     has_axis = labels.ndim == rank + 1 and labels.shape[axis] == 1
     return labels.squeeze(axis) if has_axis else labels
 
@@ -176,7 +176,7 @@ def draw_masks(
 
 
 def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
-    """The sizes of the dimensions that have a name."""
+    """Return the sizes of the dimensions that have a name."""
     sizes: dict[str, int] = {}
     for entry in model.graph.input:
         if entry.name in feeds:

@@ -1,4 +1,4 @@
-"""Which gradients low precision flushes to zero: those of a step, beside those of the same step in float32."""
+"""Gradients that low precision flushes to zero, by comparison with the same step in float32."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
 
 
 def _seeds(graph: Graph) -> Iterator[int]:
-    """The ones that gradients start from where nothing scales the loss: what constants make behind it."""
+    """Yield the ones that gradients start from where nothing scales the loss: what constants make behind it."""
     loss = graph.values[graph.scopes[0].names[LOSS]].producer
     for node in graph.nodes[loss + 1 :]:
         if all(
@@ -74,7 +74,7 @@ def _seeds(graph: Graph) -> Iterator[int]:
 def layer_scales(
     layers: Mapping[str, int], sizes: Sequence[Any], count: int, scale: float
 ) -> list[float]:
-    """The loss scale of each layer.
+    """Return the loss scale of each layer.
 
     Args:
         layers: as :func:`layers_of` returns.
@@ -111,18 +111,18 @@ def _windows(
 
 @dataclass(frozen=True, slots=True)
 class FlushedGradient:
-    """The gradient of one weight in low precision, beside that in float32. Shares of elements are from 0 to 1.
+    """The gradient of one weight in low precision, compared with float32. Shares of elements are from 0 to 1.
 
     Attributes:
         elements: number of elements.
         zeros: share that is exactly zero in low precision.
         exact_zeros: share that is exactly zero in float32.
-        flushed: share that is exactly zero in low precision alone.
-        error: L2 norm of the difference by that of the float32 gradient; NaN where that is zero. Rounding alone makes
-            it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
-        loss_scale: the power of two with which the gradients around this weight alone would fit float16: changed as
-            rarely from layer to layer as possible. Where one differs from the others, no single loss scale does for
-            all. In bfloat16 it is the present one.
+        flushed: share that is exactly zero only in low precision.
+        error: L2 norm of the difference divided by that of the float32 gradient; NaN if that is zero. Rounding alone
+            makes it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
+        loss_scale: the power of two that makes the gradients around this weight fit float16, with as
+            few changes from layer to layer as possible. If weights differ in it, no single loss scale is enough. In
+            bfloat16, it is the current scale.
 
     Example:
         >>> import numpy as np
@@ -179,7 +179,7 @@ def flushed_gradients(
 
 
 def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
-    """The model with these values as its outputs."""
+    """Return the model with these values as its outputs."""
     result = copy_without(model, "output")
     result.graph.output.extend(map(helper.make_empty_tensor_value_info, names))
     return result

@@ -58,7 +58,7 @@ class TrainingModel(NamedTuple):
 
 
 def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
-    """The model in training mode, with its functions inlined, at ``opset`` or later.
+    """Return the model in training mode, with its functions inlined, at ``opset`` or later.
 
     Raises:
         OpsetError: a node cannot follow to that opset.
@@ -97,7 +97,7 @@ def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, 
 
 
 def _ratio(graph: Graph, node: Node) -> float:
-    """The ratio of a Dropout; its schema's default is 0.5.
+    """Return the ratio of a Dropout; its schema's default is 0.5.
 
     Raises:
         GradientError: it is computed.
@@ -130,7 +130,7 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
 
 
 def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
-    """The trainable float32 initializers ``among`` these: the loss depends on them, and they are not settings.
+    """Return the trainable float32 initializers ``among`` these: the loss depends on them, and they are not settings.
 
     What an Identity passes on counts as read by its readers.
 
@@ -168,7 +168,7 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
 def as_inputs(
     graph: Graph, names: Iterable[str]
 ) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
-    """The model with float32 initializers as inputs, and their arrays."""
+    """Return the model with float32 initializers as inputs, and their arrays."""
     writer, arrays = Writer(GraphEditor(graph)), {}
     for name in names:
         value = graph.scopes[0].names[name]
@@ -200,7 +200,7 @@ class Masters(NamedTuple):
 
 
 def find_masters(model: ModelProto) -> Masters:
-    """The float32 model behind a converted one; a model without low-precision values is returned as it is.
+    """Return the float32 model behind a converted one; a model without low-precision values is returned as it is.
 
     Raises:
         ModelError: float16 and bfloat16 values are mixed.
@@ -243,7 +243,9 @@ def _copies(graph: Graph) -> dict[str, str]:
 
 
 def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
-    """A copy with its nodes named by their labels, which Casts that go would change, and casts in place of copies."""
+    """Return a copy with its nodes named by their labels, which Casts that go would change, and casts in place of
+    copies.
+    """
     editor, scope = GraphEditor(graph), graph.scopes[0]
     for low, exact in copies.items():
         cast = editor.make("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT)
@@ -269,7 +271,7 @@ def _lowered(graph: Graph) -> dict[str, bool]:
 def with_arrays(
     model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]
 ) -> ModelProto:
-    """A copy of the model whose initializers hold these numbers, each in the type that it has.
+    """Return a copy of the model whose initializers hold these numbers, each in the type that it has.
 
     Finite numbers that a low-precision type cannot hold become its largest.
     """
@@ -295,7 +297,7 @@ def trained_model(
     arrays: Mapping[str, NDArray[Any]],
     stored: Mapping[str, str],
 ) -> ModelProto:
-    """The model that training started from, with its trained weights stored in some types.
+    """Return the model that training started from, with its trained weights stored in some types.
 
     Args:
         source: the model.
@@ -318,7 +320,7 @@ def trained_model(
 
 
 def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
-    """The model with float32 initializers stored in other types; a Cast behind each gives the model float32.
+    """Return the model with float32 initializers stored in other types; a Cast behind each gives the model float32.
 
     Initializers keep their names. Finite numbers beyond the range of the type become its largest ones. An initializer
     that is an output of the model stays as it is. Linear in nodes.

@@ -30,7 +30,7 @@ from onnxamp.train._sessions import StepGradients
 
 
 class AmpScaler(MovingLossScaleManager):
-    """The loss scale of ``paddle.amp.AmpScaler``, and the steps of a loop that is written as for Paddle.
+    """The loss scale of ``paddle.amp.AmpScaler``, for training loops written for Paddle.
 
     It is :class:`GradScaler` with other defaults: a scale of 2**15 that rises after 1,000 updates.
 
@@ -78,11 +78,11 @@ class AmpScaler(MovingLossScaleManager):
     # the loop
 
     def scale(self, var: Any) -> Any:
-        """The loss, scaled.
+        """Return the scaled loss.
 
         Args:
-            var: what :meth:`TrainNetwork.gradients` returned, whose gradients are those of the scaled loss already, so
-                that it is returned as it is; or a number or an array, which is multiplied by the scale.
+            var: what :meth:`TrainNetwork.gradients` returned, whose gradients are already those of the scaled loss,
+                so that it is returned unchanged; or a number or an array, which is multiplied by the scale.
 
         Raises:
             ArgumentError: the network was built without this scaler.
@@ -97,23 +97,23 @@ class AmpScaler(MovingLossScaleManager):
         return var
 
     def unscale_(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale, to look at or change them before :meth:`step`.
+        """Divide the gradients by the scale, so that you can inspect or change them before :meth:`step`.
 
         Args:
-            optimizer: that of the network, or the network.
+            optimizer: the optimizer of the network, or the network.
 
         Raises:
-            CallOrderError: there are no gradients, or they are unscaled already.
+            CallOrderError: there are no gradients, or they are already unscaled.
         """
         for net, _ in self._pending(optimizer):
             if self._enable:
                 net.unscale()
 
     def step(self, optimizer: Any) -> None:
-        """Update the weights with the gradients, unscaled if they are not yet; skip that if one holds NaN or Inf.
+        """Unscale the gradients if necessary, and update the weights unless a gradient holds NaN or Inf.
 
         Args:
-            optimizer: that of the network, or the network.
+            optimizer: the optimizer of the network, or the network.
 
         Raises:
             CallOrderError: there are no gradients, or :meth:`update` was not called after the last step.
@@ -130,7 +130,7 @@ class AmpScaler(MovingLossScaleManager):
                     self._overflow = bool(self._overflow) or result.overflow
 
     def update(self) -> None:
-        """Change the scale, as the steps since the last update demand."""
+        """Adjust the scale to the steps since the last update."""
         if self._overflow is not None:
             self.update_loss_scale(self._overflow)
         self._overflow = None
@@ -147,7 +147,7 @@ class AmpScaler(MovingLossScaleManager):
         """:meth:`step` and :meth:`update`.
 
         Args:
-            optimizer: that of the network, or the network.
+            optimizer: the optimizer of the network, or the network.
             loss: the scaled loss, whose gradients the network holds.
             startup_program, parameters, no_grad_set: None; the optimizer says what is trained.
 
@@ -165,7 +165,7 @@ class AmpScaler(MovingLossScaleManager):
         self.update()
 
     def _pending(self, optimizer: Any) -> list[tuple[Any, StepGradients]]:
-        """The networks with this optimizer that have gradients, with these."""
+        """Return the networks with this optimizer that have gradients, with these."""
         if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
             raise ArgumentTypeError(
                 f"Pass the optimizer or its network, not {type(optimizer).__name__}."
@@ -190,7 +190,7 @@ class AmpScaler(MovingLossScaleManager):
     # as a manager
 
     def get_update_cell(self) -> ScaleUpdate | None:
-        """How the graph of a step changes the scale; None if the scaler is disabled."""
+        """Return how the graph of a step changes the scale; None if the scaler is disabled."""
         if not self._enable:
             return None
         if not self._dynamic:
@@ -200,11 +200,11 @@ class AmpScaler(MovingLossScaleManager):
         )
 
     def bind(self, network: Any) -> None:
-        """Know a network whose gradients :meth:`step` and the others take."""
+        """Register the network whose gradients :meth:`step` and the other methods use."""
         self._networks.add(network)
 
     def _scales(self, dtype: str) -> bool:
-        """Whether the loss is scaled; bfloat16 disables a scaler that scales dynamically."""
+        """Return whether the loss is scaled; bfloat16 disables a scaler that scales dynamically."""
         is_wide = dtype in FORMATS and not FORMATS[dtype].is_narrow
         if is_wide and self.is_use_dynamic_loss_scaling():
             needless = (
@@ -218,24 +218,24 @@ class AmpScaler(MovingLossScaleManager):
     # settings
 
     def is_enable(self) -> bool:
-        """Whether the loss is scaled."""
+        """Return whether the loss is scaled."""
         return self._enable
 
     def is_use_dynamic_loss_scaling(self) -> bool:
-        """Whether the scale changes."""
+        """Return whether the scale changes."""
         return self._enable and self._dynamic
 
     def get_init_loss_scaling(self) -> float:
-        """The first scale."""
+        """Return the first scale."""
         return self._init
 
     def set_init_loss_scaling(self, new_init_loss_scaling: float) -> None:
-        """Begin again with this scale, at least 1."""
+        """Restart with this scale, at least 1."""
         self._init = checked_scale("init_loss_scaling", new_init_loss_scaling)
         self.scale_state = ScaleState.of(self._init if self._enable else 1)
 
     def get_incr_ratio(self) -> float:
-        """The factor by which the scale rises."""
+        """Return the factor by which the scale rises."""
         return self._incr_ratio
 
     def set_incr_ratio(self, new_incr_ratio: float) -> None:
@@ -243,7 +243,7 @@ class AmpScaler(MovingLossScaleManager):
         self._incr_ratio = checked_factor("incr_ratio", new_incr_ratio)
 
     def get_decr_ratio(self) -> float:
-        """The factor by which the scale falls."""
+        """Return the factor by which the scale falls."""
         return self._decr_ratio
 
     def set_decr_ratio(self, new_decr_ratio: float) -> None:
@@ -251,7 +251,7 @@ class AmpScaler(MovingLossScaleManager):
         self._decr_ratio = checked_fraction("decr_ratio", new_decr_ratio)
 
     def get_incr_every_n_steps(self) -> int:
-        """The number of updates in a row without overflow before the scale rises."""
+        """Return the number of updates in a row without overflow before the scale rises."""
         return self._incr_every
 
     def set_incr_every_n_steps(self, new_incr_every_n_steps: int) -> None:
@@ -259,7 +259,7 @@ class AmpScaler(MovingLossScaleManager):
         self._incr_every = checked_count("incr_every_n_steps", new_incr_every_n_steps)
 
     def get_decr_every_n_nan_or_inf(self) -> int:
-        """The number of updates in a row with overflow before the scale falls."""
+        """Return the number of updates in a row with overflow before the scale falls."""
         return self._decr_every
 
     def set_decr_every_n_nan_or_inf(self, new_decr_every_n_nan_or_inf: int) -> None:
@@ -269,7 +269,9 @@ class AmpScaler(MovingLossScaleManager):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale (a float32 array of one element), its settings and counters; empty if the scaler is disabled."""
+        """Return the scale (a float32 array of one element), its settings and counters; empty if the scaler is
+        disabled.
+        """
         if not self._enable:
             return {}
         scale, good, bad = self.scale_state.arrays()
@@ -285,12 +287,12 @@ class AmpScaler(MovingLossScaleManager):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned, also while a network is being trained.
+        """Continue from a state that :meth:`state_dict` returned, even during training.
 
         A disabled scaler stays as it is.
 
         Raises:
-            EmptyStateError: it is empty. A scaler that is disabled has such a state.
+            EmptyStateError: it is empty, as the state of a disabled scaler is.
             ArgumentError: a key is missing, or a value is out of range; the state does not change.
         """
         if not self._enable:
@@ -318,12 +320,11 @@ class AmpScaler(MovingLossScaleManager):
 
 
 class GradScaler(AmpScaler):
-    """The loss scale of ``paddle.amp.GradScaler``, and the steps of a loop that is written as for Paddle.
+    """The loss scale of ``paddle.amp.GradScaler``, for training loops written for Paddle.
 
-    :func:`build_train_network` takes it as ``loss_scale_manager``. After that, :meth:`TrainNetwork.step` does all that
-    a loop does, or the loop does it line by line, with the same results. Where Paddle takes the optimizer, pass it or
-    the network. With bfloat16 a scaler that scales dynamically is disabled, with a warning, for nothing is flushed
-    there.
+    :func:`build_train_network` takes it as ``loss_scale_manager``. After that, either :meth:`TrainNetwork.step` does
+    the work of a loop, or the loop does it line by line, with the same results. Pass the optimizer or the network where
+    Paddle takes the optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
 
     Args:
         enable: False scales nothing.

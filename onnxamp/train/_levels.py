@@ -1,4 +1,4 @@
-"""Which precision a training step has: levels, and models that :func:`decorate` gave low-precision weights.
+"""The precision of a training step: levels, and models that :func:`decorate` gave low-precision weights.
 
 Levels have the meaning of ``mindspore.amp.build_train_network``:
 
@@ -60,7 +60,7 @@ _LOW_CONVOLUTIONS: Final = 22
 
 
 class Norms(StrEnum):
-    """What becomes of normalisations."""
+    """The precision of normalisations."""
 
     KEPT = "kept"
     """They stay float32."""
@@ -87,7 +87,7 @@ class Precision:
     excludes: "Excluder"
 
     def opset(self, model: ModelProto) -> int:
-        """The lowest opset at which the step can run."""
+        """Return the lowest opset at which the step can run."""
         convolves = any(
             node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node
         )
@@ -113,7 +113,7 @@ class Precision:
         )
 
     def _rule(self, model: ModelProto) -> Rule:
-        """What is settled: excluded nodes, normalisations, and nodes of a converted model.
+        """Fixed decisions: excluded nodes, normalisations, and nodes of a converted model.
 
         What is derived from a node, such as its gradient, has a name that starts with the name of the node and a slash.
         What the step adds to the model stays float32. So do the statistics of low-precision batch normalisations: their
@@ -160,7 +160,7 @@ class Precision:
 
 
 def _origins(name: str) -> Iterator[str]:
-    """The name, and all that it may be derived from."""
+    """Yield the name, and all that it may be derived from."""
     end = len(name)
     while end > 0:
         yield name[:end]
@@ -172,7 +172,9 @@ def _label(node: NodeProto) -> str:
 
 
 def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
-    """What was low, without nodes of decomposed ops that were low in part: such an op is converted as one."""
+    """Return the nodes that were low, without those of decomposed ops that were partly low: such an op is converted as
+    one.
+    """
     consistent = dict(lowered)
     for match in graph.ask(find_patterns):
         labels = [graph.nodes[index].label for index in match.nodes]
@@ -201,7 +203,7 @@ def make_precision(
     *,
     on_cuda: bool,
 ) -> Precision:
-    """The precision that the arguments of :func:`onnxamp.train.build_train_network` ask for.
+    """Return the precision that the arguments of :func:`onnxamp.train.build_train_network` ask for.
 
     Raises:
         ArgumentError: the level is "auto", and there is no CUDA device.
@@ -244,7 +246,7 @@ _SAVED: Final = (*FORMATS, "float32", "float64")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decorated(ModelHolder):
-    """A model decorated at level O2 by :func:`decorate`. All functions of onnxamp take it in place of its ``model``.
+    """A model decorated at level O2 by :func:`decorate`. All functions of onnxamp accept it instead of its ``model``.
 
     Attributes:
         model: the model with low-precision weights, an ordinary ModelProto.
@@ -253,7 +255,7 @@ class Decorated(ModelHolder):
         dtype: the low-precision type, "float16" or "bfloat16".
         excluded: the layers that stay float32.
         save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for their types in ``model``.
-        master_grad: whether all parts of a gradient are summed up in float32.
+        master_grad: whether all parts of a gradient are summed in float32.
 
     Example:
         >>> from onnxamp.train import decorate
@@ -280,7 +282,9 @@ class Decorated(ModelHolder):
         return {one.name: self.dtype for one in tensors if one.data_type == low}
 
     def summed_in_float32(self, options: Options, step: Step) -> Options:
-        """The options of a step's conversion; with ``master_grad``, sums of gradients of one weight are float32."""
+        """Return the options of a step's conversion; with ``master_grad``, sums of gradients of one weight are
+        float32.
+        """
         if not self.master_grad:
             return options
         made = {
@@ -310,13 +314,13 @@ def decorate(
 ) -> Any:
     """Give models low-precision weights for training. The counterpart of ``paddle.amp.decorate``.
 
-    At O1 models are returned as they are. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
+    At O1, models are returned unchanged. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
     float32 normalisations, inputs and outputs; :func:`build_train_network` takes it at its default level. Training then
     keeps float32 masters of all weights.
 
     Args:
         models: a ModelProto, a path or an onnx-graphsurgeon Graph, or a list of them; they are not changed.
-        optimizers: one or a list. They are returned as they are: their masters are float32 in any case.
+        optimizers: one or a list. They are returned unchanged, because their masters are always float32.
         level: "O1" or "O2", in either case.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
         master_weight: None or True at O2. Without float32 masters, updates smaller than the last bit of a weight would
@@ -324,11 +328,11 @@ def decorate(
         save_dtype: the type in which :meth:`TrainNetwork.export` stores the trained weights at O2: "float16",
             "bfloat16", "float32" or "float64"; None for the type that each has in the decorated model. Checkpoints
             always hold the float32 masters.
-        master_grad: at O2, sum up in float32 the parts of the gradient of a weight that several nodes read; otherwise
-            they may be summed up in low precision. All else that happens to gradients after the backward pass (scaling
-            back, accumulation over batches, clipping, the update) is float32 in any case.
+        master_grad: at O2, if several nodes read a weight, sum the parts of its gradient in float32; otherwise
+            they may be summed in low precision. Everything that happens to gradients after the backward pass
+            (unscaling, accumulation over batches, clipping, the update) is always in float32.
         excluded_layers: layers that stay float32 at O2: op types, by ONNX's names or those of MindSpore and Paddle, or
-            regular expressions that match whole node names.
+            regular expressions for full node names.
 
     Returns:
         The models, one for one and a list for a list; with optimizers, a pair of models and optimizers.
@@ -389,7 +393,9 @@ def decorate(
 
 
 def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
-    """A rule that keeps normalisations and excluded layers in float32, and adds those that it meets to ``matched``."""
+    """Return a rule that keeps normalisations and excluded layers in float32, and adds those that it meets to
+    ``matched``.
+    """
 
     def rule(node: NodeProto) -> str | None:
         found = excludes(node)
@@ -404,13 +410,13 @@ Excluder: TypeAlias = Callable[[NodeProto], Collection[str]]
 
 
 def decorating_options(dtype: DtypeLike | str) -> Options:
-    """The options with which models are decorated, and decorated models are trained."""
+    """Return the options with which models are decorated, and decorated models are trained."""
     preset = literal_preset("paddle")
     return Options.of("O2", {"dtype": dtype, "lists": preset, "fold": False})
 
 
 def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
-    """A function that says which of these names in lists and regular expressions, for whole names, mean a node.
+    """Return a function that says which of these names in lists and regular expressions, for whole names, mean a node.
 
     Raises:
         ArgumentError: a regular expression is invalid.

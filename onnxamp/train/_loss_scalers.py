@@ -19,7 +19,7 @@ from onnxamp.train._scaling import (
 class LossScaler(LossScaleManager, ABC):
     """Base class of ``mindspore.amp.LossScaler``: scales a loss, unscales gradients, and adjusts its scale.
 
-    :func:`build_train_network` takes one, also of your own class, as ``loss_scale_manager``.
+    :func:`build_train_network` accepts one as ``loss_scale_manager``, including one of your own class.
 
     Example:
         >>> from onnxamp.train import LossScaler, StaticLossScaler
@@ -37,10 +37,10 @@ class LossScaler(LossScaleManager, ABC):
 
     @abstractmethod
     def adjust(self, grads_finite: bool) -> bool:
-        """Change the scale after an update; returns whether it is one that changes."""
+        """Change the scale after an update, and return whether it is a scale that changes."""
 
     def get_loss_scale(self) -> float:
-        """The scale of the next step."""
+        """Return the scale of the next step."""
         return float(self.scale(np.float32(1)))
 
     def update_loss_scale(self, overflow: bool) -> None:
@@ -57,7 +57,7 @@ class StaticLossScaler(LossScaler):
         scale_value: factor of the loss, at least 1.
 
     Raises:
-        ArgumentError, ArgumentTypeError: it is less than 1, or no number.
+        ArgumentError, ArgumentTypeError: it is less than 1, or is not a number.
 
     Example:
         >>> import numpy as np
@@ -74,7 +74,7 @@ class StaticLossScaler(LossScaler):
 
     @property
     def scale_value(self) -> NDArray[np.float32]:
-        """The present scale, a float32 scalar."""
+        """The current scale, a float32 scalar."""
         return self._state.arrays()[0]
 
     def scale(self, inputs: Any) -> Any:
@@ -97,11 +97,11 @@ class DynamicLossScaler(StaticLossScaler):
 
     Args:
         scale_value: the first scale, at least 1.
-        scale_factor: by which the scale is divided or multiplied, a positive whole number.
+        scale_factor: the factor by which the scale is divided or multiplied, a positive whole number.
         scale_window: updates in a row without overflow before the scale rises.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a value is out of range, or no number.
+        ArgumentError, ArgumentTypeError: a value is out of range, or is not a number.
 
     Example:
         >>> import numpy as np
@@ -148,7 +148,7 @@ def all_finite(
 
 
 def init_status() -> NDArray[np.float32]:
-    """Return eight zeros, as ``mindspore.amp.init_status`` does on a CPU or GPU: overflows are seen without it.
+    """Return eight zeros, as ``mindspore.amp.init_status`` does on a CPU or GPU: overflows are noticed without it.
 
     Example:
         >>> from onnxamp.train import init_status

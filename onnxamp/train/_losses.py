@@ -38,8 +38,8 @@ _SMALLEST: Final = 1e-12
 class Loss:
     """A loss, and the input for labels that it adds to the graph.
 
-    Called with arrays, it returns the loss of an output and its labels. Where it is no scalar, its sum is what training
-    makes small.
+    Called with arrays, it returns the loss of an output and its labels. If that is not a scalar, training
+    minimizes its sum.
 
     Args:
         function: from the output (as float32) and the labels to float32 values, usually a scalar. It computes with
@@ -48,9 +48,9 @@ class Loss:
         label: name of the labels.
         label_type: their ONNX element type, such as ``TensorProto.INT64``.
         but: an axis of the output that the labels do not have. Otherwise labels and output have the same shape.
-        output: the output of the model to judge; None for the first float output.
+        output: the output of the model that the loss judges; None for the first float output.
         picks: whether labels are positions along ``but``, so that others are an error.
-        ignored: a label that is no position and still no error.
+        ignored: a label that is not a position, but is allowed.
 
     Example:
         >>> from onnxamp.train import Loss
@@ -70,7 +70,7 @@ class Loss:
     ignored: int | None = None
 
     def classes(self, output: Dims | None) -> Classes | None:
-        """What labels may be for an output of this shape; None for anything."""
+        """Return the values that labels may have for an output of this shape; None for any."""
         if not self.picks or self.but is None:
             return None
         size = None if output is None else output[self.but]
@@ -78,7 +78,7 @@ class Loss:
         return Classes(self.label, number, self.but, self.ignored)
 
     def label_shape(self, output: Dims | None) -> Dims:
-        """The shape of the labels for an output of this shape.
+        """Return the shape of the labels for an output of this shape.
 
         Raises:
             ModelError: even the rank of the output is unknown.
@@ -182,12 +182,12 @@ def CrossEntropyLoss(  # noqa: N802
 
     Args:
         weight: a factor for each class.
-        ignore_index: a label that does not count.
-        reduction: "mean" over the labels that count, by their weights; "sum"; or "none", one loss per label.
+        ignore_index: a label to ignore.
+        reduction: "mean" over the labels that are not ignored, by their weights; "sum"; or "none", one loss per label.
         soft_label: whether labels are probabilities in the shape of the logits.
-        axis: of the classes.
-        use_softmax: False if the model puts out probabilities.
-        label_smoothing: how much of each label is spread over all classes.
+        axis: the axis of the classes.
+        use_softmax: False if the model outputs probabilities.
+        label_smoothing: the share of each label to spread over all classes.
 
     Raises:
         ArgumentError, ArgumentTypeError: a value is unknown, or has the wrong type.
@@ -329,7 +329,7 @@ def _entropy(
     ignored: int | None = None,
     smoothing: float = 0.0,
 ) -> Loss:
-    """The cross entropy of labels and the logarithms of probabilities.
+    """Return the cross entropy of labels and the logarithms of probabilities.
 
     The weights of classes count as in Paddle where labels are soft, which they only are there. Where they are classes,
     MindSpore and Paddle agree but for smoothed labels, and those count as in MindSpore.
@@ -337,7 +337,7 @@ def _entropy(
     table = None if weight is None else np.asarray(weight, np.float32)
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
-        """The weights, shaped as the output."""
+        """Return the weights, shaped as the output."""
         behind = len(output.dims or ()) - 1 - axis if axis >= 0 else -1 - axis
         return output.like(weights.reshape(-1, *[1] * behind))
 
@@ -394,7 +394,7 @@ def _weighted(losses: Tensor, weight: ArrayLike | None) -> Tensor:
 
 
 def _averaged(losses: Tensor, factors: Tensor | None, reduction: Reduction) -> Tensor:
-    """The losses, reduced; their mean is that of what counts by these factors, and 0 where nothing does."""
+    """Return the losses, reduced; their mean is that of what counts by these factors, and 0 where nothing does."""
     if factors is None or reduction != "mean":
         return _reduced(losses, reduction)
     total = _reduced(factors, "sum")
@@ -410,7 +410,7 @@ def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
 def _reducing(
     losses: LossFunction, reduction: Reduction, weight: ArrayLike | None = None
 ) -> Loss:
-    """The loss that these losses of elements reduce to, once they are weighted.
+    """Return the loss that these losses of elements reduce to, once they are weighted.
 
     Raises:
         ArgumentError, ArgumentTypeError: the reduction is unknown.
@@ -448,7 +448,7 @@ _NAMED: Final[Mapping[str, Callable[[], Loss]]] = {
 
 
 def find_loss(loss: "str | Loss | LossFunction") -> Loss:
-    """The loss of that name, or around that function (with float32 labels called "label", shaped as the output).
+    """Return the loss of that name, or around that function (with float32 labels called "label", shaped as the output).
 
     Raises:
         ArgumentError: there is none.

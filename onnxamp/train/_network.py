@@ -64,7 +64,7 @@ class TrainNetwork:
         source: the inference model that training started from.
         model: the training step in mixed precision, an ordinary ONNX model.
         optimizer: the optimizer that it was built with.
-        loss_scale_manager: what scales the loss; None for nothing.
+        loss_scale_manager: the manager of the loss scale; None for no scaling.
         runs_on: "CUDA", "CPU", "CPU, emulated" (low precision is emulated), or a plugin provider and its device.
         steps: number of steps made.
 
@@ -106,7 +106,7 @@ class TrainNetwork:
 
     @property
     def loss_scale_manager(self) -> LossScaleManager | None:
-        """What scales the loss; None for nothing."""
+        """The manager of the loss scale; None for no scaling."""
         return self.scale.manager
 
     def step(self, feeds: Mapping[str, Any]) -> StepResult:
@@ -117,8 +117,8 @@ class TrainNetwork:
                 cast to the types of the inputs.
 
         Raises:
-            ArgumentError: an input is missing, unknown or of the wrong kind or shape, a label is no class, or the shape
-                of a dropout mask cannot be derived.
+            ArgumentError: an input is missing, unknown or of the wrong kind or shape, a label is not a class, or the
+                shape of a dropout mask cannot be derived.
             RuntimeFailure: ONNX Runtime cannot run the step on these inputs; the state does not change.
             NumericsError: an active tensor checker (:mod:`onnxamp.debugging`) aborts; the state does not change.
         """
@@ -149,8 +149,8 @@ class TrainNetwork:
         """Make the first half of a step: the loss, and the gradients of the scaled loss. Nothing is trained.
 
         They stay on the device until they are read, and can be changed before :meth:`apply`. Both halves together are a
-        :meth:`step`, bit for bit. They run as sessions of their own, which are created when they are first used; they
-        are not replayed as CUDA graphs.
+        :meth:`step`, bit for bit. They run in separate sessions, which are created on first use
+        and not replayed as CUDA graphs.
 
         Args:
             feeds: as for :meth:`step`.
@@ -174,7 +174,7 @@ class TrainNetwork:
             gradients: what the last :meth:`gradients` returned; None means the same.
 
         Raises:
-            CallOrderError: there are no gradients, or others were computed since.
+            CallOrderError: there are no gradients, or others have been computed since.
             ArgumentTypeError: an argument has the wrong type.
         """
         first = self.pending if gradients is None else gradients
@@ -192,7 +192,7 @@ class TrainNetwork:
         """Divide the pending gradients by their scale.
 
         Raises:
-            CallOrderError: there are none, or they are unscaled already.
+            CallOrderError: there are none, or they are already unscaled.
         """
         first = self.pending
         if first is None or first.is_unscaled:
@@ -208,7 +208,8 @@ class TrainNetwork:
     def finish(
         self, first: StepGradients, *, moves_scale: bool
     ) -> tuple[StepResult, bool]:
-        """:meth:`apply`, and whether the weights were due for an update; ``moves_scale`` if the loss scale may change.
+        """:meth:`apply`, and return whether the weights were due for an update; ``moves_scale`` says whether the loss
+        scale may change.
 
         Raises:
             CallOrderError: as :meth:`apply`.
@@ -234,7 +235,7 @@ class TrainNetwork:
     def _watched(
         self, check: tuple[TensorChecker, int], arrays: Feeds, scale: float
     ) -> "dict[str, ort.OrtValue]":
-        """All outputs of a whole step under a tensor checker."""
+        """Return all outputs of a whole step under a tensor checker."""
         wanted = [*RESULTS, *self.plan.successors.values()]
         expected = (
             self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
@@ -271,13 +272,13 @@ class TrainNetwork:
         self.pending = None
 
     def _is_due(self) -> bool:
-        """Whether the next step updates the weights; without accumulation every step does."""
+        """Return whether the next step updates the weights; without accumulation every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
     def _inputs(
         self, feeds: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[Any]], float]:
-        """All inputs of a step but the state, and its loss scale."""
+        """Return all inputs of a step but the state, and its loss scale."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
@@ -291,7 +292,7 @@ class TrainNetwork:
         return arrays | masks | self._settings(scale), scale
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
-        """The other inputs of a step with this loss scale, without the state."""
+        """Return the other inputs of a step with this loss scale, without the state."""
         arrays = {
             RATE: np.asarray(self.optimizer.rate(self.steps), np.float32),
             **self.scale.feeds(scale),
@@ -318,15 +319,15 @@ class TrainNetwork:
         """Train for some epochs.
 
         Args:
-            batches: what :meth:`step` takes, as anything that can be iterated once per epoch, :class:`Batches` (which
-                are shuffled anew in each epoch), :class:`onnxamp.Samples`, a path to such (.npz, .json or a folder),
-                or a dict of arrays, which is a single batch.
+            batches: the feeds of :meth:`step`, as anything that can be iterated once per epoch,
+                :class:`Batches` (shuffled again in each epoch), :class:`onnxamp.Samples`, a path to such (.npz, .json
+                or a folder), or a dict of arrays, which is a single batch.
             epochs: number of epochs.
             progress: show a progress bar with the loss on the terminal.
             report: called with the number of each step, from 1, and its result.
 
         Returns:
-            The mean loss of each epoch, over batches and, where the loss is no scalar, over its elements.
+            The mean loss of each epoch, over batches and, if the loss is not a scalar, over its elements.
 
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
@@ -361,7 +362,7 @@ class TrainNetwork:
         return means
 
     def flushed(self, feeds: Mapping[str, Any]) -> dict[str, FlushedGradient]:
-        """Which gradients low precision would flush to zero in the next step, by weight.
+        """Measure, by weight, which gradients low precision would flush to zero in the next step.
 
         If many are, the loss needs a larger scale. Nothing is trained. Each call creates two sessions.
 
@@ -377,7 +378,8 @@ class TrainNetwork:
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of all that later steps depend on, by name: weights, optimizer slots, loss scale, counters.
+        """Return a copy of everything that later steps depend on, by name: weights, optimizer slots, loss scale,
+        counters.
 
         The scale of a manager of your own class is not part of it.
         """
@@ -385,7 +387,7 @@ class TrainNetwork:
         return self.held.copies() | {STEPS: np.asarray(self.steps, np.int64)}
 
     def load_state(self, state: Feeds) -> None:
-        """Continue from what :meth:`state` returned, in this or in an equal network.
+        """Continue from a state that :meth:`state` returned, in this or in an equal network.
 
         Raises:
             ArgumentError: it is the state of another network.
@@ -427,7 +429,7 @@ class TrainNetwork:
         write_file(as_path(path), data)
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Continue from what :meth:`save` wrote.
+        """Continue from a file that :meth:`save` wrote.
 
         Raises:
             ModelError: the file cannot be read.
@@ -453,14 +455,14 @@ class TrainNetwork:
         self.load_state(state)
 
     def export(self, level: str | None = None, **options: Any) -> ModelProto:
-        """The trained inference model: the original model with the trained weights and running statistics.
+        """Return the trained inference model: the original model with the trained weights and running statistics.
 
-        Weights of a decorated model are stored in its ``save_dtype``, or without one as the decorated model holds them;
-        a Cast behind each gives float32.
+        Weights of a decorated model are stored in its ``save_dtype`` or, without one, in their types in the decorated
+        model; a Cast after each returns to float32.
 
         Args:
             level, options: how to convert the float32 model with these weights, as for :func:`onnxamp.convert_model`.
-                By default every weight gets the type that it came in; "O0" means float32 throughout.
+                By default, every weight keeps its original type; "O0" means float32 throughout.
         """
         names = self.held.items.keys() & {
             tensor.name for tensor in self.source.graph.initializer

@@ -37,7 +37,7 @@ class Move:
     rate: Tensor
     decay: float
     shared: Sequence[Tensor]
-    """What :meth:`Optimizer.shared` returned."""
+    """The result of :meth:`Optimizer.shared`."""
 
 
 C = TypeVar("C", bound=type)
@@ -69,11 +69,11 @@ class Optimizer(ABC):
     Args:
         learning_rate: a number, or a function from the number of a step (from 0) to one.
         weight_decay: strength of the pull of the weights to zero.
-        weight_decays: other decays for some weights, by regular expressions that match whole names; the first match
-            counts.
-        clip_norm: gradients are scaled down so that their common L2 norm is at most this.
+        weight_decays: other decays for some weights, by regular expressions for full names; the first
+            match counts.
+        clip_norm: the largest common L2 norm of the gradients, which are scaled down to it.
         accumulate: update once in this many steps, with the mean of their gradients.
-        weights: regular expressions that match the whole names of the weights to train; none for all.
+        weights: regular expressions for the full names of the weights to train; none for all.
 
     Raises:
         ArgumentError, ArgumentTypeError: a value is out of range, or has the wrong type.
@@ -116,7 +116,9 @@ class Optimizer(ABC):
     """Names of the state kept per weight, in its shape; all start as zeros."""
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:  # noqa: ARG002
-        """Write what all weights share; ``updates`` is the number of this update, from 1, as a float32 scalar."""
+        """Write the values that all weights share; ``updates`` is the number of this update, from 1, as a float32
+        scalar.
+        """
         return ()
 
     @abstractmethod
@@ -124,7 +126,7 @@ class Optimizer(ABC):
         """Write the new weight and its new slots."""
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return float(
             self.learning_rate(step)
             if callable(self.learning_rate)
@@ -132,7 +134,7 @@ class Optimizer(ABC):
         )
 
     def decay_of(self, name: str) -> float:
-        """The weight decay of a weight."""
+        """Return the weight decay of a weight."""
         decays = (
             decay
             for pattern, decay in self.weight_decays.items()
@@ -141,10 +143,10 @@ class Optimizer(ABC):
         return next(decays, self.weight_decay)
 
     def clear_grad(self, set_to_zero: bool = True) -> None:  # noqa: B027
-        """Do nothing: an update uses its gradients up, and the next gradients replace those that are left."""
+        """Do nothing: an update consumes its gradients, and new gradients replace old ones."""
 
     def trains(self, name: str) -> bool:
-        """Whether the weight is to be trained."""
+        """Return whether the weight is to be trained."""
         return not self.weights or any(
             re.fullmatch(pattern, name) for pattern in self.weights
         )

@@ -28,7 +28,7 @@ _MOST_OVERFLOWS: Final = 1000
 
 
 def checked_scale(name: str, value: float) -> float:
-    """A scale."""
+    """Return a scale."""
     return float(
         checked_number(
             name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
@@ -37,19 +37,19 @@ def checked_scale(name: str, value: float) -> float:
 
 
 def checked_factor(name: str, value: float) -> float:
-    """A factor by which a scale rises."""
+    """Return a factor by which a scale rises."""
     what = "a finite number greater than 1"
     return float(checked_number(name, value, what, lambda n: 1 < n < inf))
 
 
 def checked_fraction(name: str, value: float) -> float:
-    """A factor by which a scale falls."""
+    """Return a factor by which a scale falls."""
     what = "a number between 0 and 1"
     return float(checked_number(name, value, what, lambda n: 0 < n < 1))
 
 
 def checked_count(name: str, value: int) -> int:
-    """A number of updates."""
+    """Return a number of updates."""
     what = "a positive whole number"
     return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
@@ -69,7 +69,7 @@ FROM_LEVEL: Final = FromLevel.FROM_LEVEL
 
 @dataclass(frozen=True, slots=True)
 class ScaleUpdate:
-    """How a graph changes the scale.
+    """The rule by which a graph changes the scale.
 
     ``grow_every`` updates in a row without overflow multiply it by ``grow``, ``shrink_every`` updates in a row with
     overflow by ``shrink``. It stays at least 1.
@@ -91,10 +91,10 @@ STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
 
 
 class LossScaleManager:
-    """Base class of what :func:`build_train_network` takes as ``loss_scale_manager``.
+    """Base class of the managers that :func:`build_train_network` accepts as ``loss_scale_manager``.
 
-    The counterpart of ``mindspore.amp.LossScaleManager``. A subclass of your own needs :meth:`get_loss_scale`, which is
-    asked before each step, and :meth:`update_loss_scale`, which is called after each update that was made or skipped.
+    The counterpart of ``mindspore.amp.LossScaleManager``. A subclass of your own needs :meth:`get_loss_scale`, which
+    is called before each step, and :meth:`update_loss_scale`, which is called after each update, even a skipped one.
 
     Example:
         >>> from onnxamp.train import LossScaleManager, SGD, build_train_network
@@ -113,27 +113,27 @@ class LossScaleManager:
     """
 
     def get_loss_scale(self) -> float:
-        """The scale of the next step."""
+        """Return the scale of the next step."""
         raise NotImplementedError(
             f"{type(self).__name__} must define get_loss_scale()."
         )
 
     def update_loss_scale(self, overflow: bool) -> None:
-        """Take note of whether a gradient held NaN or Inf."""
+        """Adjust to whether a gradient held NaN or Inf."""
         raise NotImplementedError(
             f"{type(self).__name__} must define update_loss_scale(overflow)."
         )
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether updates whose gradients hold NaN or Inf are skipped."""
+        """Return whether updates whose gradients hold NaN or Inf are skipped."""
         return True
 
     def get_update_cell(self) -> ScaleUpdate | None:
-        """How the graph of a step changes the scale; None if it does not."""
+        """Return how the graph of a step changes the scale; None if it does not."""
         return None
 
     def _scales(self, dtype: str) -> bool:  # noqa: ARG002
-        """Whether the loss of a network that computes in this type is scaled."""
+        """Return whether the loss of a network that computes in this type is scaled."""
         return True
 
 
@@ -164,14 +164,14 @@ class FixedLossScaleManager(LossScaleManager):
         return f"FixedLossScaleManager(loss_scale={self._scale:g}, drop_overflow_update={self._drops})"
 
     def get_loss_scale(self) -> float:
-        """The scale."""
+        """Return the scale."""
         return self._scale
 
     def update_loss_scale(self, overflow: bool) -> None:
         """Change nothing."""
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether updates whose gradients hold NaN or Inf are skipped."""
+        """Return whether updates whose gradients hold NaN or Inf are skipped."""
         return self._drops
 
 
@@ -187,7 +187,7 @@ class ScaleState(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, good: int = 0, bad: int = 0) -> "ScaleState":
-        """The state with these numbers."""
+        """Return the state with these numbers."""
         return cls(
             np.array(scale, np.float32),
             np.array(good, np.int64),
@@ -202,7 +202,7 @@ class ScaleState(NamedTuple):
         )
 
     def after(self, update: ScaleUpdate, overflow: bool) -> "ScaleState":
-        """The next state, which the graph of a step computes in the same way."""
+        """Return the next state, which the graph of a step computes in the same way."""
         scale, counted, missed = self.arrays()
         good, bad = (0, int(missed) + 1) if overflow else (int(counted) + 1, 0)
         if good == update.grow_every:
@@ -220,7 +220,7 @@ class MovingLossScaleManager(LossScaleManager):
         self.scale_state = ScaleState.of(scale)
 
     def get_loss_scale(self) -> float:
-        """The scale of the next step, also while a network is being trained with it."""
+        """Return the scale of the next step, also while a network is being trained with it."""
         return float(self.scale_state.arrays()[0])
 
     def update_loss_scale(self, overflow: bool) -> None:
@@ -241,13 +241,13 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
     Args:
         init_loss_scale: the first scale, at least 1.
-        scale_factor: by which the scale is divided or multiplied, greater than 1.
+        scale_factor: the factor by which the scale is divided or multiplied, greater than 1.
         scale_window: updates in a row without overflow before the scale rises.
 
     A step raises :class:`onnxamp.NumericsError` after more than 1,000 overflows in a row.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a value is out of range, or no number.
+        ArgumentError, ArgumentTypeError: a value is out of range, or is not a number.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
@@ -276,7 +276,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         )
 
     def get_update_cell(self) -> ScaleUpdate:
-        """How the graph of a step changes the scale."""
+        """Return how the graph of a step changes the scale."""
         return ScaleUpdate(self._factor, 1 / self._factor, self._window, 1)
 
     def _note(self, overflow: bool) -> None:
@@ -322,7 +322,7 @@ class LossScale:
         )
 
     def now(self) -> float:
-        """The scale of the next step; 1 without one.
+        """Return the scale of the next step; 1 without one.
 
         Raises:
             ArgumentError: a manager of the user's own returned none.
@@ -359,7 +359,7 @@ class LossScale:
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the graph changes, by input; empty if it does not."""
+        """The state that the graph changes, by input; empty if it changes none."""
         if self._mover is None:
             return {}
         return dict(zip(SCALE_STATE, self._mover.scale_state.arrays(), strict=True))

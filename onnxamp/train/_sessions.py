@@ -70,7 +70,7 @@ class Held:
         self.items = following
 
     def array(self, name: str) -> NDArray[Any]:
-        """An array; what it shows may change with the next step."""
+        """Return an array; what it shows may change with the next step."""
         return np.asarray(from_value(self.items[name]))
 
     def copies(self) -> dict[str, NDArray[Any]]:
@@ -183,7 +183,7 @@ class Recorded(Held):
 
 
 def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
-    """An array for the loss of a step whose inputs have known shapes.
+    """Return an array for the loss of a step whose inputs have known shapes.
 
     Raises:
         RuntimeFailure: they do not tell the shape of the loss.
@@ -202,7 +202,7 @@ def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
 
 
 def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """The model for inputs of these shapes alone.
+    """Return the model for inputs of these shapes alone.
 
     Size becomes a constant where the shape is known: unlike Shape, ONNX Runtime does not fold it, and it would leave a
     copy from host to device in the graph.
@@ -237,36 +237,36 @@ def values_of(arrays: Feeds) -> Values:
 
 
 class HasLoss:
-    """What has a ``loss`` and can be read as tensors of MindSpore and Paddle are."""
+    """An object with a ``loss`` that can be read like the tensors of MindSpore and Paddle."""
 
     __slots__ = ()
     loss: float | NDArray[np.float32]
 
     def numpy(self) -> NDArray[np.float32]:
-        """The loss as an array."""
+        """Return the loss as an array."""
         return np.asarray(self.loss, np.float32)
 
     asnumpy = numpy
 
     def item(self) -> float:
-        """The loss as a number."""
+        """Return the loss as a number."""
         return float(self.numpy().item())
 
     __float__ = item
 
 
 def loss_of(array: NDArray[np.float32]) -> float | NDArray[np.float32]:
-    """The loss that a step reports: a number, or one for each sample."""
+    """Return the loss that a step reports: a number, or one for each sample."""
     return np.array(array) if array.ndim else float(array)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult(HasLoss):
-    """What one step reports. ``loss, overflow, scale = result`` takes it apart.
+    """The result of one step. ``loss, overflow, scale = result`` unpacks it.
 
     Attributes:
-        loss: unscaled: a number, or an array where the loss is no scalar.
-        overflow: whether a gradient holds NaN or Inf; the update is then skipped, if the loss scale says so.
+        loss: the unscaled loss: a number, or an array if the loss is not a scalar.
+        overflow: whether a gradient holds NaN or Inf; the loss scale decides whether the update is then skipped.
         scale: the loss scale of this step; 1 without loss scaling.
         grad_norm: L2 norm of all gradients together, unscaled and before clipping.
 
@@ -286,7 +286,7 @@ class StepResult(HasLoss):
 
 
 class StepArrays(MutableMapping[str, NDArray[np.float32]]):
-    """Float32 arrays by name that stay on the device until they are read; those read can be changed in place.
+    """Float32 arrays by name that stay on the device until they are read, and can then be changed in place.
 
     Setting one checks its shape, and rounds it to float32.
 
@@ -335,7 +335,7 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
         return len(self._values)
 
     def values_for(self, names: Mapping[str, str]) -> Values:
-        """As ONNX Runtime's values, by the inputs that ``names`` gives for them."""
+        """Return the arrays as ONNX Runtime's values, by the input names in ``names``."""
         return {
             names[name]: to_value(value) if isinstance(value, np.ndarray) else value
             for name, value in self._values.items()
@@ -347,10 +347,10 @@ class StepGradients(HasLoss):
     """The first half of a step: what :meth:`TrainNetwork.gradients` returns and :meth:`TrainNetwork.apply` takes.
 
     Attributes:
-        loss: unscaled: a number, or an array where the loss is no scalar.
-        scale: what the gradients are multiplied by: the loss scale, or 1 once they are unscaled.
-        gradients: a :class:`StepArrays` by weight. What is set or changed in it is what the update uses.
-        statistics: a :class:`StepArrays`: what the running statistics of batch normalisations become.
+        loss: the unscaled loss: a number, or an array if the loss is not a scalar.
+        scale: the factor in the gradients: the loss scale, or 1 once they are unscaled.
+        gradients: a :class:`StepArrays` by weight. The update uses any changes that you make to it.
+        statistics: a :class:`StepArrays`: the new running statistics of batch normalisations.
 
     Example:
         >>> import numpy as np
@@ -371,10 +371,10 @@ class StepGradients(HasLoss):
     is_current: bool = True
 
     def backward(self) -> None:
-        """Check that these are gradients that an update can take; they were computed together with the loss.
+        """Check that an update can still use these gradients, which were computed together with the loss.
 
         Raises:
-            CallOrderError: an update was made since, or other gradients were computed.
+            CallOrderError: an update has been made since, or other gradients have been computed.
         """
         if not self.is_current:
             raise CallOrderError(
@@ -395,7 +395,7 @@ class Halves:
     _sessions: "dict[str, ort.InferenceSession]" = field(default_factory=dict)
 
     def gradients(self, values: Values, scale: float) -> StepGradients:
-        """The loss, the gradients, scaled by this, and what the running statistics become."""
+        """Return the loss, the gradients, scaled by this, and what the running statistics become."""
         parts = (self.step.gradients, self.step.statistics)
         wanted = [LOSS, *(met for part in parts for met in part.values())]
         outputs = self._run("gradients", values, wanted, {})
@@ -408,7 +408,7 @@ class Halves:
         )
 
     def unscaled(self, first: StepGradients) -> StepArrays:
-        """The gradients, divided by their scale."""
+        """Return the gradients, divided by their scale."""
         wanted = [f"{UNSCALED}{name}" for name in self.step.gradients]
         outputs = self._run("unscale", {}, wanted, self._met(first))
         return StepArrays(dict(zip(self.step.gradients, outputs.values(), strict=True)))
@@ -419,7 +419,7 @@ class Halves:
         return self._run("update", values, wanted, self._met(first))
 
     def _met(self, first: StepGradients) -> Values:
-        """What a half is fed although the whole step computes it."""
+        """Inputs of a half step that the whole step computes itself."""
         gradients = first.gradients.values_for(self.step.gradients)
         statistics = first.statistics.values_for(self.step.statistics)
         return (
@@ -445,7 +445,7 @@ class Halves:
 def part_of(
     model: ModelProto, fed: Mapping[str, Sequence[int]], outputs: Sequence[str]
 ) -> ModelProto:
-    """The part of a model that computes some values of its main graph, given others.
+    """Return the part of a model that computes some values of its main graph, given others.
 
     Args:
         model: any model; it is not changed.

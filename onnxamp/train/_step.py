@@ -44,7 +44,7 @@ LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"
 RESULTS: Final = (LOSS, OVERFLOW, NORM)
 """Outputs of a step besides the state."""
 OWN: Final = "train"
-"""What the names of nodes begin with that belong neither to the model nor to its gradients: they stay float32."""
+"""The prefix of nodes that belong neither to the model nor to its gradients, and stay in float32."""
 RATE, APPLY, UPDATES = "train/rate", "train/apply", "train/updates"
 SCALE, GOOD, BAD = SCALE_STATE = "train/scale", "train/good", "train/bad"
 """The fields of :class:`onnxamp.train._scaling.ScaleState` as inputs of the graph."""
@@ -66,7 +66,9 @@ Array = NDArray[Any]
 
 
 class Scaling(NamedTuple):
-    """How a step uses a loss scale: whether it skips updates whose gradients hold NaN or Inf, and moves the scale."""
+    """The use of a loss scale in a step: whether it skips updates whose gradients hold NaN or Inf, and changes the
+    scale.
+    """
 
     skips: bool
     moves: bool
@@ -94,7 +96,7 @@ class Step:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Those that are trained."""
+        """The trained weights."""
         return tuple(self.gradients)
 
     @property
@@ -201,7 +203,7 @@ def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
 
 
 def _judged_output(graph: Graph, loss: Loss | None) -> int:
-    """The output that the loss is computed from, or that is the loss.
+    """Return the output that the loss is computed from, or that is the loss.
 
     Raises:
         ModelError: there is none.
@@ -293,7 +295,7 @@ class _Update:
         return {name: gradient.name for name, gradient in met.items()}
 
     def _met(self, output: str, where: str, name: str) -> Tensor:
-        """A value where the halves meet."""
+        """Return a value where the halves meet."""
         return Tensor(self.writer, output, _FLOAT).op("Identity", into=f"{where}{name}")
 
     def _keep(self, name: str, initial: Array) -> Tensor:
@@ -309,7 +311,7 @@ class _Update:
     def _accumulated(
         self, gradients: Mapping[str, Tensor], apply: Tensor
     ) -> dict[str, Tensor]:
-        """The mean of the gradients since the last update."""
+        """Return the mean of the gradients since the last update."""
         sums = {}
         for name, gradient in gradients.items():
             held = self._keep(f"{SUM}{name}", np.zeros_like(self.state[name]))
@@ -333,7 +335,7 @@ class _Update:
         return clean if apply is None else clean.op("And", apply)
 
     def _clip(self, norm: Tensor) -> Tensor | None:
-        """What gradients are multiplied by, so that their norm is small enough."""
+        """Return the factor that makes the norm of the gradients small enough."""
         most = self.optimizer.clip_norm
         return (
             None

@@ -276,7 +276,7 @@ def _() -> None:
     with pytest.warns(onnxamp.OptionWarning, match="nn.LayerNorm of your white list stays float32 in 'embeddings/norm"):
         calls(white_list=["nn.LayerNorm"])
     alone = parse("(float[N] X) => (float[N] Y) { e = Erf (X) Y = Neg (e) }")
-    said = "'nn.GELU' of your lists is nowhere recognised in the model, but may be what its Erf are for"
+    said = "'nn.GELU' in your lists was not recognised in the model, but its Erf may implement it"
     with pytest.warns(onnxamp.OptionWarning, match=said):
         amp.custom_mixed_precision(alone, white_list=["nn.GELU"])
 
@@ -318,13 +318,13 @@ def _() -> None:
     said = [str(item.message) for item in caught]
     assert said == ["BatchNormalization is on MindSpore's black list, but not on yours."]
     assert {item.filename for item in caught} == {__file__}
-    with pytest.warns(onnxamp.OptionWarning, match="Your white list takes LayerNormalization off the black list"):
+    with pytest.warns(onnxamp.OptionWarning, match="Your white list removes LayerNormalization from the black list"):
         onnxamp.convert_model(model(), lists="mindspore", white_list=["LayerNormalization"])
 
 
 @row("(nothing) 1")
 def _() -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="'Sofmax' of your lists does not occur .* mean 'Softmax'"):
+    with pytest.warns(onnxamp.OptionWarning, match="'Sofmax' in your lists does not occur .* mean 'Softmax'"):
         amp.custom_mixed_precision(model(), white_list=["Sofmax"])
 
 

@@ -125,7 +125,7 @@ NAIVE = {
     "mask_lowest": ("error", "Mul", "infinite constant"),
     "mask_lowest_where_opset17": ("note", "Where", "masks with infinities"),
     "mask_lowest_table": ("note", "Add", "masks with infinities"),
-    "mask_that_fits": ("warning", "Mul", "forgets its scores (constant -1e+04)"),
+    "mask_that_fits": ("warning", "Mul", "loses its scores (constant -1e+04)"),
     "index_from_cumsum": ("warning", "CumSum", "counts exactly up to 2048"),
     "index_as_float": ("warning", "Mul", "counts exactly up to 2048"),
     "position_to_sin": ("warning", "MatMul", "counts exactly up to 2048"),
@@ -221,7 +221,7 @@ def test_a_float32_model_gets_one_note() -> None:
     audit = audit_model(CASES["rms_norm_pow"].build())
     (note,) = found(audit, kind="hazard")
     assert (note.severity, note.node) == ("note", "")
-    assert "nodes float32" in note.text
+    assert "nodes in float32" in note.text
 
 
 # --- types and versions -------------------------------------------------------------------------------------------
@@ -695,3 +695,34 @@ def test_many_domains_leave_the_figures_beside_their_names() -> None:
 def test_the_verdict_on_a_broken_model_names_the_node() -> None:
     model = parse("(float[4] x) => (float[4] y) { [same] a = Relu (x) [same] y = Abs (a) }")
     assert "Abs 'same': another node of the same graph has the same name" in printed(audit_model(model))
+
+
+RISKS = {
+    "sound": (0.01, None, None),
+    "zero": (1e-9, "a scale of 1e-09 is 0 in float16", "a scale is 0"),
+    "out of range": (1e5, "a scale of 100000 is out of the range of float16", "a scale of inf is out of the range"),
+    "subnormal": (2e-5, "a scale of 2e-05 is subnormal in float16", "a scale of 2.00272e-05 is subnormal in float16"),
+    "moved": (2e-6, "moves the end of its grid by up to 1.91 steps", "moves the end of its grid by up to 1.88 steps"),
+}
+"""A scale of int8, what is said of it in float32, and what in float16."""
+
+
+@pytest.mark.parametrize("is_low", [False, True])
+@pytest.mark.parametrize("name", RISKS)
+def test_scales_at_risk_are_named(name: str, is_low: bool) -> None:
+    number, *whys = RISKS[name]
+    why, kind = whys[is_low], "float16" if is_low else "float"
+    text = f"""({kind}[2,8] x) => ({kind}[2,4] y) <int8 z = {{0}}> {{
+        [q] a = QuantizeLinear (x, s, z) [d] b = DequantizeLinear (a, s, z) y = MatMul (b, w) }}"""
+    model = parse(text, 21)
+    dtype = np.float16 if is_low else np.float32
+    with np.errstate(over="ignore"):
+        arrays = {"s": np.array(number).astype(dtype), "w": np.ones((8, 4), dtype)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    audit = audit_model(model, "tensorrt")
+    stored = "float16" if is_low else "float32"
+    assert [(one.node, one.type, one.stored, one.low) for one in audit.scales] == (
+        [(node, "int8", stored, "float16") for node in "qd"] if why else []
+    )
+    assert all(why in one.why for one in audit.scales)
+    assert ("Scales at risk" in str(audit)) is bool(why)

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import towers
 from commands import run
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, numpy_helper
 
 import onnxamp
 from onnxamp import FolderReport
@@ -56,6 +57,36 @@ def test_rows_name_options_and_presets_that_exist() -> None:
         assert kind.names[-1].pattern == "*"  # every model has a name
 
 
+@pytest.mark.parametrize("kind", ["genai", "transformers.js", "optimum"])
+def test_a_model_of_a_folder_gets_the_types_of_the_folder(kind: str) -> None:
+    home = decoders.folder(Path("in"), kind, decoders.plain())
+    path = next(home.rglob("model.onnx"))
+    (row,) = convert().rows
+    result = next(Path("out").rglob("*.onnx"))
+    printed = run("convert", path, "-o", "alone.onnx")
+    assert printed.exit_code == 0, printed.output
+    assert "'onnxamp convert in -o OUTDIR' also copies configs and tokenizers." in " ".join(printed.stderr.split())
+    assert types(onnx.load("alone.onnx")) == types(onnx.load(result, load_external_data=False))
+    assert row.casts == sum(node.op_type == "Cast" for node in onnx.load("alone.onnx").graph.node) - 1  # of the mask
+    quiet = run("convert", path, "-o", "kept.onnx", "-q", "--io-types", "keep", "--no-validate")
+    assert not quiet.output
+    assert types(onnx.load("kept.onnx")) == types(onnx.load(path, load_external_data=False))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_whose_folder_asks_for_nothing_is_like_any_other(dtype: str) -> None:
+    """There is no config, or the software does not take the type."""
+    if dtype == "float16":
+        onnx.save(decoders.plain(), "model.onnx")
+    else:
+        decoders.folder(Path("in"), "transformers.js", decoders.plain())
+        Path("in/onnx/model.onnx").rename("in/onnx/other.onnx")
+    path = "model.onnx" if dtype == "float16" else "in/onnx/other.onnx"
+    printed = run("convert", path, "-o", "alone.onnx", "--no-validate", "--dtype", dtype)
+    assert "copies configs" not in printed.stderr
+    assert set(types(onnx.load("alone.onnx")).values()) == {TensorProto.FLOAT, TensorProto.INT64}
+
+
 @pytest.mark.parametrize("int4", [False, True])
 def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped(int4=int4))
@@ -83,7 +114,7 @@ def test_what_overflows_gets_exponents_and_no_float32_island() -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped(scale=300.0))
     (row,) = convert().rows
     assert (row.outcome, row.healed, row.casts) == ("converted", "", 1)
-    assert any(text.startswith("Exponents were chosen for made-up inputs") for text in row.warnings)
+    assert any(text.startswith("Exponents were chosen for random inputs") for text in row.warnings)
     island = convert(rescale=False, retry=True).rows[0]
     assert island.healed or island.casts > 1
 
@@ -124,6 +155,73 @@ def test_optimum_keeps_names() -> None:
     found = types(onnx.load("out/model.onnx"))
     assert found["logits"] == TensorProto.FLOAT
     assert found["present.0.key"] == TensorProto.FLOAT16
+
+
+def test_towers_and_embeddings_run_on_made_up_inputs_and_fit_each_other() -> None:
+    towers.folder(Path("in"))
+    rows = convert().rows
+    assert [(row.name, row.outcome, row.message, row.healed) for row in rows] == [
+        (f"{name}.onnx", "converted", "", "") for name in ("embedding", "model", "speech", "vision")
+    ]
+    assert all(row.error is not None and 0 < row.error < 2e-3 for row in rows)
+    assert files("out") - {"model.onnx.data"} == files("in") - {"model.onnx.data"}
+    ends = {row.name: types(onnx.load(f"out/{row.name}")) for row in rows}
+    features = ends["vision.onnx"]["image_features"], ends["embedding.onnx"]["image_features"]
+    embeds = ends["embedding.onnx"]["inputs_embeds"], ends["model.onnx"]["inputs_embeds"]
+    assert {*features, *embeds, ends["speech.onnx"]["input_features"]} == {TensorProto.FLOAT16}
+    assert ends["model.onnx"]["logits"] == TensorProto.FLOAT
+
+
+def two_decoders(*, share: bool) -> None:
+    """A decoder, and one with a head of its own, whose weights are in one data file or in two."""
+    home = decoders.folder(Path("in"), "optimum", decoders.plain())
+    (home / "model.onnx").unlink()
+    first, second = decoders.plain(), decoders.plain()
+    head = next(weight for weight in second.graph.initializer if weight.name == "lm_head.weight")
+    head.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(head), "other_head"))
+    second.graph.node[-1].input[1] = "other_head"
+    if not share:
+        for name, model in {"a": first, "b": second}.items():
+            onnx.save(model, home / f"{name}.onnx", save_as_external_data=True, location=f"{name}.data")
+        return
+    both = decoders.plain()
+    both.graph.initializer.append(head)
+    onnx.save(both, home / "both.onnx", save_as_external_data=True, location="weights.data")
+    places = {
+        weight.name: weight for weight in onnx.load(home / "both.onnx", load_external_data=False).graph.initializer
+    }
+    (home / "both.onnx").unlink()
+    for name, model in {"a": first, "b": second}.items():
+        for weight in model.graph.initializer:
+            weight.CopyFrom(places[weight.name])
+        onnx.save(model, home / f"{name}.onnx")
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_results_share_the_weights_that_their_models_share(share: bool) -> None:
+    two_decoders(share=share)
+    first, second = convert().rows
+    head = decoders.HIDDEN * decoders.TOKENS * 2
+    assert first.bytes_after > 5 * head
+    names = {"a.onnx", "b.onnx", "a.onnx.data", "b.onnx.data", "config.json", *COPIED}
+    assert files("out") == names
+    if not share:
+        assert second.bytes_after == first.bytes_after
+        return
+
+    def are_right() -> bool:
+        reports = (onnxamp.diff_models(f"in/{name}.onnx", f"out/{name}.onnx", provider="cpu") for name in "ab")
+        return all(report.passed for report in reports)
+
+    assert head <= second.bytes_after < 2 * head
+    assert Path("out/b.onnx.data").stat().st_size < 2 * head
+    assert are_right()
+    Path("out/a.onnx").unlink()
+    assert [row.outcome for row in convert().rows] == ["converted", "up to date"]
+    assert len(files("out")) == len(names)
+    assert min(path.stat().st_size for path in Path("out").glob("*.data")) < 2 * head
+    assert are_right()
+    assert [row.outcome for row in convert().rows] == ["up to date", "up to date"]
 
 
 @pytest.mark.parametrize(

@@ -285,12 +285,14 @@ class TestCauses:
     def test_attention_lost_to_a_softmax(self) -> None:
         original = bench(("Attention", "CUDA", "float32", 4, 1.0))
         found = causes_of(bench(MATMUL, ("Softmax", "CUDA", "float32", 4, 1.0), kinds={"Softmax": 4}), original)
-        assert found == {"softmax": "4 attentions are not fused: 4 Softmax in float32 are in the way"}
+        assert found == {"softmax": "4 attentions are not fused, because 4 Softmax are in float32"}
 
     def test_activations_of_convolutions(self) -> None:
         original = bench(("FusedConv", "CUDA", "float32", 3, 1.0))
         found = causes_of(bench(("Relu", "CUDA", "float16", 3, 1.0), kinds={"Relu": 3}), original)
-        assert found == {"fused conv": "3 activations no longer run inside their Conv: FusedConv is float32 only"}
+        assert found == {
+            "fused conv": "3 activations no longer run inside their Conv, because FusedConv exists only in float32"
+        }
 
     def test_layout(self) -> None:
         model = bench(("Conv", "CUDA", "float16", 3, 0.5), kinds={"Conv": 3})
@@ -345,7 +347,7 @@ class TestModels:
     def test_low_models_on_cpu_get_a_note(self) -> None:
         model = onnx.load(CLASSIFIER)
         found = bench_models(CLASSIFIER, convert_model(model), provider="cpu", options=QUICK)
-        assert "say nothing of a GPU" in found.notes[0]
+        assert "say nothing about a GPU" in found.notes[0]
         assert found.causes == ()
 
     def test_the_batch_leads_the_inputs(self) -> None:
@@ -356,7 +358,7 @@ class TestModels:
         found = bench_models(anonymous, provider="cpu", batches=[3], options=only)
         assert found.timings[0].batch == 3
         assert found.models[0].ops == ()
-        with pytest.raises(ArgumentError, match="batch is fixed"):
+        with pytest.raises(ArgumentError, match="batch size is fixed"):
             bench_models(parse("(float[2,4] x) => (float[2,4] y) { y = Relu (x) }"), provider="cpu", batches=[3])
 
     def test_given_inputs(self) -> None:
@@ -370,7 +372,7 @@ class TestModels:
         [
             ((), {}, "no model"),
             ((RELU,), {"batches": [0]}, "positive"),
-            ((RELU,), {"batches": [1], "feeds": {"x": np.ones((1, 4), np.float32)}}, "have the sizes"),
+            ((RELU,), {"batches": [1], "feeds": {"x": np.ones((1, 4), np.float32)}}, "apply only to random inputs"),
             ((RELU,), {"dims": {"M": 3}}, "no dimension 'M'"),
             ((RELU, RELU.replace("x", "z")), {}, r"first model lacks: 'z'"),
             ((RELU,), {"options": BenchOptions(cuda_graph=True)}, "need the CUDA provider"),
@@ -390,7 +392,7 @@ class TestCommand:
         result = run("bench", CLASSIFIER, low, *arguments)
         assert result.exit_code == 0, result.output
         for text in ("CPU, onnxruntime", "median ms", "p99 ms", "speed-up [95 %]", "low.onnx", "Conv",
-                     "nodes per provider", "say nothing of a GPU"):  # fmt: skip
+                     "nodes per provider", "say nothing about a GPU"):  # fmt: skip
             assert text in result.output
         facts = report_of(run("bench", CLASSIFIER, *arguments, "--format", "json"))
         assert facts["onnxamp"] == "bench"

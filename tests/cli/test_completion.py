@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from doc_pages import blocks
+from repository import ROOT
 
-from onnxamp._cli import _COMMANDS, group
+from onnxamp._cli.group import group
+from onnxamp._cli.summary import COMMANDS
 from onnxamp._options.command_line import option_rows
 from onnxamp._target.targets import targets
+
+BASH, ZSH, FISH, SAVED = (
+    block.text for block in blocks(ROOT / "docs" / "how-to" / "options.md") if "_ONNXAMP_COMPLETE" in block.text
+)
+"""What the page tells to put into startup files."""
 
 
 def asked(shell: str, line: str) -> str:
@@ -35,11 +43,11 @@ def offered(line: str) -> list[str]:
 
 class TestWords:
     def test_commands(self) -> None:
-        assert offered("onnxamp ") == list(_COMMANDS)
+        assert offered("onnxamp ") == list(COMMANDS)
         assert offered("onnxamp con") == ["convert"]
         assert offered("onnxamp --") == ["--version", "--help"]
 
-    @pytest.mark.parametrize("command", _COMMANDS)
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_all_options(self, command: str) -> None:
         """Those that --help leaves out as well."""
         flags = {
@@ -114,9 +122,13 @@ class TestShells:
         [(("con",), ["convert"]), (("check", "m.onnx", "--sta"), ["--static", "--state"]),
          (("convert", "m.onnx", "--dtype", ""), ["float16", "bfloat16"])],
     )  # fmt: skip
-    def test_bash_completes(self, words: tuple[str, ...], replies: list[str]) -> None:
+    @pytest.mark.parametrize("begin", [BASH, SAVED], ids=["evaluated", "saved"])
+    def test_bash_completes(
+        self, words: tuple[str, ...], replies: list[str], begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
         script = f"""
-            eval "$(_ONNXAMP_COMPLETE=bash_source onnxamp)"
+            {begin}
             complete -p onnxamp
             COMP_WORDS=(onnxamp {shlex.join(words)}) COMP_CWORD={len(words)}
             _onnxamp_completion onnxamp
@@ -130,16 +142,14 @@ class TestShells:
     @pytest.mark.usefixtures("program")
     @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
     def test_fish_completes(self) -> None:
-        script = "_ONNXAMP_COMPLETE=fish_source onnxamp | source; complete -C 'onnxamp convert m.onnx --dtype '"
+        script = f"{FISH} complete -C 'onnxamp convert m.onnx --dtype '"
         done = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["bfloat16", "float16"]
 
     @pytest.mark.usefixtures("program")
     @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
     def test_zsh_registers(self) -> None:
-        script = (
-            'autoload -Uz compinit; compinit -u; eval "$(_ONNXAMP_COMPLETE=zsh_source onnxamp)"; print $_comps[onnxamp]'
-        )
+        script = f"autoload -Uz compinit; compinit -u; {ZSH} print $_comps[onnxamp]"
         done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "_onnxamp_completion"
 

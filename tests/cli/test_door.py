@@ -20,7 +20,7 @@ from graphs.case import parse
 from onnx import TensorProto, helper
 
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 from onnxamp._runtime.profile import read_events
 
 ADDED = "(float[1,2] A, float[1,2] B) => (float[1,2] Y) { Y = Add (A, B) }"
@@ -60,7 +60,7 @@ class TestAnyException:
         assert result.exit_code == 1
         assert is_one_sentence(result), result.output
         assert f"{type(error).__name__} in onnxamp/_cli/common.py:" in result.output
-        assert "may be a bug of onnxamp: run it again with -v" in result.output
+        assert "may be a bug in onnxamp: run the command again with -v" in result.output
 
     def test_exceptions_of_onnx_runtime_have_no_base(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Exception, match="INVALID_PROTOBUF") as caught:
@@ -88,7 +88,7 @@ class TestAnyException:
     def test_memory_that_does_not_suffice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         result = self.raising(monkeypatch, MemoryError())
         assert is_one_sentence(result)
-        assert "There is not enough memory. Take smaller inputs" in result.output
+        assert "There is not enough memory. Use smaller inputs" in result.output
 
     @pytest.mark.parametrize(("error", "kind", "code"), [
         (onnxamp.ModelError("It is broken."), "ModelError", 1), (onnxamp.ArgumentError("No."), "ArgumentError", 2),
@@ -136,7 +136,7 @@ class TestJson:
         result = run("convert", path, "--no-cure", "--level", "O3", "--force-low", "Y", "--format", "json")
         assert result.exit_code == 1
         assert json.loads(result.stdout)["onnxamp"] == "convert"
-        assert "Error: The result failed its validation" in result.stderr
+        assert "Error: The result failed validation" in result.stderr
 
     def test_without_it_nothing_is_on_standard_output(self) -> None:
         result = run("check", "nothing.onnx")

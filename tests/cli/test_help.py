@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from onnxamp import Options
-from onnxamp._cli import _COMMANDS, group
+from onnxamp._cli.group import group
 from onnxamp._cli.options import SOURCES, words_of
+from onnxamp._cli.summary import COMMANDS
 from onnxamp._dtypes import DtypeName
 from onnxamp._options.command_line import OptionRow, option_rows, option_table, spelled_fields
 from onnxamp._options.levels import TOLERANCE, DiffMetric, LevelName
@@ -30,7 +31,6 @@ from onnxamp.train._optimizers import OPTIMIZERS
 
 DOZEN = 13
 """Options that --help shows at most; a few more than are read at a glance would hide the others."""
-COMMANDS = list(_COMMANDS)
 
 
 def shown(*words: str, columns: int = 80) -> str:
@@ -58,7 +58,7 @@ def headings(text: str) -> list[str]:
 class TestHelp:
     def test_of_the_program_lists_commands_with_the_first_sentence_of_their_help(self) -> None:
         text = " ".join(shown("--help").split())
-        for name, summary in _COMMANDS.items():
+        for name, summary in COMMANDS.items():
             assert f"{name} {summary}" in text
             assert summary in " ".join(shown(name, "--help").split())
 
@@ -96,18 +96,29 @@ class TestHelp:
         assert "transformers.js: for WebGPU" in text
         assert "{" not in text
 
-    @pytest.mark.parametrize("words", [["--help"], ["--version"], ["convert", "--help"], ["train", "--help-all"]])
-    def test_needs_no_numpy(self, words: list[str]) -> None:
-        """Importing it takes longer than help may."""
-        code = f"import sys; from onnxamp._cli import group; group.main({words}, standalone_mode=False)"
-        report = "; print('loaded', *({'numpy', 'onnx', 'rich', 'onnxruntime'} & {*sys.modules}))"
+    @pytest.mark.parametrize(
+        ("words", "unneeded"),
+        [
+            (["--help"], {"click"}), (["--version"], {"click"}),
+            (["convert", "--help"], {"numpy", "onnx"}), (["train", "--help-all"], {"numpy", "onnx"}),
+        ],
+    )  # fmt: skip
+    def test_imports_little(self, words: list[str], unneeded: set[str]) -> None:
+        """Start-up would take several times as long."""
+        code = f"import sys; from onnxamp._cli import main\nsys.argv = {['onnxamp', *words]}\ntry: main()\nfinally: "
+        report = f"print('loaded', *({unneeded} & {{*sys.modules}}))"
         done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1].strip() == "loaded"
+
+    @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
+    def test_is_the_same_without_click(self, words: list[str]) -> None:
+        done = subprocess.run([sys.executable, "-m", "onnxamp", *words], capture_output=True, text=True, check=True)
+        assert done.stdout == shown(*words)
 
 
 class TestRows:
     def test_options_that_help_shows_exist(self) -> None:
-        assert [*option_table()["command"]] == COMMANDS
+        assert [*option_table()["command"]] == [*COMMANDS]
         for command, table in option_table()["command"].items():
             names = {row.name for row in option_rows() if command in row.commands}
             assert set(table["usual"]) <= names, command

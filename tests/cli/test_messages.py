@@ -17,7 +17,7 @@ from graphs.case import add_weights, parse
 from repository import MODELS
 
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 
 UNET = next(path for path in MODELS if path.stem == "unet")
 
@@ -58,7 +58,7 @@ class TestInPlace:
     @pytest.mark.parametrize("command", ["convert", "tune"])
     def test_another_name_contradicts_it(self, command: str) -> None:
         told = message(command, small(), "--in-place", "-o", "other.onnx")
-        assert told == "--in-place replaces 'model.onnx', and -o names 'other.onnx': drop one of the two."
+        assert told == "--in-place replaces 'model.onnx', but -o names 'other.onnx': drop one of the two."
         assert not Path("other.onnx").exists()
 
     def test_folders_are_not_replaced(self) -> None:
@@ -109,9 +109,9 @@ class TestFiles:
         onnx.save(onnx.load(CLASSIFIER), "model.onnx", save_as_external_data=True, location="w", size_threshold=0)
         with Path("w").open("r+b") as file:
             file.truncate(1000)
-        assert "which holds 1000 bytes: copy or export both again." in message("convert", "model.onnx", code=1)
+        assert "which holds 1000 bytes: copy or export both files again." in message("convert", "model.onnx", code=1)
         Path("w").unlink()
-        assert "is missing: copy it there, by that name." in message("convert", "model.onnx", code=1)
+        assert "is missing: copy it there under that name." in message("convert", "model.onnx", code=1)
 
     def test_missing_arrays_are_not_called_incomplete(self) -> None:
         told = message("train", CLASSIFIER, "--data", "nowhere.npz", "-o", "out.onnx")
@@ -123,7 +123,7 @@ class TestFiles:
     ])  # fmt: skip
     def test_a_dash_is_no_file(self, arguments: tuple[str, ...]) -> None:
         small()
-        assert message(*arguments).endswith("name one ('./-' for this name).")
+        assert message(*arguments).endswith("name a file ('./-' for this name).")
         assert not Path("-").exists()
 
     def test_folders_and_pipes_are_no_models(self) -> None:
@@ -153,7 +153,7 @@ class TestFiles:
             ]
             code = subprocess.run(command, stdout=out, stderr=err, check=False).returncode
         assert code == 2
-        assert f"'{names[stream - 1]}' is where reports and warnings go" in " ".join(Path("err").read_text().split())
+        assert f"'{names[stream - 1]}' receives reports and warnings" in " ".join(Path("err").read_text().split())
         assert Path("out").read_bytes() == b""
 
     @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="the system has no /dev/stdout")
@@ -161,7 +161,7 @@ class TestFiles:
         command = [sys.executable, "-m", "onnxamp", "convert", str(small()), "-o", "/dev/stdout"]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stdout) == (2, "")
-        assert "'/dev/stdout' is where reports and warnings go" in ran.stderr
+        assert "'/dev/stdout' receives reports and warnings" in ran.stderr
 
     def test_a_folder_that_cannot_be_written_has_one_code(self, monkeypatch: pytest.MonkeyPatch) -> None:
         path = small()
@@ -311,5 +311,5 @@ class TestReports:
             q = QuantizeLinear (X, s, z) d = DequantizeLinear (q, s, z) r = Relu (d)
             p = QuantizeLinear (r, s, z) Y = DequantizeLinear (p, s, z) }""")
         told = " ".join(run("check", path, "--static", "--target", "cpu").output.split())
-        assert "they are quantized, or compute between such nodes" in told
+        assert "they are quantized, or are between quantized nodes" in told
         assert "would break" not in told

@@ -169,6 +169,35 @@ def test_native_libraries_are_not_torn_down(place: Path, number: signal.Signals)
     assert left(place) == []
 
 
+BETWEEN = """
+import os
+made = os.{call}
+def make(path, *arguments, **keywords):
+    done = made(path, *arguments, **keywords)
+    if {part!r} in str(path):
+        os.{call} = made
+        signal.raise_signal({number})
+    return done
+os.{call} = make
+"""
+"""Sends a signal once the system has made or removed a folder, before Python goes on."""
+MOMENTS = {
+    "a stage is made": ("convert", "mkdir", ".low.onnx."),
+    "a stage is removed": ("convert", "rmdir", "new"),
+    "a temporary folder is made": ("tune", "mkdir", "onnxamp-"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_signals_between_two_instructions(place: Path, moment: str) -> None:
+    command, call, part = MOMENTS[moment]
+    before = BETWEEN.format(call=call, part=part, number=int(signal.SIGTERM))
+    with started(place, *COMMANDS[command], before=before) as process:
+        _, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, said) == (INTERRUPTED + signal.SIGTERM, "Aborted!\n")
+    assert left(place) == []
+
+
 NAMES = """
 from onnxamp._runtime import pieces
 class Field:
@@ -187,6 +216,32 @@ def test_what_follows_from_a_signal_is_no_error(place: Path) -> None:
     with started(place, *COMMANDS["convert"], before=NAMES.format()) as process:
         output, said = process.communicate(timeout=_HANGS)
     assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGHUP, "", "Aborted!\n")
+
+
+UNRAISABLE = """
+import threading, time
+from onnxamp._runtime import pieces
+class Gone:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+start = threading.Timer.start
+def start_after_signal(timer):
+    threading.Timer.start = start
+    signal.raise_signal(signal.SIGTERM)
+    start(timer)
+def make_session(*_, **__):
+    threading.Timer.start = start_after_signal
+    Gone()
+    time.sleep(1000)
+pieces.make_session = make_session
+"""
+"""What Python cannot raise in a destructor is raised again, but not while Python reports that it could not."""
+
+
+def test_signals_in_a_destructor(place: Path) -> None:
+    with started(place, *COMMANDS["convert"], before=UNRAISABLE) as process:
+        output, said = process.communicate(timeout=_HANGS)
+    assert (process.returncode, output, said) == (INTERRUPTED + signal.SIGTERM, "", "Aborted!\n")
 
 
 LOADS = """

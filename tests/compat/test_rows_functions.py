@@ -168,7 +168,7 @@ def _() -> None:
 @row("`op_block_list=[...]`")
 def _() -> None:
     assert low(convert(model(), op_block_list=["MatMul"])) == {"Softmax", "Add", "Max"}
-    warns("'Sofmax' of your lists does not occur .* mean 'Softmax'", convert, model(), op_block_list=["Sofmax"])
+    warns("'Sofmax' in your lists does not occur .* mean 'Softmax'", convert, model(), op_block_list=["Sofmax"])
     other = model()
     other.graph.node[2].CopyFrom(onnx.helper.make_node("Gelu", ["c"], ["d"], "plus", domain="com.microsoft"))
     other.opset_import.add(domain="com.microsoft", version=1)

@@ -374,7 +374,7 @@ def test_11_scalars_that_callers_may_override_are_settings() -> None:
 def test_11_who_made_weights_of_inputs_is_told_how_to_keep_them(tmp_path: Path) -> None:
     onnx.save(CASES["every_initializer_is_input"].build(), tmp_path / "model.onnx")
     (note,) = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", validate=False).notes
-    assert note.startswith("1 initializer was a graph input as well, and is only a weight now.")
+    assert note.startswith("1 initializer was also a graph input and is now only a weight.")
     assert "--keep-overridable" in note
     kept = onnxamp.Options(freeze_defaults=False)
     assert kept.written() == ("--keep-overridable",)

@@ -37,7 +37,7 @@ def kept(folder: Path, **options: Any) -> dict[str, tuple[int, bool, dict[str, s
 
 
 def test_large_weights_are_named_with_readers_and_reasons(tmp_path: Path) -> None:
-    fewest = "fewest Casts: those for it would cost more than its bytes"
+    fewest = "fewest Casts: its Casts would cost more than its bytes"
     found = kept(tmp_path, lists="conservative")
     assert list(found) == ["table", "other", "unread"], "the largest first, without the small gain and the low w"
     assert found["table"] == (400 * 32 * 4, False, {"e": fewest})

@@ -160,7 +160,7 @@ def test_a_plan_that_cannot_be_written(plan: Plan, tmp_path: Path) -> None:
 def test_unmatched_wishes_are_warnings() -> None:
     found = onnxamp.plan_model(parse(TEXT), keep_high=["nobody"], force_low=["some.*"], black_list=["Conv", "Convv"])
     assert len(found.warnings) == 3  # "Conv" is no slip
-    for word in ("'nobody'", "'some.*'", "'Convv' of your lists does not occur in the model. Did you mean 'Conv'?"):
+    for word in ("'nobody'", "'some.*'", "'Convv' in your lists does not occur in the model. Did you mean 'Conv'?"):
         assert any(word in warning for warning in found.warnings)
 
 

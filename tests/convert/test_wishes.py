@@ -110,7 +110,7 @@ def test_a_result_that_would_be_wrong_stays_float32(options: dict[str, Any], mon
     model = parse(PRODUCT)
     plan = onnxamp.plan_model(model, **options)
     monkeypatch.setattr("onnxamp._convert.convert.verify", wrong)
-    with pytest.warns(onnxamp.OptionWarning, match=f"The whole model stays float32: {WRONG}"):
+    with pytest.warns(onnxamp.OptionWarning, match=f"The whole model stays in float32: {WRONG}"):
         result = onnxamp.convert_model(model, **options)
     assert list(result.graph.node) == list(model.graph.node)
     assert {info.type.tensor_type.elem_type for info in (*result.graph.input, *result.graph.output)} == {1}
@@ -130,4 +130,4 @@ def test_a_problem_that_cannot_be_solved_stays_float32(monkeypatch: pytest.Monke
     monkeypatch.setattr(Network, "solve", once)
     plan = onnxamp.plan_model(parse(PRODUCT))
     assert plan.level == "O0"
-    assert plan.warnings == ("The whole model stays float32: The precision problem has no solution.",)
+    assert plan.warnings == ("The whole model stays in float32: The precision problem has no solution.",)

@@ -86,8 +86,8 @@ def test_plans_repeat_lists(tmp_path: Any) -> None:
 AGAINST = {
     "hazard": (
         (ENCODER,), {"white_list": ["ReduceSum", "Sqrt"]},
-        ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op,"
-        " whose inner values leave the range of low precision: part of the normalisation around"
+        ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op"
+        " whose intermediate values exceed the range of low precision: part of the normalisation around"
         " 'embeddings/norm/deviation'. force_low (--force-low) lowers it anyway."),
     ),
     "kernel": (
@@ -146,7 +146,7 @@ def test_folders_warn_of_names_that_no_model_has(tmp_path: Any) -> None:
     found = said(
         onnxamp.convert_folder, tmp_path / "in", tmp_path / "out", jobs=1, validate=False, white_list=["Sigmoi"]
     )
-    sentence = "The op type 'Sigmoi' of your lists does not occur in the model. Did you mean 'Sigmoid'?"
+    sentence = "The op type 'Sigmoi' in your lists does not occur in the model. Did you mean 'Sigmoid'?"
     assert found == [sentence]
     again = onnxamp.convert_folder(tmp_path / "in", tmp_path / "out", jobs=1, validate=False, white_list=["Sigmoi"])
     assert (again.count("up to date"), len(again.unmatched)) == (1, 1)
@@ -170,11 +170,11 @@ def test_wishes_for_single_nodes_are_no_news() -> None:
 @pytest.mark.parametrize(("name", "nearest"), [("Sofmax", "Softmax"), ("convv2d", "conv2d"), ("MatMull", "MatMul"),
                                                ("com.microsoft::Atention", "com.microsoft::Attention")])  # fmt: skip
 def test_unknown_names_warn_with_the_nearest(name: str, nearest: str) -> None:
-    sentence = f"The op type {name!r} of your lists does not occur in the model. Did you mean {nearest!r}?"
+    sentence = f"The op type {name!r} in your lists does not occur in the model. Did you mean {nearest!r}?"
     for option in ("white_list", "black_list"):
         assert said(onnxamp.convert_model, ENCODER, **{option: [name]}) == [sentence]
     assert said(onnxamp.convert_model, ENCODER, white_list=["qqqqq"]) == [
-        "The op type 'qqqqq' of your lists does not occur in the model."
+        "The op type 'qqqqq' in your lists does not occur in the model."
     ]
 
 
@@ -189,7 +189,7 @@ def test_own_ops_are_known() -> None:
 
 def test_what_a_list_takes_off_the_black_list_is_said() -> None:
     found = said(onnxamp.convert_model, ENCODER, "O2", white_list=["Softmax", "Gelu"])
-    assert found == ["Your white list takes Softmax off the black list of 'default'."]
+    assert found == ["Your white list removes Softmax from the black list of 'default'."]
     assert said(onnxamp.convert_model, ENCODER, "O3", white_list=["Softmax"]) == []
     assert said(onnxamp.convert_model, ENCODER, "O2", lists="mindspore", white_list=["Softmax"]) == []
 

@@ -168,6 +168,82 @@ def test_concatenated_integers_are_loaded() -> None:
         load(result)
 
 
+SHARED = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y, float[2,8] w)
+    <float s = {0.1}, float t = {0.3}, int8 z = {0}> {
+        a = MatMul (x, k) q = QuantizeLinear (a, s, z) b = DequantizeLinear (q, s, z)
+        c = Concat <axis = 1> (b, b) d = QuantizeLinear (c, t, z) e = DequantizeLinear (d, t, z)
+        f = MatMul (b, k) w = Identity (f) y = MatMul (e, u) }"""
+"""Dequantized numbers that a Concat reads in float32, and a product in low precision."""
+
+
+def test_what_both_precisions_read_is_dequantized_twice() -> None:
+    """A Cast between them would part the product from its integers."""
+    model = onnx.parser.parse_model(SHARED)
+    random = np.random.default_rng(0)
+    weights = {"k": random.standard_normal((8, 8)), "u": random.standard_normal((16, 8))}
+    arrays = (numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items())
+    model.graph.initializer.extend(arrays)
+    for target in ("tensorrt", "cuda"):
+        result = onnxamp.convert_model(model, target=target)
+        scales = [one.inputs[1] for one in typed_nodes(result) if one.node.op_type == "DequantizeLinear"]
+        assert sorted(scales) == ["tensor(float)", "tensor(float16)", "tensor(float16)"]
+        makers = {name: node.op_type for node in result.graph.node for name in node.output}
+        products = [node for node in result.graph.node if node.op_type == "MatMul"]
+        assert [makers.get(node.input[0], "") for node in products].count("DequantizeLinear") == 2
+        onnx.checker.check_model(result, full_check=True)
+        load(result)
+        np.testing.assert_allclose(outputs(emulate(result)), outputs(model), atol=0.5)
+        assert onnxamp.convert_model(result, target=target) == result
+    held = onnxamp.convert_model(model, target="tensorrt", keep_nodes=["b"])
+    assert sum(node.op_type == "DequantizeLinear" for node in held.graph.node) == 2
+
+
+def bounded(ops: str, returned: str = "") -> ModelProto:
+    """What ops make of integers, as integers again."""
+    more = f", float[2,8] {returned}" if returned else ""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y{more})
+        <float s = {{0.03}}, float t = {{0.0317}}, int8 z = {{0}}, float two = {{2}}> {{
+            a = MatMul (x, k) b = QuantizeLinear (a, s, z) c = DequantizeLinear (b, s, z)
+            {ops}
+            e = QuantizeLinear (d, t, z) f = DequantizeLinear (e, t, z) y = MatMul (f, k) }}"""
+    )
+    numbers = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 4
+    ones = np.ones(8, np.float32)
+    model.graph.initializer.extend([numpy_helper.from_array(numbers, "k"), numpy_helper.from_array(ones, "one")])
+    return model
+
+
+@pytest.mark.parametrize(
+    "ops", ["d = Softplus (c)", "d = Exp (c)", "d = Pow (c, two)", "d = BatchNormalization (c, one, one, one, one)"]
+)
+def test_lists_keep_nothing_between_integers_that_is_computed_number_by_number(ops: str) -> None:
+    model = bounded(ops)
+    result = onnxamp.convert_model(model, target="tensorrt")
+    assert scale_types(result) == {"tensor(float16)"}
+    assert sum(node.op_type == "Cast" for node in result.graph.node) == 2  # at the ends
+    load(result)
+    error = np.linalg.norm(outputs(emulate(result)) - outputs(model)) / np.linalg.norm(outputs(model))
+    assert error < 0.05
+    (op,) = {node.op_type for node in model.graph.node} - {"MatMul", *QUANTIZED}
+    for kept in (
+        onnxamp.convert_model(model, target="tensorrt", black_list=[op]),
+        onnxamp.convert_model(bounded(ops, "d"), target="tensorrt"),  # its digits leave the model
+        onnxamp.convert_model(model, target="openvino"),
+    ):
+        assert {one.outputs[0] for one in typed_nodes(kept) if one.node.op_type == op} == {"tensor(float)"}
+
+
+def test_a_concat_that_others_read_as_well_is_low_since_nothing_fuses_it() -> None:
+    model = onnx.parser.parse_model(SHARED)
+    model.graph.node[-1].input[0] = "c"
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "k"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((16, 8), np.float32), "u"))
+    result = onnxamp.convert_model(model, target="tensorrt")
+    assert {one.outputs[0] for one in typed_nodes(result) if one.node.op_type == "Concat"} == {"tensor(float16)"}
+    load(result)
+
+
 # -- hazards ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +285,16 @@ def test_every_type_that_is_quantized_has_a_grid() -> None:
         signature = lookup("", op, 25)
         assert signature is not None
         assert set(map(element_name, signature.params[param])) <= grids().keys()
+
+
+def test_a_channel_of_tiny_weights_beside_others_keeps_a_scale_above_zero() -> None:
+    """Its weights are nothing beside theirs, but engines take no scale of 0."""
+    model = network(t=np.array([0.1, 0.2, 1e-6, 1e-30]))
+    result = onnxamp.convert_model(model, target="tensorrt")
+    assert scale_types(result) == {"tensor(float16)"}
+    (scale,) = [tensor for tensor in result.graph.initializer if tensor.name.startswith("t")]
+    assert numpy_helper.to_array(scale)[2:].tolist() == [np.float16(1e-6), 2.0**-24]
+    np.testing.assert_allclose(outputs(emulate(result)), outputs(model), rtol=5e-3)
 
 
 @pytest.mark.tensorrt

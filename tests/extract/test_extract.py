@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
 from real_models import needs, real_model
 
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError
 from onnxamp._extract.around import differences, extract_region, same
 from onnxamp._extract.region import save_region
@@ -109,7 +109,7 @@ class TestWhichNodes:
             extract_region(parse(CHAIN), "thr")
 
     def test_what_is_no_pattern_is_told_so(self):
-        with pytest.raises(ArgumentError, match=r"called '\(', and it is no regular expression \(missing \)"):
+        with pytest.raises(ArgumentError, match=r"called '\(', and it is not a regular expression \(missing \)"):
             extract_region(parse(CHAIN), "(")
         with pytest.raises(ArgumentError, match="or matches it as a regular expression"):
             extract_region(parse(CHAIN), "seven")
@@ -196,7 +196,7 @@ class TestErrors:
     def test_a_model_that_does_not_run_that_far(self):
         text = "(float[n] x, float[m] z) => (float[k] y) { [a] h = Neg (x) [b] i = Add (h, z) [c] y = Neg (i) }"
         feeds = {"x": np.ones(2, np.float32), "z": np.ones(3, np.float32)}
-        with pytest.raises(ArgumentError, match="as far as the region"):
+        with pytest.raises(ArgumentError, match="before it reaches the region"):
             extract_region(model_of(text), "c", samples=samples_of(feeds))
         assert extract_region(model_of(text), "a", after=0, samples=samples_of(feeds)).nodes == ("a",)
 
@@ -584,7 +584,7 @@ class TestCommand:
             "ReduceMean",
             "Inf",
             "float16",
-            "it computes the same bit for bit",
+            "it computes the same, bit for bit",
             "emulated float16",
             "1×",
         ):
@@ -619,7 +619,7 @@ class TestCommand:
 
     def test_nothing_that_is_read_is_written_over(self):
         result = extract("bad.onnx", "--around", "mean", "-o", "bad.onnx")
-        assert "'bad.onnx' is read or written already" in result.output
+        assert "'bad.onnx' is already read or written" in result.output
         np.savez("in.npz", X=np.ones((1, 4), np.float32))
         result = extract("bad.onnx", "--around", "mean", "-o", "in.onnx", "--inputs", "in.npz")
         assert result.exit_code == 2

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import NORM, is_one_sentence, run
+from doc_pages import blocks
 from graphs.case import add_weights, parse
 from onnx import ModelProto, TensorProto, numpy_helper
 from repository import ROOT
@@ -26,7 +28,7 @@ from onnxamp._paths.remote import RemotePath, file_system
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install onnxamp[remote]")
 
 ENCODER = ROOT / "models" / "encoder.onnx"
-BASE = "memory://shelf"
+BASE = "memory://zoo"
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(params=["memory", "local"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A folder of each file system that is there without a network."""
-    return BASE if request.param == "memory" else f"local://{tmp_path.as_posix()}/shelf"
+    return BASE if request.param == "memory" else f"local://{tmp_path.as_posix()}/zoo"
 
 
 def put(url: str, data: bytes | ModelProto) -> str:
@@ -116,7 +118,7 @@ class Bucket(fsspec.AbstractFileSystem):  # type: ignore[misc]
         if mode == "rb":
             return io.BytesIO(OBJECTS[path])
         assert not autocommit, "the old object would be gone before the new one is complete"
-        if not path.startswith("shelf/"):
+        if not path.startswith("zoo/"):
             raise FileNotFoundError("The specified bucket does not exist")
         return Upload(path)
 
@@ -153,24 +155,37 @@ def bucket() -> Iterator[dict[str, bytes]]:
 
 
 def test_object_storage(bucket: dict[str, bytes]) -> None:
-    bucket["shelf/in.onnx"] = wide().SerializeToString()
+    bucket["zoo/in.onnx"] = wide().SerializeToString()
     for external in ("never", "always", "always"):
-        onnxamp.convert_file("s3://shelf/in.onnx", "s3://shelf/deep/out.onnx", external_data=external, validate=False)
+        onnxamp.convert_file("s3://zoo/in.onnx", "s3://zoo/deep/out.onnx", external_data=external, validate=False)
         assert len(bucket) == (2 if external == "never" else 3)
-        assert loaded("s3://shelf/deep/out.onnx") == onnxamp.convert_model(wide())
+        assert loaded("s3://zoo/deep/out.onnx") == onnxamp.convert_model(wide())
     before = dict(bucket)
-    with pytest.raises(KeyError), writing(as_path("s3://shelf/in.onnx")) as file:  # noqa: PT012
+    with pytest.raises(KeyError), writing(as_path("s3://zoo/in.onnx")) as file:  # noqa: PT012
         file.write(b"x")
         raise KeyError
     with pytest.raises(OutputError, match=r"Cannot write 's3://other/out.onnx': The specified bucket does not exist"):
-        onnxamp.convert_file("s3://shelf/in.onnx", "s3://other/out.onnx", validate=False)
+        onnxamp.convert_file("s3://zoo/in.onnx", "s3://other/out.onnx", validate=False)
     assert bucket == before
+
+
+def test_the_command_of_the_page(bucket: dict[str, bytes]) -> None:
+    (line,) = (line for block in blocks(ROOT / "docs" / "how-to" / "object-storage.md") for line in block.commands)
+    bucket["zoo/encoder.onnx"] = ENCODER.read_bytes()
+    (sample,) = onnxamp.random_samples(onnx.load_from_string(bucket["zoo/encoder.onnx"]))
+    np.savez("sample.npz", **sample)
+    bucket["zoo/samples/sample.npz"] = Path("sample.npz").read_bytes()
+    result = run(*shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output
+    assert "both outputs match the original" in result.output
+    assert "s3://zoo/fp16/encoder_fp16.onnx" in result.output
+    assert "zoo/fp16/encoder_fp16.onnx" in bucket
 
 
 def test_storage_that_does_not_answer(bucket: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a file system raises, the message names the URL."""
-    bucket["shelf/in.onnx"] = wide().SerializeToString()
-    read = Model.read(as_path(put("s3://shelf/out.onnx", wide(128))))
+    bucket["zoo/in.onnx"] = wide().SerializeToString()
+    read = Model.read(as_path(put("s3://zoo/out.onnx", wide(128))))
 
     def silent(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no\ncredentials")
@@ -178,11 +193,11 @@ def test_storage_that_does_not_answer(bucket: dict[str, bytes], monkeypatch: pyt
     monkeypatch.setattr(Bucket, "ls", silent)
     monkeypatch.setattr(Bucket, "cat_file", silent)
     for command in (("convert",), ("convert", "-o", "out"), ("check",), ("tune",)):
-        result = run(command[0], "s3://shelf/in.onnx", *command[1:])
+        result = run(command[0], "s3://zoo/in.onnx", *command[1:])
         assert is_one_sentence(result) or result.exit_code == 2
-        assert "'s3://shelf/in.onnx': RuntimeError: no credentials." in " ".join(result.output.split())
-    with pytest.raises(onnxamp.ExternalDataError, match=r"Cannot read 5 bytes at 3 of 's3://shelf/in.onnx': Runtime"):
-        read_range(as_path("s3://shelf/in.onnx"), 3, 5)
+        assert "'s3://zoo/in.onnx': RuntimeError: no credentials." in " ".join(result.output.split())
+    with pytest.raises(onnxamp.ExternalDataError, match=r"Cannot read 5 bytes at 3 of 's3://zoo/in.onnx': Runtime"):
+        read_range(as_path("s3://zoo/in.onnx"), 3, 5)
     assert read.path is not None
 
 
@@ -263,9 +278,9 @@ def test_urls_that_name_nothing() -> None:
         as_path("nowhere://model.onnx")
     with pytest.raises(ArgumentError, match="a chain of URLs"):
         as_path("zip://a::memory://b")
-    with pytest.raises(ModelError, match=r"Cannot read 'memory://shelf/none.onnx'"):
+    with pytest.raises(ModelError, match=r"Cannot read 'memory://zoo/none.onnx'"):
         onnxamp.convert_model(f"{BASE}/none.onnx")
-    with pytest.raises(ArgumentError, match=r"Cannot read inputs from memory://shelf/x.npz: there is no such file"):
+    with pytest.raises(ArgumentError, match=r"Cannot read inputs from memory://zoo/x.npz: there is no such file"):
         onnxamp.load_samples(f"{BASE}/x.npz")
     assert is_one_sentence(run("convert", f"{BASE}/none.onnx"))
 
@@ -308,7 +323,7 @@ def test_data_outside_of_the_folder_are_refused() -> None:
     for tensor in model.graph.initializer:
         tensor.external_data[0].value = "../secret"
     put(url, model)
-    with pytest.raises(onnxamp.ExternalDataError, match="outside the model's folder 'memory://shelf/models'"):
+    with pytest.raises(onnxamp.ExternalDataError, match="outside the model's folder 'memory://zoo/models'"):
         onnxamp.convert_model(url)
 
 
@@ -468,7 +483,7 @@ def test_a_result_does_not_replace_what_is_read(base: str) -> None:
     assert result.exit_code == 2
     assert "is the model itself" in result.output
     result = run("convert", f"{base}/in.onnx", "--save-plan", f"{base}/in.onnx")
-    assert "is read or written already" in result.output
+    assert "is already read or written" in result.output
 
 
 def report(*arguments: object) -> Any:

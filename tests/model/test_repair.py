@@ -84,7 +84,7 @@ def test_nodes_out_of_order_are_sorted() -> None:
     }""")
     untidy = reversed_nodes(model)
     result = Model.of(untidy)
-    assert result.repairs == ("Nodes were out of order, and were sorted.",)
+    assert result.repairs == ("Nodes were out of order and have been sorted.",)
     onnx.checker.check_model(result.proto, full_check=True)
     np.testing.assert_array_equal(run(result.proto), run(model))
     assert sorted(n.op_type for n in result.proto.graph.node) == sorted(n.op_type for n in model.graph.node)
@@ -142,4 +142,4 @@ def test_a_right_model_is_not_copied() -> None:
 def test_what_was_repaired_is_told(tmp_path: Path) -> None:
     onnx.save(constants("2", "3", "Mul"), tmp_path / "model.onnx")
     made = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", "O3", validate=False)
-    assert "Several constants had one name; the last counts, as in ONNX Runtime: 'k'." in made.notes
+    assert "Several constants had the same name, and the last one counts, as in ONNX Runtime: 'k'." in made.notes

@@ -147,7 +147,7 @@ def at_every_access(
                 same_as_one_of(home / "low.onnx", [network(), network(3.0)])
         else:
             failed += 1
-            assert "changed while it was read" in result.output, (at, result.output)
+            assert "changed while onnxamp read it" in result.output, (at, result.output)
             assert is_one_sentence(result), result.output
             written = {path.name for path in home.rglob("*.*")} & {
                 "low.onnx",
@@ -227,7 +227,7 @@ def test_a_model_that_is_replaced_for_a_moment(
                 answers_of(onnx.load(home / "low.onnx")), answers_of(onnxamp.convert_model(network())), atol=1e-6
             )
         else:
-            assert "changed while it was read" in result.output
+            assert "changed while onnxamp read it" in result.output
         if not replacer.is_done:
             return
 
@@ -246,7 +246,7 @@ def test_a_model_of_a_folder(replacer: Replacer, tmp_path: Path) -> None:
             done = run_job(FolderOptions(), job)
         assert done.row.has_failed != (home / "out.onnx").exists()
         if done.row.has_failed:
-            assert "changed while it was read" in done.row.message
+            assert "changed while onnxamp read it" in done.row.message
             assert done.may_pass
         outcomes.add((done.row.outcome, replacer.is_done))
         if not replacer.is_done:
@@ -279,7 +279,7 @@ def test_inputs_are_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(onnxamp._numerics.diff.Comparison, "compare", late)
     result = run("convert", "model.onnx", "--inputs", "in.npz", "-o", "low.onnx")
     assert (result.exit_code, is_one_sentence(result)) == (1, True)
-    assert "in.npz' changed while it was read" in result.output
+    assert "in.npz' changed while onnxamp read it" in result.output
     assert not Path("low.onnx").exists()
 
 
@@ -295,5 +295,5 @@ def test_functions_notice_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(storage, "find_data", late)
     for function in (onnxamp.convert_model, onnxamp.audit_model, onnxamp.check_run, onnxamp.plan_model):
         store(tmp_path, network(), "inline")
-        with pytest.raises(onnxamp.SourceChangedError, match="changed while it was read"):
+        with pytest.raises(onnxamp.SourceChangedError, match="changed while onnxamp read it"):
             function(tmp_path / "model.onnx")

@@ -49,7 +49,7 @@ def test_a_path_is_read_with_its_data(model: Path) -> None:
 
 
 def test_a_model_without_its_data_says_so(model: Path) -> None:
-    with pytest.raises(onnxamp.ExternalDataError, match="pass the model's path"):
+    with pytest.raises(onnxamp.ExternalDataError, match="pass the path, or load the data"):
         onnxamp.convert_model(onnx.load(model, load_external_data=False))
 
 

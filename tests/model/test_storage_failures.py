@@ -86,7 +86,7 @@ def test_entries_that_lie(model: Path, entries: dict[str, Any], said: str) -> No
 def test_a_short_data_file(model: Path) -> None:
     data = model.with_name("weights.bin")
     data.write_bytes(data.read_bytes()[:100])
-    with pytest.raises(onnxamp.ExternalDataError, match="which holds 100 bytes: copy or export both again"):
+    with pytest.raises(onnxamp.ExternalDataError, match="which holds 100 bytes: copy or export both files again"):
         convert_file(model, model.with_name("low.onnx"), validate=False)
 
 
@@ -161,7 +161,7 @@ def test_no_output_takes_the_place_of_data_that_are_read(model: Path) -> None:
         ):
             result = run(*command, "--inputs", inputs)
             assert (result.exit_code, contents(model.parent)) == (2, before), result.output
-            assert "is read or written already" in result.output
+            assert "is already read or written" in result.output
 
 
 @pytest.mark.skipif(not Path("/dev/null").exists(), reason="there are no devices with names")

@@ -85,7 +85,7 @@ def test_a_source_that_shrinks_is_an_error(model: Path, monkeypatch: pytest.Monk
             os.truncate(model.with_name("weights.bin"), 100)
 
     monkeypatch.setattr(Path, "touch", cut)
-    with pytest.raises(onnxamp.SourceChangedError, match="changed while it was read"):
+    with pytest.raises(onnxamp.SourceChangedError, match="changed while onnxamp read it"):
         convert_file(model, model.with_name("low.onnx"), validate=False)
     assert files(model.parent) == before
 
@@ -398,7 +398,7 @@ BOUNDED = """
 import os, sys, threading, time
 from pathlib import Path
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -99,7 +99,7 @@ def test_a_conversion(tmp_path: Path, kind: str, moment: str, turns: int) -> Non
     ended = started(tmp_path, *CONVERT, start=start)
     assert ended.returncode == 1, ended.stderr
     (said,) = ended.stderr.strip().splitlines()
-    assert said == f"Error: '{file}' changed while it was read: run again when nothing writes to it."
+    assert said == f"Error: '{file}' changed while onnxamp read it: run again when nothing else writes to it."
     assert ended.stdout == ""
     assert file.stat().st_size == 9000
     assert {path.name for path in tmp_path.iterdir()} == before | {"site"}
@@ -114,7 +114,7 @@ def test_the_weights_that_onnx_runtime_maps_itself(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (1, "")
     error = json.loads(ended.stdout)
     assert error["kind"] == "SourceChangedError"
-    assert f"{file}' changed while it was read" in error["message"]
+    assert f"{file}' changed while onnxamp read it" in error["message"]
 
 
 def test_a_model_of_a_folder(tmp_path: Path) -> None:
@@ -126,5 +126,5 @@ def test_a_model_of_a_folder(tmp_path: Path) -> None:
     assert ended.returncode == 1, ended.stderr
     (row,) = json.loads(ended.stdout)["report"]["rows"]
     assert row["outcome"] == "failed"
-    assert "model.bin' changed while it was read" in row["message"]
+    assert "model.bin' changed while onnxamp read it" in row["message"]
     assert not [path for path in (tmp_path / "out").iterdir() if path.suffix == ".onnx"]

@@ -145,7 +145,7 @@ def test_no_cure_is_said():
     Path("judge.py").write_text(judge)  # takes nothing but the original's own arrays
     result = run("diff", source, "low.onnx", *options, "--accept", "judge.py:same")
     assert result.exit_code == 1
-    assert "! No cure was found" in " ".join(result.output.split())
+    assert "! No fix was found" in " ".join(result.output.split())
     assert "--keep-fp32" not in result.output
     cure = cure_conversion(
         source,
@@ -229,7 +229,7 @@ def test_what_no_node_in_float32_helps_is_said():
     assert cure is not None
     assert not cure.confirmed
     assert cure.command == ""
-    assert cure.outcome.startswith("No cure was found")
+    assert cure.outcome.startswith("No fix was found")
     assert cure.trials <= CHECKS
 
 
@@ -353,11 +353,11 @@ def test_the_time_for_a_search_ends_it_in_the_midst_of_a_run():
     assert run("convert", source, "-o", "low.onnx", "--no-validate", "-q").exit_code == 0
     result = run("diff", source, "low.onnx", *options, "--cosine", "1")
     assert result.exit_code == 1
-    assert "No cure was found in 0 s. Level O1, bfloat16 or wider limits may do." in " ".join(result.output.split())
+    assert "No fix was found in 0 s. Level O1, bfloat16 or wider limits may help." in " ".join(result.output.split())
     saved("(float16[2] X) => (float16[2] Y) { [double] d = Add (X, X) [half] Y = Exp (d) }", "fault.onnx")
     result = run("check", "fault.onnx", *inputs(X=np.float16([6e4, 1])), "--cure-time", "0")
     assert result.exit_code == 1
-    assert "No cure was found in 0 s" in " ".join(result.output.split())
+    assert "No fix was found in 0 s" in " ".join(result.output.split())
 
 
 def test_other_ways_are_those_of_the_target():

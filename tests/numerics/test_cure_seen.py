@@ -61,11 +61,11 @@ def test_a_comparison_offers_the_target_of_its_engine(tmp_path) -> None:
     onnx.save(made_for_cuda(LARGE), low)
     arguments = ("diff", source, low, "--provider", "webgpu")
     found = " ".join(run(*arguments).output.split())
-    assert "Tried: a conversion for webgpu with onnxamp's lists and hazards holds" in found
+    assert "Tried: a conversion for webgpu with onnxamp's lists and hazards passes" in found
     assert "--target webgpu" in found
     assert "bfloat16" not in found
     late = run(*arguments, "--cure-time", "0")
     assert late.exit_code == 1
     told = " ".join(late.output.split())
-    assert "No cure was found in 0 s. --target webgpu converts for what webgpu has." in told
+    assert "No fix was found in 0 s. --target webgpu converts for what webgpu has." in told
     assert "Layers were compared on 1 of" in told

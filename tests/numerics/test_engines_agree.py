@@ -95,6 +95,22 @@ def test_noise_moves_the_limit_of_float32_alone(lowest: str, noise: float | None
     assert {judgement.limit for judgement in fixed.judge(one, lowest, noise)} == {1e-6}
 
 
+def test_other_limits_suffice_where_the_usual_one_is_missed() -> None:
+    model = parse("(float[2, 4] x) => (float[2, 4] logits, float[2, 4] y) { logits = Neg (x) y = Identity (x) }")
+    coarse = parse("(float[2, 4] x) => (float[2, 4] logits, float[2, 4] y) <float f = {1.02}>"
+                   " { n = Neg (x) logits = Mul (n, f) y = Mul (x, f) }")  # fmt: skip
+    rows = np.float32([[0.1, 0.7, 1.3, 2.9], [2.3, 0.9, 1.7, 0.3]])
+    both = onnxamp.diff_models(model, coarse, {"x": rows}).outputs
+
+    def judged(**otherwise: dict[str, float]) -> list[tuple[str, bool]]:
+        found = onnxamp.Limits(tolerance=1e-2, otherwise=otherwise).judge(both, "float16")
+        return [(judgement.metric, judgement.passed) for judgement in found]
+
+    assert judged() == [("rel_l2", False), ("rel_l2", False)]
+    assert judged(kl_divergence={"logits": 1e-3}) == [("kl_divergence", True), ("rel_l2", False)]
+    assert judged(kl_divergence={"logits": 1e-6}, rel_l2={"y": 5e-2}) == [("kl_divergence", False), ("rel_l2", True)]
+
+
 @pytest.mark.parametrize(("count", "limit"), [(1, 2.5e-3), (8, 5e-3), (64, 1e-2), (100, 1e-2)])
 def test_few_numbers_are_held_to_a_share_of_the_limit_where_errors_are_draws(count: int, limit: float) -> None:
     model = parse("(float[1, 9] x, float[9, 1] w) => (float[1, 1] y) { y = MatMul (x, w) }")

@@ -225,7 +225,7 @@ def test_alarms_in_their_order():
     assert measured([1, 2, 3], [math.nan, math.inf, 0]).alarm == "NaN in 1 of 3 elements"
     assert measured([1, 2, 3], [1, math.inf, 0]).alarm == "Inf in 1 of 3 elements, where the largest is 3"
     vanished = measured([1, 2, 3], [1, 2, 0]).alarm
-    assert vanished == "1 of 3 elements vanished: zero, where the reference is not small"
+    assert vanished == "1 of 3 elements vanished: they are zero where the reference is not small"
 
 
 def test_what_is_no_alarm():

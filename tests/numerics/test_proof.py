@@ -37,7 +37,7 @@ def test_other_coordinates_are_found_out() -> None:
     for item in resize.attribute:
         if item.name == "coordinate_transformation_mode":
             item.s = b"half_pixel"
-    assert "float32 results would change already" in str(proof(Graph.of(wrong)))
+    assert "float32 results would change as well" in str(proof(Graph.of(wrong)))
     assert proof.has_refused
 
 

@@ -315,7 +315,7 @@ def test_files_are_as_models_in_memory(external: str, tmp_path: Path) -> None:
     found = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
     for tensor in wanted.graph.initializer:
         assert np.array_equal(found[tensor.name], numpy_helper.to_array(tensor))
-    assert any("Rounded 2 of 2 weights of products with compensation" in note for note in made.notes)
+    assert any("Rounded 2 of 2 weights with compensation" in note for note in made.notes)
     assert {name: count.elements for name, count in made.weights.items()} == {"w1": 480, "w2": 120}
 
 

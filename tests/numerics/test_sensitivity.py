@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 import pytest
 from graphs.case import add_weights, parse
+from judge_numbers import run_original
 from onnx import ModelProto
+from quantized import float_network, images, quantized
 from repository import ROOT
 
 from onnxamp import convert_model, diff_models, random_samples
@@ -174,3 +176,35 @@ def test_a_loop_that_may_end_early_is_moved_instead() -> None:
     found = measured(add_weights(parse(text, 18), weights), {"x": np.ones((4, 8), np.float32), "count": np.array(3)})
     assert found.spread == ("loop",)
     assert found.values["y"].costs[0] > 0
+
+
+@pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "dynamic", "nbits", "nbits in qdq"])
+def test_a_quantized_network_is_as_sensitive_as_the_float_one(tool: str) -> None:
+    """Gradients go straight through integers, whatever quantized them."""
+    feeds = images(1)[0]
+    floats, found = measured(float_network(21), feeds).values, measured(quantized(tool), feeds).values
+    for name in ("c1", "r1", "c2", "r2", "p", "t1"):
+        ratio = np.sqrt(found[name].costs[0] / floats[name].costs[0])
+        assert 0.6 < ratio < 1.6, name
+    assert found.keys() >= {"image", "scores"}
+
+
+@pytest.mark.parametrize("tool", ["qdq", "dynamic"])
+def test_gradients_of_integers_pass_between_pieces(tool: str) -> None:
+    feeds = images(1)[0]
+    whole, pieces = measured(quantized(tool), feeds), measured(quantized(tool), feeds, budget=1)
+    for name, row in whole.values.items():
+        assert pieces.values[name].costs == pytest.approx(row.costs, rel=1e-3, abs=1e-14), name
+
+
+@pytest.mark.parametrize(("kind", "zero", "ends"), [("int8", 0, (-127, 127)), ("uint8", 3, (-3, 252))])
+def test_what_is_saturated_has_no_gradient(kind: str, zero: int, ends: tuple[int, int]) -> None:
+    text = f"""(float[1,4] x) => (float[1,1] y)
+        <float s = {{0.5}}, {kind} z = {{{zero}}}, float[4,1] v = {{1, 1, 1, 1}}> {{
+        t = Identity (x) q = QuantizeLinear (t, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, v) }}"""
+    inner = np.array([[0.3, 10.7, 1.1, 2.3]], np.float32)
+    outer = np.array([[ends[0] * 0.5 - 40.1, ends[1] * 0.5 + 100.1, 0.3, 1.1]], np.float32)
+    for x, counted in ((inner, inner), (outer, outer[:, 2:])):
+        y = run_original(parse(text, 21), {"x": x})[0]
+        cost = np.sum(rounding(counted) ** 2) / y[0, 0] ** 2
+        assert measured(parse(text, 21), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)

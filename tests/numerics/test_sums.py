@@ -130,6 +130,25 @@ def test_normalisations_of_what_is_centred_are_low(mean: float) -> None:
     assert len(onnxamp.plan_model(model, "O3", target="webgpu").float32_nodes) == 2
 
 
+@pytest.mark.parametrize("mean", [0, 30])
+def test_bodies_are_measured_like_the_main_graph(mean: float) -> None:
+    """In both branches the mean is subtracted in float16. The terms of one product add up to more than 65504."""
+    text = """(float[2,256] X, bool c) => (float[2,8] Y) {
+        Y = If (c) <
+            then_branch = t () => (float[2,8] a) { n = LayerNormalization (X, g) h = MatMul (n, w) a = Tanh (h) },
+            else_branch = e () => (float[2,8] b) { m = LayerNormalization (X, g) k = MatMul (m, v) b = Neg (k) }>}"""
+    weights = {"g": np.ones(256, np.float32), "w": normal(256, 8), "v": 2000 * normal(256, 8)}
+    samples = [{"X": normal(2, 256) + np.float32(mean), "c": np.array(taken)} for taken in (True, False)]
+    model = add_weights(parse(text, 20), weights)
+    made = onnxamp.plan_model(model, "O3", rescale=True, samples=samples, target="webgpu")
+    assert made.options.rescaling is not None
+    assert {name.rpartition("/")[2] for name in made.options.rescaling.sums} == {"h"} | (
+        {"n", "m"} if not mean else set()
+    )
+    kept = {row.op for row in made.rows if row.reason == "float16 accumulator"}
+    assert kept == ({"LayerNormalization"} if mean else set())
+
+
 def test_sums_that_fit_still_lose_digits() -> None:
     """Ranges say nothing of the error of a long product, which stays float32 if it is not split."""
     model = add_weights(parse("(float[2,9216] X) => (float[2,4] Y) { Y = MatMul (X, w) }", 20), {"w": normal(9216, 4)})

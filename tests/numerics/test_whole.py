@@ -72,7 +72,7 @@ def test_without_a_cure_it_is_said_that_there_is_none(tmp_path: Path) -> None:
     np.savez(path.with_suffix(".npz"), x=np.full(4, 12, np.float32))
     done = check(path)
     assert done.exit_code == 1
-    assert "values do not fit float16 with --fold or --rescale either" in " ".join(done.stdout.split())
+    assert "even with --fold or --rescale, some values do not fit float16" in " ".join(done.stdout.split())
 
 
 def test_what_fits_passes(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_bfloat16_does_not_exist_there(tmp_path: Path) -> None:
     path = stream(tmp_path / "m.onnx")
     done = run("convert", path, "-o", tmp_path / "low.onnx", "--target", "float16-only", "--dtype", "bfloat16")
     assert done.exit_code == 2
-    assert "float16-only computes in float16 alone, and dtype (--dtype) is bfloat16" in " ".join(done.output.split())
+    assert "float16-only computes only in float16, but dtype (--dtype) is bfloat16" in " ".join(done.output.split())
     assert not (tmp_path / "low.onnx").exists()
 
 
@@ -116,7 +116,7 @@ def test_a_conversion_is_validated_as_it_runs_there(tmp_path: Path) -> None:
             if target == "float16-only":
                 assert "emulated float16 everywhere" in " ".join(done.stdout.split())
             if done.exit_code:
-                assert "No float32 node cures it there: --fold or --rescale may" in " ".join(done.output.split())
+                assert "Float32 nodes cannot fix it there, but --fold or --rescale may" in " ".join(done.output.split())
                 assert low.with_name("low.failed.onnx").exists()
                 assert not low.exists()
             low.unlink(missing_ok=True)

@@ -166,7 +166,7 @@ def test_slower_models_are_written_only_if_that_is_allowed() -> None:
     """A product as small as this is smaller in float16, and slower by the Casts around it."""
     found = tuned({"one": product()}, 1e-2, dtypes=["float16"], allow_slower=False)
     assert choices(found) == {"one": "float32"}
-    assert "--allow-slower takes slower ones." in " ".join(str(found).split())
+    assert "--allow-slower accepts slower ones." in " ".join(str(found).split())
     assert choices(tuned({"one": product()}, 1e-2, dtypes=["float16"])) != {"one": "float32"}
 
 
@@ -308,7 +308,9 @@ def test_a_function_that_fails_or_forgets_a_model() -> None:
         tuned({"one": product(), "two": product()}, 1e-2, lambda models: chain({"one": models["one"]}))
     with pytest.raises(ArgumentError, match="must return a number, or a dict of arrays by name"):
         tuned({"m": product()}, 1e-2, lambda models: "good")
-    with pytest.raises(RuntimeFailure, match=r"The model 'm' is fed what it does not take\. The model's input 'x' is"):
+    with pytest.raises(
+        RuntimeFailure, match=r"The model 'm' is called with unexpected inputs\. The model's input 'x' is"
+    ):
         tuned({"m": product()}, 1e-2, lambda models: models["m"].run(None, {}))
     with pytest.raises(RuntimeFailure, match="The model 'm' has no output 'z'; it has y"):
         tuned({"m": product()}, 1e-2, lambda models: models["m"].run(["z"], {"x": X}))
@@ -323,7 +325,7 @@ def test_arguments() -> None:
         tuned({"m": product()}, 1e-2, better="more")
     with pytest.raises(ArgumentError, match="the search decides rescale"):
         tuned({"m": product()}, 1e-2, rescale=True)
-    with pytest.raises(ArgumentError, match="needs a function that has a name"):
+    with pytest.raises(ArgumentError, match="needs a function with a name"):
         tuned({"m": product()}, 1e-2, state="state.json")
     with pytest.raises(ArgumentError, match="cannot be a file in the folder for results"):
         tuned({"../m": product()}, 1e-2)
@@ -364,7 +366,7 @@ def test_manifests_that_are_wrong(text: str, said: str) -> None:
         (("--rescale",), "--rescale is for a single model"),
         (("--times", "measured"), "--times is for a single model"),
         (("-o", "run.py"), "go to a folder"),
-        (("-o", "."), "read or written already"),
+        (("-o", "."), "already read or written"),
     ],
 )
 def test_options_that_are_for_a_single_model(arguments: tuple[object, ...], said: str) -> None:
@@ -388,7 +390,7 @@ def test_a_result_that_is_refused_harms_nothing() -> None:
     result = run(*arguments)
     assert result.exit_code == 1
     assert "As written, the pipeline is" in result.output
-    assert "Nothing was put in place" in result.output
+    assert "were not put in place" in result.output
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
 
 
@@ -456,7 +458,7 @@ def test_time_that_is_over() -> None:
     result = run("tune", manifest, "--provider", "cpu", "--search-time", 0)
     assert result.exit_code == 0, result.output
     assert "the search was over" in result.output
-    assert "--search-time and --runs give it more" in result.output
+    assert "--search-time and --runs raise it" in result.output
     assert Path("pipeline_low/m.onnx").read_bytes() == Path("m.onnx").read_bytes()
 
 
@@ -513,7 +515,7 @@ def test_calls_are_sampled_and_counted() -> None:
 
 
 def test_warnings_name_their_model() -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="m: Your white list takes Pow off"):
+    with pytest.warns(onnxamp.OptionWarning, match="m: Your white list removes Pow from"):
         tuned({"m": product()}, 1e-2, white_list=["Pow"])
 
 

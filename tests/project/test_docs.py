@@ -24,7 +24,7 @@ from doc_pages import COMMANDS, PAGES, blocks, spans
 from repository import ROOT
 
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 from onnxamp._decide.hazards import kinds
 from onnxamp._options.command_line import option_rows, spelled_fields
 
@@ -47,6 +47,31 @@ FOREIGN = {
 }
 """Options of other programs, by page."""
 
+PROGRAM = re.compile(r"\.ci/run|(?:[A-Z_]+=\S+ )?(?:apt-get|eval|mpiexec|npm|olive|pip|python3?|ray|trtexec) .+")
+UNRUN = {
+    "apt-get install": "changes the system",
+    "npm install": "downloads packages",
+    "pip install": "downloads packages; scripts/test_install.py installs extras, and all named ones exist",
+    "trtexec": "needs a GPU",
+    "ray start": "starts daemons; tests/workers start Ray in the test's own process",
+    "mpiexec": "tests/train/test_average.py runs it",
+    "python -m onnxamp.olive": "tests/olive runs it",
+    "olive run": "tests/olive runs it",
+    "onnxamp convert s3://": "tests/model/test_remote.py runs it with a bucket",
+    'eval "$(_ONNXAMP_COMPLETE=': "tests/cli/test_completion.py runs it in shells",
+    "source ~/.onnxamp-complete.bash": "tests/cli/test_completion.py runs it in shells",
+    "_ONNXAMP_COMPLETE=": "tests/cli/test_completion.py runs it in shells",
+    "python -m modelopt": "another tool's",
+    "python -m scripts.convert": "another tool's",
+    "python benchmarks/": "takes minutes; tests/project/test_benchmarks.py runs what is quick",
+    "python scripts/": "takes minutes, and an environment of its own",
+    "python3 scripts/": "takes minutes, and an environment of its own; .ci/run runs it",
+    "ONNXAMP_REGENERATE=": "rewrites files of the repository",
+    ".ci/run": "runs these tests",
+    "python -m build": "scripts/test_install.py runs it",
+    "python -m onnxamp": "a form; see test_the_module_is_the_command",
+}
+"""Beginnings of all commands on pages that test_page does not run -> the reason."""
 MARKS = {name: [getattr(pytest.mark, name)] for name in ("browser", "openvino", "tensorrt", "webgpu")}
 """Engines that the page of the same name needs."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
@@ -111,6 +136,19 @@ def test_page(page: Path, checkout: Path) -> None:
     assert [VERSION.sub("", text) for _, text, _ in shown] == [VERSION.sub("", found) for *_, found in shown]
 
 
+def unrun(page: Path) -> list[str]:
+    """Commands that test_page does not run."""
+    lines = [line for block in blocks(page) for line in block.commands if block.obstacle or SCRIPT.fullmatch(line)]
+    programs = [span for span in spans(page) if PROGRAM.fullmatch(span)]
+    return lines + programs
+
+
+def test_commands_that_do_not_run_have_a_reason() -> None:
+    commands = {command for page in PAGES for command in unrun(page)}
+    assert [command for command in commands if not command.startswith((*UNRUN,))] == []
+    assert [begun for begun in UNRUN if not any(command.startswith(begun) for command in commands)] == []
+
+
 def run(line: str) -> str:
     """Run one command in this process, and return what it prints."""
     command, _, comment = line.partition("  # ")
@@ -158,7 +196,7 @@ CONTEXT = click.Context(group)
 SUBCOMMANDS = {name: group.get_command(CONTEXT, name) for name in group.list_commands(CONTEXT)}
 OPTIONS = {
     flag
-    for command in SUBCOMMANDS.values()
+    for command in (group, *SUBCOMMANDS.values())
     for parameter in command.get_params(CONTEXT)
     for flag in (*parameter.opts, *parameter.secondary_opts)
 }
@@ -178,6 +216,28 @@ def parse(line: str, *, whole: bool) -> None:
     except click.ClickException as error:
         if "needs a package that is not installed" not in error.message:  # it does for a URL, which parses
             raise
+
+
+def is_complete(line: str) -> bool:
+    try:
+        parse(line, whole=True)
+    except (AssertionError, click.UsageError):
+        return False
+    return not PLACEHOLDER.search(line)
+
+
+COMPLETE = {
+    span
+    for page in PAGES
+    for span in spans(page)
+    if page.stem != "CHANGELOG" and span.startswith("onnxamp ") and is_complete(span)
+}
+
+
+@pytest.mark.parametrize("command", sorted(COMPLETE))
+def test_complete_commands_in_running_text(command: str, checkout: Path) -> None:
+    run(f"onnxamp diff model.onnx model_fp16.onnx --save {checkout / 'diff.json'}")
+    run(command)
 
 
 def test_a_command_with_an_unknown_option_fails() -> None:

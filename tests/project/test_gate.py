@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import onnx
 import pytest
 import yaml
 from commands import run, saved
@@ -212,13 +214,24 @@ def test_files_fit_their_schemas(tmp_path: Path) -> None:
     subprocess.run([*schema, "vendor.github-workflows", tmp_path / "workflow.yml"], check=True, capture_output=True)
 
 
-def test_the_page_names_what_exists() -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_workflow_and_the_hooks_of_the_page_pass() -> None:
     workflow, config = PAGE
+    original = onnx.load(ROOT / "models" / "encoder.onnx")
+    saved(original, "models/encoder.onnx")
+    saved(onnxamp.convert_model(original), "models/encoder_fp16.onnx")
+    Path("samples").mkdir()
+    np.savez("samples/first.npz", **onnxamp.random_samples(original)[0])
+    steps = [step["with"] for step in workflow["jobs"]["gate"]["steps"] if step["uses"] == "./tools/onnxamp"]
+    assert [step.get("command", "check") for step in steps] == ["check", "diff"]
+    for step in steps:
+        done = gate(**step)
+        assert done.code == 0, done.output
+        assert done.summary.count("### ✅") == 1
     (repository,) = config["repos"]
     assert repository["rev"] == f"v{onnxamp.__version__}"
-    assert {hook["id"] for hook in repository["hooks"]} <= HOOKS.keys()
-    used = [step for step in workflow["jobs"]["gate"]["steps"] if "onnxamp" in step["uses"]]
-    assert used
-    for step in used:
-        assert step["with"].keys() <= ACTION["inputs"].keys()
-        assert step["uses"].endswith(f"/onnxamp@v{onnxamp.__version__}")
+    for hook in repository["hooks"]:
+        _, *words = shlex.split(HOOKS[hook["id"]]["entry"])
+        arguments = hook.get("args", [*HOOKS[hook["id"]].get("args", []), "models/encoder_fp16.onnx"])
+        result = run(*words, *arguments)
+        assert result.exit_code == 0, result.output

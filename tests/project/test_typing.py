@@ -33,7 +33,6 @@ def wrong(model: ModelProto) -> None:
     onnxamp.convert_model(model, dtype="float8")  # dtype
     onnxamp.convert_model(model, keep_hihg=["a"])  # keyword
     onnxamp.plan_model(model, "o2")  # level of a plan
-    onnxamp.convert_file("a.onnx", "b.onnx", target="gpu")  # target
     onnxamp.apply_plan(model, "plan.json")  # plan
 
 
@@ -79,7 +78,6 @@ WRONG = {
     "dtype": r'No overload variant of "convert_model" matches argument types "ModelProto", "str"',
     "keyword": r'Unexpected keyword argument "keep_hihg" .* did you mean "keep_high"',
     "level of a plan": r'Argument 2 to "plan_model" has incompatible type "Literal\[\'o2\'\]"',
-    "target": r'Argument "target" to "convert_file" has incompatible type "Literal\[\'gpu\'\]"',
     "plan": r'No overload variant of "apply_plan" matches argument types "ModelProto", "str"',
 }
 RIGHT = {

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 from rich.console import Console
 
 import onnxamp
-from onnxamp._cli import group
+from onnxamp._cli.group import group
 from onnxamp._report.inspect import plan_report
 from onnxamp._report.terminal import as_text
 from onnxamp._warnings import warn

@@ -101,17 +101,17 @@ def test_all_notes_of_a_comparison_reach_the_page() -> None:
 def test_what_accumulates_breaks_nowhere() -> None:
     bad = replace(pages.failing().first_bad, breaks=False)
     words = Reader(render(diff_page(pages.failing(first_bad=bad)))).words
-    assert f"No single op is at fault: errors accumulate, and exceed the limit for good from {bad.value!r}" in words
+    assert f"No single op is at fault: errors accumulate, and stay above the limit from {bad.value!r}" in words
     assert "The first bad value is" not in words
     assert "The first bad value is" in Reader(render(diff_page(pages.failing()))).words
 
 
 def test_a_search_without_success_is_told() -> None:
-    cure = Cure("", ("a", "b"), "No cure was found: trials with 2 nodes fail.", confirmed=False, trials=12)
+    cure = Cure("", ("a", "b"), "No fix was found: trials with 2 nodes fail.", confirmed=False, trials=12)
     for page in (diff_page(pages.failing(cure=cure)), check_page(None, replace(pages.run_check(), cure=cure))):
         html = render(page)
         words = Reader(html).words
-        assert "No cure was found: trials with 2 nodes fail." in words
+        assert "No fix was found: trials with 2 nodes fail." in words
         assert "No fix found" in words
         assert "Tried keeping 2 nodes in float32" in words
         assert "Next step" not in words
@@ -206,7 +206,7 @@ def test_candidates_of_a_tuning() -> None:
     assert marks[2]["aria-label"].split("\n")[:2] == ["Candidate 2, written", "rel-l2 0.009"]
     for text in ("The tolerance is met with 33 % of the float traffic in float16.",
                  "rel-l2 is 0.009; the tolerance is 0.01 or less.", "tolerance: 0.01 or less",
-                 "1 node: The error they would add is better spent elsewhere", "of the squared error",
+                 "1 node: The tolerance is better spent elsewhere", "of the squared error",
                  "4.00×", "Sensitivities of 48 samples", "tune, O2", "CPU, emulated float16"):  # fmt: skip
         assert text in read.words
     both = Reader(render(conversion_page(pages.conversion(), pages.diff(), None, pages.tuned())))

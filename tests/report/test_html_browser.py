@@ -260,6 +260,25 @@ def test_dragging_zooms(opened) -> None:
     assert tab.locator("#zoom-all").is_disabled()
 
 
+def test_quantized_nodes_are_drawn(opened) -> None:
+    told = {0: "int8 scales", 6: "int8 products", 7: "float8e4m3fn integers"}
+    nodes = [replace(row, quantized=told.get(i, "")) for i, row in enumerate(pages.everything().nodes)]
+    tab = opened(replace(pages.everything(), nodes=tuple(nodes)))
+    marks = tab.locator("#figure path.quantized").get_attribute("d").split("M")[1:]
+    assert len(marks) == 2
+    assert len(tab.locator("#figure path.scales").get_attribute("d").split("M")[1:]) == 1
+    legend = tab.locator("#legend").inner_text()
+    assert "int8 Q/DQ, in the precision of its scale" in legend
+    assert "product of dequantized int8" in legend
+    assert "kernel with float8e4m3fn inside" in legend
+    assert [text.split("\n")[1:] for text in column(tab, 4)[:8]] == [["int8"], *[[]] * 5, ["int8"], ["float8e4m3fn"]]
+    tab.fill("#search", "product of dequantized")
+    playwright.expect(tab.locator("#table tbody tr")).to_have_count(1)
+    plain = opened(pages.everything())
+    assert plain.locator("#figure path.scales").count() == 0
+    assert "integers" not in plain.locator("#figure").inner_text()
+
+
 def test_a_row_opens(opened) -> None:
     tab = opened(pages.everything())
     button = tab.locator("#table td.name button").first

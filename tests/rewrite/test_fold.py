@@ -377,7 +377,9 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
     onnx.save(network(), path)
     made = convert_file(path, tmp_path / "low.onnx", fold=False, **wishes, validate=False)
     hint = next(note for note in made.notes if "--no-fold" in note)
-    assert hint.startswith("1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold each becomes one")
+    assert hint.startswith(
+        "1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold, each becomes a single"
+    )
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
     assert ("--lists default" in hint) == ("lists" in wishes)
@@ -453,11 +455,11 @@ def test_a_plan_repeats_the_folds_that_were_found_to_pay(tmp_path: Path) -> None
 
 
 def test_a_fold_that_would_change_results_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UpgradeProof, "__call__", lambda *_: "float32 results would change already")
+    monkeypatch.setattr(UpgradeProof, "__call__", lambda *_: "float32 results would change as well")
     onnx.save(network(), tmp_path / "model.onnx")
     told = commands.run("convert", tmp_path / "model.onnx", "-o", tmp_path / "low.onnx")
     assert told.exit_code == 0, told.output
-    assert "Not folded into single ops: float32 results would change already." in told.output
+    assert "Not folded into single ops: float32 results would change as well." in told.output
     assert "LayerNormalization" not in ops(onnx.load(tmp_path / "low.onnx"))
 
 
@@ -481,6 +483,22 @@ def test_folds_that_would_cost_a_kernel_are_told() -> None:
     why = "1 RMSNorm stays decomposed: that takes opset 23, where MaxPool would lose kernels on cuda."
     assert prepared(model, fold=True).unfolded == (why,)
     assert "RMSNormalization" in ops(folded(model, target="any"))
+
+
+def test_onnx_runtimes_own_op_stands_for_one_of_an_opset_that_costs_kernels() -> None:
+    model = parse("(float[2,8] x) => (float[2,8] y) { s = Sin (x) p = Mul (s, s) m = ReduceMean <axes = [-1]> (p)"
+                  " v = Add (m, e) r = Sqrt (v) n = Div (s, r) y = Mul (n, g) }")  # fmt: skip
+    model = add_weights(model, {"e": np.array(1e-6, np.float32), "g": np.ones(8, np.float32)})
+    result = onnxamp.convert_model(model, "O3", fold=True, target="webgpu")
+    assert [node.op_type for node in result.graph.node if node.op_type != "Cast"] == [
+        "Sin",
+        "SimplifiedLayerNormalization",
+    ]
+    assert result.opset_import[0].version == model.opset_import[0].version
+    x = {"x": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)}
+    assert onnxamp.diff_models(model, result, x, provider="cpu").passed
+    portable = onnxamp.convert_model(model, "O3", fold=True, target="cuda")
+    assert "RMSNormalization" in [node.op_type for node in portable.graph.node]
 
 
 def test_folds_that_are_not_made_are_told_where_nothing_else_is(tmp_path: Path) -> None:

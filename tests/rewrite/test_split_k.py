@@ -289,4 +289,4 @@ def test_weights_are_rounded_with_compensation_part_by_part(tmp_path: Path) -> N
     onnx.save(product(), tmp_path / "model.onnx")
     options: dict[str, Any] = {"target": "webgpu", "rounding": "compensated", "samples": feeds}
     notes = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", "O3", **options, validate=False).notes
-    assert any(note.startswith("Rounded 1 of 1 weights of products with compensation") for note in notes), notes
+    assert any(note.startswith("Rounded 1 of 1 weights with compensation") for note in notes), notes

@@ -90,7 +90,9 @@ def test_an_obstacle_is_named_and_the_rest_is_reached() -> None:
     assert str(plan.obstacle) == (
         "'drop' (Dropout) cannot follow to opset 10: its mask is read, which has another type there"
     )
-    with pytest.raises(onnxamp.OpsetError, match=r"'drop' \(Dropout\).*--opset 9 is as far as the model goes"):
+    with pytest.raises(
+        onnxamp.OpsetError, match=r"'drop' \(Dropout\).*--opset 9 is the highest opset that the model can reach"
+    ):
         onnxamp.convert_model(parse(text, opset=7, ir=4), opset=21)
 
 

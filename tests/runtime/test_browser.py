@@ -377,7 +377,7 @@ class TestNumbers:
         assert open_browser().name in text
         assert f"onnxruntime-web {open_browser().web}" in text
         assert "WEBGPU" in text
-        assert "A browser is timed in its page" in text
+        assert "Times in a browser include reading outputs back" in text
 
     def test_beside_another_provider(self) -> None:
         quick = BenchOptions(seconds=0.05, profile=False)

@@ -144,7 +144,7 @@ class OnnxParser:
 TWO = """(float[2,4] x) => (float[2,4] y) {
     [first] h = MatMul (x, w) [middle] r = Relu (h) [last] y = MatMul (r, w)
 }"""
-CONVERT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli import group; group()"
+CONVERT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli.group import group; group()"
 
 
 def convert(folder: Path, refused: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -173,7 +173,7 @@ def test_a_result_that_is_not_built_keeps_the_named_nodes_in_float32(tmp_path: P
 def test_what_is_built_in_float32_is_never_put_in_place_unbuilt(tmp_path: Path) -> None:
     done = convert(tmp_path, "node.op_type == 'Cast'")
     assert done.returncode == 0, done.stderr
-    assert "The model stays float32" in done.stdout
+    assert "The model stays in float32" in done.stdout
     assert (tmp_path / "model_fp16.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 

@@ -375,6 +375,27 @@ def test_attributes_that_name_the_type(body, opset, low, x):
     assert_rounded(found, low)
 
 
+@low_types
+@pytest.mark.parametrize(("kind", "ends"), [("int8", (-128, 127)), ("uint8", (0, 255)), ("int4", (-8, 7))])
+def test_integers_are_exact(kind, ends, low, x):
+    """Rounded numbers are divided by a rounded scale, and what the nearest integers stand for is rounded."""
+    zero = 1 if kind == "int8" else 3
+    body = f"""z = Constant <value = {kind} {{{zero}}}>() q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)
+        w = Constant <value = int8[2, 3] {{1, -2, 3, 4, -5, 127}}>()
+        v = DequantizeLinear <axis = 0>(w, t) i = Cast <to = 6>(q)"""
+    model = graph(low, "LOW[4, 6] x", "int32[4, 6] i, LOW[4, 6] y, LOW[2, 3] v", body,
+        defaults="<LOW s = {0.0371}, LOW[2] t = {0.013, 3.1}>")  # fmt: skip
+    found = emulated(model, {"x": x})
+    number, scale, scales = (np.asarray(array, np.float32).astype(LOW[low]) for array in (x, 0.0371, [[0.013], [3.1]]))
+    exact = number.astype(np.float32) / scale.astype(np.float32)
+    integers = np.clip(np.rint(exact) + zero, *ends)
+    np.testing.assert_array_equal(found["i"], integers)
+    stands_for = ((integers - zero) * scale.astype(np.float32)).astype(LOW[low])
+    np.testing.assert_array_equal(found["y"], stands_for.astype(np.float32))
+    weight = np.array([[1, -2, 3], [4, -5, 127]]) * scales.astype(np.float32)
+    np.testing.assert_array_equal(found["v"], weight.astype(LOW[low]).astype(np.float32))
+
+
 @pytest.mark.skipif(defs.onnx_opset_version() < 26, reason="this onnx has no BitCast")
 @low_types
 def test_bit_cast_sees_low_bits(low, x):

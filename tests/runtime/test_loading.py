@@ -135,7 +135,7 @@ def test_endings_have_names() -> None:
 TWO = """(float[2,4] x) => (float[2,4] y) {
     [first] h = MatMul (x, w) [middle] r = Relu (h) [last] y = MatMul (r, w)
 }"""
-CONVERT = "import sys, onnxruntime; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli import group; group()"
+CONVERT = "import sys, onnxruntime; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli.group import group; group()"
 
 
 def convert(folder: Path, state: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -165,7 +165,7 @@ def test_a_result_that_does_not_load_keeps_what_the_runtime_names_in_float32(tmp
 def test_a_result_that_cannot_be_made_to_load_stays_float32(tmp_path: Path) -> None:
     done = convert(tmp_path, refusing("low", "os.abort()"))
     assert done.returncode == 0, done.stderr
-    assert "The model stays float32: no conversion passed validation." in done.stdout
+    assert "The model stays in float32: no conversion passed validation." in done.stdout
     assert "was ended by SIGABRT" in done.stdout
     assert (tmp_path / "model_fp16.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
 

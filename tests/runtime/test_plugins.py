@@ -153,7 +153,7 @@ def test_bench_says_that_a_software_device_is_no_gpu() -> None:
     report = onnxamp.bench_models(pooled(), as_float16(pooled()), provider="webgpu", options=quick)
     assert [model.assigned.get("CPU", 0) for model in report.models] == [0, 0]
     is_software = engine_called("webgpu").device.endswith(", software")
-    assert any("say nothing of a GPU" in note for note in report.notes) is is_software
+    assert any("say nothing about a GPU" in note for note in report.notes) is is_software
 
 
 @pytest.mark.webgpu

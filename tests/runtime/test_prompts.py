@@ -12,6 +12,9 @@ from commands import run
 
 import onnxamp
 from onnxamp import ArgumentError, Prompts
+from onnxamp._model.model import Model
+from onnxamp._runtime.engines import on_cpu
+from onnxamp._runtime.samples import as_samples
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onnxamp[text]'")
 
@@ -43,6 +46,22 @@ def test_a_prompt_is_followed_by_the_step_that_the_model_takes(home: Path, name:
             np.testing.assert_allclose(step[key], present, rtol=1e-4, atol=1e-5)
         if name == "plain":
             assert step["position_ids"].tolist() == [[len(ids)]]
+
+
+@pytest.mark.parametrize("name", ["grouped", "plain"])
+def test_the_original_runs_once_on_each_prompt(home: Path, name: str) -> None:
+    """What it gives for a step is what is compared: not what it gave for made-up inputs that show its sizes."""
+    onnx.save({"grouped": decoders.grouped, "plain": decoders.plain}[name](), home / "model.onnx")
+    model = Model.of(home / "model.onnx")
+    reference = on_cpu(model)
+    samples = as_samples(Prompts(TEXTS), model, reference=reference)
+    assert len(samples) == 4
+    assert list(reference.outputs.kept) == [0, 2]
+    session = ort.InferenceSession(home / "model.onnx", providers=["CPUExecutionProvider"])
+    for number, outputs in reference.outputs.kept.items():
+        exact = dict(zip(outputs, session.run(list(outputs), samples[number]), strict=True))
+        for output, found in outputs.items():
+            np.testing.assert_allclose(found, exact[output], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("forked", "home")

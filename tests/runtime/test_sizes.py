@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import towers
 from commands import run, saved
 from graphs.case import parse
 from onnx import ModelProto, numpy_helper
@@ -286,3 +287,15 @@ def test_free_memory_is_what_the_least_says(monkeypatch: pytest.MonkeyPatch, tmp
     assert free_bytes() == 3000
     limit.write_text("max\n")
     assert free_bytes() > 3000
+
+
+def test_grids_markers_and_numbers_of_frames_fit_what_they_are_about() -> None:
+    (seen,) = onnxamp.random_samples(towers.vision(), 1)
+    assert seen["pixel_values"].shape == (16, towers.PATCH)
+    assert seen["image_grid_thw"].tolist() == [[1, 4, 4]]
+    (wider,) = onnxamp.random_samples(towers.vision(), 1, dims={"num_patches": 24, "num_images": 1})
+    assert wider["image_grid_thw"].tolist() == [[1, 4, 6]]
+    (heard,) = onnxamp.random_samples(towers.hearing(), 1, dims={"frames": 30})
+    assert heard["audio_sizes"].tolist() == [30]
+    for sample in onnxamp.random_samples(towers.embedding(), 5):
+        assert sample["image_features"].shape[0] == (sample["input_ids"] == towers.IMAGE).sum() == 4

@@ -69,7 +69,7 @@ def test_an_op_that_the_builder_does_not_know_stays_float32_and_is_named() -> No
     audit = onnxamp.audit_model(model, "tensorrt")
     (found,) = [finding for finding in audit.findings if finding.severity == "error"]
     assert found.op == "Det"
-    assert "taken in no precision" in found.text
+    assert "accepts it in no precision" in found.text
     assert {node.op: node.provider for node in audit.nodes} == {"Relu": "TENSORRT", "Det": "none"}
 
 

@@ -462,7 +462,7 @@ WRONG = {
     "no function": ({"metric": "math:pi"}, "'math:pi' is not a function"),
     "a function without a name": (
         {"metric": lambda *_: 0.0, "state": "state.json"},
-        "A state file needs a metric that has a name",
+        "A state file needs a metric with a name",
     ),
     "tolerance": ({"tolerance": 0}, "must be a positive number, not 0"),
     "not a number": ({"tolerance": np.nan}, "must be a positive number, not nan"),
@@ -693,7 +693,7 @@ def test_another_tolerance_recalls_and_other_weights_are_refused(tmp_path: Path)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
     tensor.raw_data = np.ones(tuple(tensor.dims), np.float32).tobytes()
     kept = state.read_bytes()
-    with pytest.raises(ArgumentError, match=r"belongs to another tuning: the model changed since\. Delete it"):
+    with pytest.raises(ArgumentError, match=r"belongs to another tuning: the model changed since then\. Delete it"):
         tune_model(model, 5e-4, count=1, state=state)
     assert state.read_bytes() == kept
 

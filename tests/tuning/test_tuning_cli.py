@@ -35,7 +35,7 @@ def test_writes_and_reports() -> None:
     result = run("tune", ENCODER, "-o", "out.onnx", "--tolerance", "1e-3", "--save-plan", "plan.json")
     assert result.exit_code == 0, result.output
     for text in ("✔", "out.onnx", "auto float16 for cuda", "the tolerance is 0.001 or less", "← written", "--pick K",
-                 "The error they would add is better spent elsewhere", "of the squared error that is allowed",
+                 "The tolerance is better spent elsewhere", "of the squared error that is allowed",
                  "(4 samples, seed 0)", "A100"):  # fmt: skip
         assert text in result.output
     onnx.checker.check_model("out.onnx")
@@ -263,7 +263,7 @@ def test_what_no_sample_runs_is_told() -> None:
     recurrent = next(path for path in MODELS if path.stem == "recurrent")
     result = run("tune", recurrent, "-o", "out.onnx", "--samples", 1)
     assert result.exit_code == 0, result.output
-    assert "No sample runs 3 nodes: precision there is that of level O2 (3 low)" in result.output
+    assert "No sample runs 3 nodes: they are decided as at level O2 (3 low)" in result.output
 
 
 def test_help() -> None:

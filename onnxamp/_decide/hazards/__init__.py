@@ -14,7 +14,7 @@ from onnxamp._graph.graph import Graph
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """The kinds of hazards, one for each module of this folder."""
+    """Return the kinds of hazards, one for each module of this folder."""
     modules = (
         import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
@@ -23,7 +23,9 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
-    """All hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones first."""
+    """Return all hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones
+    first.
+    """
     found = [
         hazard
         for kind in kinds()
@@ -41,7 +43,7 @@ def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
 
 
 def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
-    """The hazards of a graph on a target, in node order, those of its arithmetic before those of its kernels."""
+    """Return the hazards of a graph on a target, in node order, those of its arithmetic before those of its kernels."""
     rules = [kind.on_target for kind in kinds() if kind.on_target is not None]
     found = [hazard for rule in rules for hazard in rule(graph, low, target)]
     return sorted(found, key=lambda hazard: (hazard.reason.is_of_kernels, hazard.node))

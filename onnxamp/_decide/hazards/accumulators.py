@@ -14,7 +14,7 @@ _USUAL: Final = 64
 
 
 def accumulator_hazards(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
-    """Nodes whose sums the target cannot hold in float16. Complexity: linear in nodes."""
+    """Yield nodes whose sums the target cannot hold in float16. Complexity: linear in nodes."""
     profile = profile_of(target)
     if profile is not None and low is FLOAT16:
         yield from _overflowing_sums(graph, profile)

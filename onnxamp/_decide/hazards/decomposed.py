@@ -19,7 +19,7 @@ def decomposed_patterns(graph: Graph, _low: Format) -> Iterator[Hazard]:
 
 KIND: Final = Kind(
     "decomposed pattern",
-    title="part of a decomposed op, whose inner values leave the range of low precision",
+    title="part of a decomposed op whose intermediate values exceed the range of low precision",
     rule=decomposed_patterns,
     is_measurable=True,
 )

@@ -128,7 +128,7 @@ _SPECTRAL_REACH = 16
 
 
 def _is_lost(number: float, low: Format, key: str) -> bool:
-    """Whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
+    """Return whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
     if key != "Mul":
         return number != 0
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal
@@ -150,11 +150,14 @@ def _loses(graph: Graph, value: int, low: Format) -> bool:
 
 KIND: Final = Kind(
     "epsilon",
-    title="low precision loses an epsilon, or what it guards",
+    title="low precision loses an epsilon, or the small values that it guards",
     rule=epsilons,
     is_measurable=True,
     audit=Audit(
-        3, "LOW loses an epsilon here, or what the epsilon guards", "", _is_telling
+        3,
+        "LOW loses an epsilon here, or the small values that it guards",
+        "",
+        _is_telling,
     ),
     loses=_loses,
 )

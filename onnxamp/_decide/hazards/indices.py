@@ -124,7 +124,7 @@ def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
 def _counting(
     graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]
 ) -> set[int]:
-    """Values that are passed on and may count: what is passed on to them does."""
+    """Return values that are passed on and may count: what is passed on to them does."""
     results: dict[int, list[int]] = {}
     for result, sources in passes.items():
         for _, source in sources:
@@ -143,7 +143,9 @@ def _counting(
 
 
 def _counts(graph: Graph, value: int) -> bool:
-    """Whether a value may count as it is: an input, a constant, integers as floats, or what is computed from such."""
+    """Return whether a value may count as it is: an input, a constant, integers as floats, or what is computed from
+    such.
+    """
     producer = graph.producer(value)
     if producer is None or producer.key == "Constant":
         return graph.constants.is_constant(value) or graph.values[value].scope == 0
@@ -153,12 +155,12 @@ def _counts(graph: Graph, value: int) -> bool:
 
 
 def _is_wide(graph: Graph, value: int) -> bool:
-    """Whether a value is a float that low precision would round."""
+    """Return whether a value is a float that low precision would round."""
     return value != ABSENT and graph.types[value] in _WIDE
 
 
 def _is_roi(node: Node, port: int) -> bool:
-    """Whether the port is a region of interest."""
+    """Return whether the port is a region of interest."""
     region, signature = op_facts().region.get(node.key), node.signature
     if region is None or signature is None:
         return False

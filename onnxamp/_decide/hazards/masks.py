@@ -53,7 +53,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:
-    """A large element of the constant that is no sentinel."""
+    """Return a large element of the constant that is no sentinel."""
     is_large = 1 / low.epsilon <= abs(stats.uniform or 0.0) < SENTINEL
     return stats.uniform if is_large else stats.out_of_range(low)
 
@@ -85,7 +85,7 @@ def _holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
 
 
 def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
-    """The node that makes a constant, and the path from there to the Softmax, which is excluded."""
+    """Yield the node that makes a constant, and the path from there to the Softmax, which is excluded."""
     maker = graph.producer(graph.constants.source(value))
     if maker is not None:
         yield maker
@@ -94,7 +94,7 @@ def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
 
 
 def _stays_high(low: Format, maker: Node) -> bool:
-    """Whether the node's schema does not admit the low-precision type as output."""
+    """Return whether the node's schema does not admit the low-precision type as output."""
     port = maker.signature.output(0) if maker.signature is not None else None
     if port is None or maker.signature is None:
         return False
@@ -102,7 +102,7 @@ def _stays_high(low: Format, maker: Node) -> bool:
 
 
 def _leading(graph: Graph) -> set[int]:
-    """Nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
+    """Return nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
     walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
     stack = graph.nodes_of(sinks)
     found = {node.index for node in stack if node.key in walk}
@@ -116,7 +116,7 @@ def _leading(graph: Graph) -> set[int]:
 
 
 def mask_path(graph: Graph, start: Node) -> list[int]:
-    """Nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
+    """Return nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
     walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
     previous: dict[int, list[int]] = {start.index: []}
     stack, found = [start], []
@@ -150,7 +150,7 @@ def _is_telling(number: float, low: Format) -> bool:
 
 
 def saturated(low: Format) -> tuple[float, float]:
-    """What conversions make of a sentinel: the largest number of the type, or half of it."""
+    """Return the saturated value of a sentinel: the largest number of the type, or half of it."""
     return low.max_finite, low.max_finite / 2
 
 
@@ -160,7 +160,7 @@ KIND: Final = Kind(
     rule=masks,
     audit=Audit(
         1,
-        "masks in LOW with a number so large that a fully masked row forgets its scores",
+        "adds a mask in LOW that is so large that a fully masked row loses its scores",
         "",
         _is_telling,
         must_tell=True,

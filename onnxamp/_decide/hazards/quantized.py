@@ -6,7 +6,7 @@ from typing import Final
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._target.targets import target_of
 
@@ -25,9 +25,7 @@ def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]
             continue
         fed, feeds = _between(graph, node)
         if fed or (feeds and node.key not in op_facts().kernel_free):
-            yield Hazard(
-                node.index, KIND, "stands between dequantize and quantize nodes"
-            )
+            yield Hazard(node.index, KIND, "is between dequantize and quantize nodes")
 
 
 def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
@@ -42,11 +40,52 @@ def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
     return bool(fed) and all(fed), feeds
 
 
+def _is_alone(graph: Graph, node: Node) -> bool:
+    """Return whether the results of a node are quantized, and nothing else reads them."""
+    results = [value for value in node.outputs if value != ABSENT]
+    readers = [reader for value in results for reader, _ in graph.consumers(value)]
+    quantize = op_facts().quantize
+    return bool(readers) and (
+        all(reader.key in quantize for reader in readers)
+        and not any(graph.results[value] for value in results)
+    )
+
+
+def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
+    """Return nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
+
+    A scale that is rounded moves an input by at most a sixteenth of what rounding it to integers did, and a result by a
+    sixteenth of what that will do. Complexity: linear in nodes.
+    """
+    if target_of(target).fuses_quantized:
+        return frozenset()
+    nodes = graph.nodes_of(op_facts().pointwise)
+    return frozenset(
+        node.index
+        for node in nodes
+        if _is_alone(graph, node) and _reads_integers(graph, node)
+    )
+
+
+def _reads_integers(graph: Graph, node: Node) -> bool:
+    """Return whether a node reads dequantized numbers and stored parameters alone."""
+    makers = [
+        graph.producer(value)
+        for _, value in graph.float_inputs(node)
+        if graph.values[value].origin is not Origin.DEFAULT
+        and not graph.constants.is_constant(value)
+    ]
+    return bool(makers) and all(
+        maker is not None and maker.key in op_facts().dequantize for maker in makers
+    )
+
+
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
+    """Yield nodes that ONNX Runtime's CPU provider fuses whatever the type of the scales around them is."""
     for node in graph.nodes_of(op_facts().fused_blindly):
-        if all(_between(graph, node)):
-            yield Hazard(node.index, KIND, "ONNX Runtime loads it in float32 alone")
+        is_lone = len(graph.uses[node.outputs[0]]) == 1 and _is_alone(graph, node)
+        if is_lone and _between(graph, node)[0]:
+            yield Hazard(node.index, KIND, "ONNX Runtime loads it only in float32")
 
 
 def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
@@ -97,7 +136,7 @@ KIND: Final = Kind(
     breaks=False,
     audit=Audit(
         5,
-        "scales integer sums in LOW, whose range they exceed",
+        "scales integer sums in LOW, which exceed its range",
         ": it ends at {end:.6g}",
         rule=integer_products,
     ),

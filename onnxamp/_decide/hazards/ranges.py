@@ -41,7 +41,7 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
-    """Nodes that read a constant with an element beyond ``options.init_max``, as the user asks."""
+    """Yield nodes that read a constant with an element beyond ``options.init_max``, as the user asks."""
     limit = options.init_max or inf
     floats = graph.constants.floats().items()
     large = {
@@ -56,13 +56,15 @@ def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
 
 
 def _reading(graph: Graph, values: Iterable[int]) -> list[Node]:
-    """The nodes that read one of some values, in node order."""
+    """Return the nodes that read one of some values, in node order."""
     readers = {node for value in values for node, _ in graph.uses[value]}
     return [graph.nodes[index] for index in sorted(readers)]
 
 
 def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
-    """An element of the constant that is out of range, or a factor that scales values of a few units out of it."""
+    """Return an element of the constant that is out of range, or a factor that scales values of a few units out of
+    it.
+    """
     stats = graph.constants.stats(value)
     if stats is None:
         return None
@@ -72,12 +74,12 @@ def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
 
 
 def _carries(graph: Graph, node: Node) -> bool:
-    """Whether the node only moves the constant: then its consumers are judged instead."""
+    """Return whether the node only moves the constant: then its consumers are judged instead."""
     return bool(node.outputs) and graph.constants.stats(node.outputs[0]) is not None
 
 
 def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
-    """Nodes not ``seen`` yet that read the node's outputs, directly or through exact ops, which are included.
+    """Yield nodes not ``seen`` yet that read the node's outputs, directly or through exact ops, which are included.
 
     They are added to ``seen``, which keeps all walks of a graph linear together.
     """
@@ -97,7 +99,7 @@ def _is_telling(number: float, low: Format) -> bool:
 
 
 def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:
-    """Whether a constant has an element that low precision cannot hold."""
+    """Return whether a constant has an element that low precision cannot hold."""
     stats = graph.constants.stats(value)
     return stats is not None and stats.out_of_range(low) is not None
 
@@ -108,7 +110,10 @@ KIND: Final = Kind(
     rule=constant_ranges,
     is_cured_by_exponents=True,
     audit=Audit(
-        2, "works in LOW at the end of its range", ": it ends at {end:.6g}", _is_telling
+        2,
+        "computes in LOW near the end of its range",
+        ": it ends at {end:.6g}",
+        _is_telling,
     ),
     loses=is_out_of_range,
 )

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxamp._decide.hazards.ranges import readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
@@ -28,12 +29,12 @@ class Grid(NamedTuple):
 
 @cache
 def grids() -> Mapping[str, Grid]:
-    """The grids by the name of their type."""
+    """Return the grids by the name of their type."""
     return {name: Grid(**row) for name, row in read_table("grids").items()}
 
 
 def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Nodes whose scales, or the ends of whose grids, leave the range or the digits of low precision.
+    """Yield nodes whose scales, or the ends of whose grids, leave the range or the digits of low precision.
 
     Where an end does, so do the values that are quantized, and what is computed from dequantized ones: the nodes that
     make or read them follow. Complexity: linear in nodes and scales.
@@ -47,6 +48,8 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         if grid is None or bounds is None:
             continue
         smallest, largest = bounds
+        if graph.constants.is_constant(quantized) and largest >= low.smallest_normal:
+            smallest = largest  # a channel whose weights vanish beside others
         if why := _lost(low, grid, smallest, largest):
             yield Hazard(node.index, KIND, why)
         if grid.end * largest > low.max_finite:
@@ -60,8 +63,28 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
             yield from (Hazard(one.index, KIND, why) for one in around)
 
 
+def vanishing_scales(
+    graph: Graph, low: Format
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield scales of weights, and their numbers, some of which low precision would make 0, and that may be low.
+
+    Engines refuse a scale of 0 (TensorRT-RTX 1.7.1: "Scale coefficients must all be positive"). Complexity: linear in
+    scales.
+    """
+    for node in graph.nodes_of(op_facts().dequantize):
+        scale = node.input(1)
+        bounds = _bounds(graph, scale)
+        if bounds is None or not graph.constants.is_constant(node.input(0)):
+            continue
+        smallest, largest = bounds
+        if smallest <= low.smallest_subnormal / 2 and largest >= low.smallest_normal:
+            source = graph.constants.source(scale)
+            tensor = graph.constants.tensors[source]
+            yield source, read_array(tensor, graph.folder).astype(np.float32)
+
+
 def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Nodes with integers inside, all of whose scales low precision loses; one block of tiny weights is no loss.
+    """Yield nodes with integers inside, all of whose scales low precision loses; one block of tiny weights is no loss.
 
     Complexity: linear in nodes and scales.
     """
@@ -114,7 +137,7 @@ def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _with_zeros(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """All of these in a converted model, where a scale may have become zero."""
+    """Yield all of these in a converted model, where a scale may have become zero."""
     facts = op_facts()
     for node in graph.nodes_of(facts.quantize | facts.dequantize):
         tensor = graph.constants.tensors.get(node.input(1))
@@ -127,5 +150,6 @@ KIND: Final = Kind(
     "scale",
     title="low precision cannot hold its scale, or the numbers that it scales to",
     rule=_rule,
+    is_cured_by_exponents=True,
     audit=Audit(6, "its scale does not suit LOW: {detail}", rule=_with_zeros),
 )

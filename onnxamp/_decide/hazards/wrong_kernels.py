@@ -14,13 +14,15 @@ from onnxamp._target.targets import is_older, version_of
 
 
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
-    """Nodes that would run on a kernel that is wrong in low precision, in node order. Complexity: linear in nodes."""
+    """Return nodes that would run on a kernel that is wrong in low precision, in node order. Complexity: linear in
+    nodes.
+    """
     found = wrong_kernels(graph, low.name, target)
     return [Hazard(node.index, KIND, why) for node, why in found]
 
 
 def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, str]]:
-    """The nodes of ops whose kernels are wrong in this type on the target, and what they do."""
+    """Yield the nodes of ops whose kernels are wrong in this type on the target, and what they do."""
     rules = _rules(target)
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]

@@ -32,7 +32,8 @@ class Message(NamedTuple):
 class NodeRow:
     """A node, while facts about it are gathered and when they are.
 
-    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown.
+    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown;
+    ``quantized`` is as in :class:`onnxamp._audit.findings.NodeFacts`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class NodeRow:
     scope: str = ""
     precision: str = ""
     provider: str = ""
+    quantized: str = ""
     verdicts: list[tuple[str, str, str, bool]] = field(default_factory=list)
     """(type parameter, reason, detail, low)."""
     messages: list[Message] = field(default_factory=list)
@@ -103,7 +105,7 @@ Measured: TypeAlias = LayerDiff | ValueCheck
 
 
 class Places:
-    """Where nodes are, by name: of several of one name the one with the wanted op type."""
+    """Positions of nodes by name; among nodes of the same name, the one with the wanted op type."""
 
     def __init__(self, nodes: Sequence[NodeRow]) -> None:
         """Number the nodes in their order."""
@@ -136,7 +138,7 @@ def join_nodes(
     """Join all facts: the nodes, their values, and the number of the node that goes wrong first.
 
     The audit's nodes give the order where there is an audit, else the plan's and the measured ones. A measured node
-    that is not among them comes behind the one that was measured before it. Complexity: linear, but for a sort.
+    that is not among them comes after the one that was measured before it. Complexity: linear, but for a sort.
 
     Args:
         audit: of the model whose nodes are listed.
@@ -169,14 +171,14 @@ def join_nodes(
 
 
 def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
-    """What a measured value says about its node."""
+    """Return the text of a measured value about its node."""
     if isinstance(item, ValueCheck):
         if item.fault:
             cause = f", {item.measured.alarm}" if item.measured.alarm else ""
             level = Level.WARNING if item.fault in _MILD else Level.ERROR
             yield Message(level, f"fault of {item.value}: {item.fault}{cause}")
         elif item.inherited:
-            yield Message(Level.NOTE, f"{item.value} inherits a fault of its inputs")
+            yield Message(Level.NOTE, f"{item.value} inherits a fault from its inputs")
         return
     if item.note:
         yield Message(Level.NOTE, f"{item.value} was not measured: {item.note}")
@@ -199,7 +201,7 @@ def _messages(item: Measured, limit: float | None) -> Iterator[Message]:
 
 
 def _errors(item: Measured) -> tuple[Measurement | None, Measurement | None]:
-    """The local and the accumulated error; that of a check is local."""
+    """Return the local and the accumulated error; that of a check is local."""
     return (
         (item.measured, None)
         if isinstance(item, ValueCheck)
@@ -211,7 +213,14 @@ def _skeleton(audit: Audit | None, plan: Plan | None) -> list[NodeRow]:
     if audit is not None:
         nodes = sorted(audit.nodes, key=lambda node: node.position)
         return [
-            NodeRow(node.node, node.op, node.scope, node.precision, node.provider)
+            NodeRow(
+                name=node.node,
+                op=node.op,
+                scope=node.scope,
+                precision=node.precision,
+                provider=node.provider,
+                quantized=node.quantized,
+            )
             for node in nodes
         ]
     found: dict[tuple[str, str, int], NodeRow] = {}
@@ -263,7 +272,7 @@ def _value(node: int, item: Measured) -> ValueRow:
 
 
 def _add_types(rows: Sequence[NodeRow], values: Iterable[ValueRow]) -> None:
-    """Where nothing else tells a node's precision, the types of its values do."""
+    """Return a node's precision by the types of its values, if nothing else determines it."""
     seen: dict[int, set[str]] = defaultdict(set)
     for value in values:
         if value.dtype in ("float32", *FORMATS):

@@ -11,7 +11,7 @@ from onnxamp._audit.findings import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion
-from onnxamp._numerics.results import DiffReport, LayerDiff, RunCheck
+from onnxamp._numerics.results import DiffReport, RunCheck
 from onnxamp._report.check import check_report, finding_items
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_report, preview_report
@@ -64,7 +64,7 @@ class Plot(NamedTuple):
 
 
 def plot_of(tuned: Tuned) -> Plot:
-    """The plot of a tuning's candidates."""
+    """Return the plot of a tuning's candidates."""
     times = [candidate.time for candidate in tuned.candidates]
     left, right = min(times), max(times)
     errors = [_known_error(tuned, position) for position in range(len(times))]
@@ -175,7 +175,7 @@ class Page:
 
     @property
     def title(self) -> str:
-        """What was done to which models."""
+        """Return the action and the names of its models."""
         command = f"onnxamp {self.report.task.partition(' ')[0].strip(',')}"
         names = " → ".join(
             PurePath(model).name or model for model in self.report.models
@@ -198,29 +198,29 @@ def conversion_page(
     diff: DiffReport | None,
     audit: Audit | None,
     tuned: Tuned | None = None,
-    layers: Iterable[LayerDiff] = (),
+    compared: DiffReport | None = None,
 ) -> Page:
-    """The page of a conversion.
+    """Return the page of a conversion.
 
     Args:
         made: what was done; without it the page is that of the comparison.
         diff: the result against the original, None where nothing was compared.
         audit: of the result.
         tuned: what level auto had to choose from.
-        layers: measured values, if there is no ``diff`` that holds them.
+        compared: the result against the original where nothing judged it: its values, and the figures of texts.
     """
     if made is None:
         return diff_page(diff, audit)
-    made = replace(made, validation=diff)
+    made, shown = replace(made, validation=diff), diff or compared
     report = (
-        tuning_report(made, tuned, audit=audit)
+        tuning_report(made, tuned, audit=audit, compared=compared)
         if tuned
         else conversion_report(made, audit)
     )
     page = _page(
         _with_findings(report, audit),
         audit,
-        diff.layers if diff else layers,
+        shown.layers if shown else (),
         diff,
         made.plan,
     )
@@ -230,7 +230,7 @@ def conversion_page(
 
 
 def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
-    """The page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
+    """Return the page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
     page = _page(
         _with_findings(preview_report(made, audit, command), audit),
         audit,
@@ -242,7 +242,7 @@ def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
 
 
 def diff_page(diff: DiffReport | None, audit: Audit | None = None) -> Page:
-    """The page of a comparison of two models; ``audit`` is of the result."""
+    """Return the page of a comparison of two models; ``audit`` is of the result."""
     page = _page(
         _with_findings(diff_report(diff), audit),
         audit,
@@ -253,7 +253,7 @@ def diff_page(diff: DiffReport | None, audit: Audit | None = None) -> Page:
 
 
 def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Page:
-    """The page of a check: what is known of a model before it runs, and what running it showed.
+    """Return the page of a check: what is known of a model before it runs, and what running it showed.
 
     Args:
         audit: of the model.
@@ -291,7 +291,7 @@ def _page(
 
 
 def _shared_limit(diff: DiffReport) -> float | None:
-    """The limit of the relative L2 error, where there is just one."""
+    """Return the limit of the relative L2 error, where there is just one."""
     limits = {
         judgement.limit for judgement in diff.judgements if judgement.metric == "rel_l2"
     }
@@ -299,6 +299,6 @@ def _shared_limit(diff: DiffReport) -> float | None:
 
 
 def _with_findings(report: Report, audit: Audit | None) -> Report:
-    """The report with what looking at the result found."""
+    """Return the report with what looking at the result found."""
     found = section("Findings in the result", finding_items(audit))
     return report._replace(sections=(*report.sections, found))

@@ -40,7 +40,7 @@ _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def render(page: Page) -> str:
-    """The page as one HTML document. Equal pages give equal text. Complexity: linear in nodes and values."""
+    """Return the page as one HTML document. Equal pages give equal text. Complexity: linear in nodes and values."""
     script, style = _script(), _static("page.css")
     return (
         _environment()
@@ -58,7 +58,8 @@ def render(page: Page) -> str:
 
 
 def render_part(report: Report, tuned: Tuned | None = None) -> str:
-    """A report as HTML that stands within another document: without a script, and with styles that hold there alone.
+    """Return a report as HTML that stands within another document: without a script, and with styles that hold there
+    alone.
 
     With ``tuned``, its candidates are plotted, too. Ids have a prefix, so that a document may hold several reports.
     """
@@ -73,7 +74,7 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
-    """The index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.html.folder`."""
+    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.html.folder`."""
     script, style = _static("index.js"), _static("page.css")
     made = _environment().get_template("index.html.jinja")
     return made.render(
@@ -89,7 +90,7 @@ def render_index(report: Report, lines: Iterable[Any]) -> str:
 
 @cache
 def _scoped_style() -> str:
-    """The styles of the parts, nested in the class of the part."""
+    """Return the styles of the parts, nested in the class of the part."""
     sheet = re.sub(
         r"/\* Figure \*/.*?(?=/\* Candidates)|@media print.*",
         "",
@@ -141,7 +142,7 @@ def _bounded(item: Any) -> Any:
 
 
 def _whole(command: str) -> Markup:
-    """A command, which is never shortened: it would be another one."""
+    """Return a command, which is never shortened: it would be another one."""
     return escape(printable(command))
 
 
@@ -166,7 +167,7 @@ def _static(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """All scripts as one, in a scope of their own."""
+    """Return all scripts as one, in a scope of their own."""
     return "\n".join(
         ['"use strict";', "(() => {", *map(_static, _SCRIPTS), "})();", ""]
     )
@@ -184,7 +185,7 @@ def _embedded(data: Any) -> str:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """What the script draws and lists: columns instead of records, which are several times smaller."""
+    """Return the data of the script as columns, which are several times smaller than records."""
     low = page.low
     limits = (
         (low.max_finite, low.smallest_normal, low.smallest_subnormal, low.epsilon / 2)
@@ -202,7 +203,7 @@ def _data(page: Page) -> dict[str, Any]:
 
 
 def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
-    texts = ("op", "scope", "precision", "provider", "why", "reason")
+    texts = ("op", "scope", "precision", "provider", "quantized", "why", "reason")
     return {
         "name": [named(node.name) for node in nodes],
         **{text: _table(getattr(node, text) for node in nodes) for text in texts},
@@ -237,7 +238,7 @@ def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
 
 
 def _table(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Each text once, and for each row its number."""
+    """Return each text once, and for each row its number."""
     seen: dict[str, int] = {}
     rows = [seen.setdefault(text, len(seen)) for text in texts]
     return {"texts": [said(text) for text in seen], "rows": rows}

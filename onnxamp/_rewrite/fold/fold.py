@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from onnx import ModelProto, NodeProto, helper
@@ -16,6 +16,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import folded_first
 from onnxamp._ops.signature import lookup
+from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
@@ -46,7 +47,7 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
 
 
 def _place(fold: Fold) -> int:
-    """The node in whose place the new one stands."""
+    """Return the node in whose place the new one stands."""
     return fold.last if fold.first == ABSENT else fold.first
 
 
@@ -60,7 +61,7 @@ class _Going:
     weights: set[int] = field(default_factory=set)
 
     def find_orphans(self) -> None:
-        """Follow inputs of what goes back to producers that nobody else reads. Linear in what goes."""
+        """Follow inputs of what goes back to producers that nothing else reads. Linear in what goes."""
         self.nodes = {node for fold in self.folds for node in fold.nodes}
         reads: Counter[int] = Counter()
         for fold in self.folds:
@@ -111,7 +112,7 @@ class _Going:
 
 
 def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
-    """The new node, with Constants before it where weights must not come without a graph input."""
+    """Return the new node, with Constants before it where weights must not come without a graph input."""
     last, place, nodes = view.nodes[fold.last], view.nodes[_place(fold)], []
     inputs = []
     for item in fold.inputs:
@@ -146,7 +147,7 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which folds are made.
+    """The selection of folds.
 
     Attributes:
         every: all of them.
@@ -207,7 +208,7 @@ def _folded_first(options: Options) -> frozenset[str]:
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Whether there may be something to fold."""
+    """Return whether there may be something to fold."""
     del draft
     named = options.may_fold and options.folded
     return bool(options.folds or named or _folded_first(options))
@@ -242,6 +243,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     found = find_folds(graph, with_weights=selection.changes_weights)
     folds = [fold for fold in found if selection.takes(graph, fold)]
     reached = graph.book.opsets[""]
+    folds = [_own(fold, target) if fold.opset > reached else fold for fold in folds]
     ready = [fold for fold in folds if fold.opset <= reached]
     late = [fold for fold in folds if fold.opset > reached]
     if late:
@@ -256,10 +258,17 @@ def apply(draft: Draft, options: Options) -> Passed:
     return Passed(result, tuple(notes), requested, tuple(refused))
 
 
+def _own(fold: Fold, target: str) -> Fold:
+    """The fold into an op of ONNX Runtime itself, which needs no opset; the same fold where the target has none."""
+    kind = form_table().kinds.get(fold.kind)
+    own = None if kind is None else kind.own.get(device_of(target))
+    return fold if own is None else replace(fold, op=own, opset=1)
+
+
 def reachable(
     graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None
 ) -> int:
-    """The newest opset that folds want and at which no other node loses a kernel on the target."""
+    """Return the newest opset that folds want and at which no other node loses a kernel on the target."""
     current = graph.book.opsets[""]
     newest = min(ceiling or _newest(target), _newest(target))
     opsets = sorted(
@@ -271,7 +280,7 @@ def reachable(
 
 
 def _newest(target: str) -> int:
-    """The newest opset that the target's version of ONNX Runtime loads."""
+    """Return the newest opset that the target's version of ONNX Runtime loads."""
     return release(target).opset
 
 
@@ -320,7 +329,7 @@ def _why_late(
 
 
 def told(folds: Sequence[Fold]) -> str:
-    """How many of each kind: "12 LayerNorms and 24 Gelus"."""
+    """Return how many of each kind: "12 LayerNorms and 24 Gelus"."""
     counts = Counter(
         form_table().kinds[fold.kind].called
         if fold.kind in form_table().kinds

@@ -123,7 +123,7 @@ def _read(graph: Graph, value: int) -> Array:
 
 
 def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
-    """What the producer adds per channel; None where it is not one number for each."""
+    """Return the bias of the producer per channel; None if it is not one number for each."""
     if producer.input(2) == ABSENT:
         return np.zeros(channels)
     bias = _read(graph, producer.inputs[2]).astype(np.float64)
@@ -160,7 +160,9 @@ def _shapes(
 def _times(
     weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]
 ) -> Array:
-    """The product in float64, one part of the first axis at a time, so that it takes no second copy of the weight."""
+    """Return the product in float64, one part of the first axis at a time, so that it takes no second copy of the
+    weight.
+    """
     made, source, factors = (
         np.empty(split, np.float32),
         weight.reshape(split),
@@ -176,7 +178,9 @@ _AXIS_BY_ITSELF = 13
 
 
 def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """The activation that the form is. A number without an axis would gain one by constants of shape [1]: it stays."""
+    """Return the activation that the form is. A number without an axis would gain one by constants of shape [1]: it
+    stays.
+    """
     if graph.shapes[match.values["x"]] == ():
         return None
     return Fold(
@@ -191,7 +195,7 @@ def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """The softmax along one axis."""
+    """Return the softmax along one axis."""
     shape = graph.shapes[match.values["x"]]
     if len(match.axes) != 1:
         return None
@@ -214,7 +218,7 @@ _ONES: Final = 1 << 16
 
 
 def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """The normalisation that the form is, with gain and bias; None where it is none."""
+    """Return the normalisation that the form is, with gain and bias; None where it is none."""
     count = len(match.axes)
     epsilon = graph.constants.scalar(match.values["epsilon"])
     if (
@@ -258,7 +262,7 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 def _is_mean(graph: Graph, match: Match) -> bool:
-    """Whether sums are divided by what they sum up."""
+    """Return whether sums are divided by what they sum up."""
     shape = graph.shapes[match.values["x"]]
     wanted = {
         name: graph.constants.scalar(match.values[name])
@@ -279,7 +283,9 @@ def _is_mean(graph: Graph, match: Match) -> bool:
 
 
 def _narrowed(graph: Graph, match: Match) -> Match:
-    """The form with the Casts around it, where both are from and to one low type and nobody else reads between."""
+    """Return the form with the Casts around it, where both are from and to one low type and nothing else reads
+    between.
+    """
     before, (between, _, behind) = (
         graph.producer(match.values["x"]),
         only_reader(graph, graph.nodes[match.core].outputs[0]),
@@ -339,7 +345,7 @@ def _with_next(
 def _suiting(
     graph: Graph, match: Match, value: int, dims: Sequence[int | None]
 ) -> int | NewWeight | None:
-    """The constant as a weight of the normalised shape; None where it is not constant or has another one.
+    """Return the constant as a weight of the normalised shape; None where it is not constant or has another one.
 
     A length of one axis that is not known is what the constant says, unless that is 1: anything would meet that.
     """
@@ -396,11 +402,11 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Softmax": softmax,
     "LogSoftmax": softmax,
 }
-"""What a form alone cannot say, by the op that it is."""
+"""Conditions that a form alone cannot express, by op."""
 
 
 def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
-    """The folds, none of which shares a node with another, producers first.
+    """Return the folds, none of which shares a node with another, producers first.
 
     Args:
         with_weights: also fold batch normalisations into weights, which reads and makes these.

@@ -44,7 +44,9 @@ def _pads(proto: NodeProto, _: Site) -> list[NodeProto]:
 def _one_input(proto: NodeProto, _: Site) -> list[NodeProto]:
     """Split-2 has its sizes in the attribute alone."""
     if len(proto.input) > 1 and proto.input[1]:
-        raise StuckError("its sizes are an input, which the op lacks there")
+        raise StuckError(
+            "its sizes are an input, which the op does not have at that opset"
+        )
     del proto.input[1:]
     return [proto]
 
@@ -84,7 +86,7 @@ def _slope(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeProto]:
-    """The node behind one that appends axes of size 1 to its second operand."""
+    """Return the node behind one that appends axes of size 1 to its second operand."""
     if wanted <= rank:
         return [proto]
     wide = site.fresh(f"{proto.input[1]}/aligned")
@@ -119,7 +121,7 @@ def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
         scales = site.floats_of(proto.input[1])
         if scales is None or min(scales) < 1 < max(scales):
             raise StuckError(
-                "it takes the nearest pixel, which depends on scales that are unknown or both below and above 1"
+                "it takes the nearest pixel, which depends on scales that are unknown, or that both shrink and enlarge"
             )
         if min(scales) < 1:
             set_attribute(proto, "nearest_mode", "ceil")
@@ -172,7 +174,7 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """From version 22 on, pools with ceil_mode leave out windows that begin in the padding behind the data.
+    """From version 22 on, pools with ceil_mode leave out windows that begin in the padding after the data.
 
     The last window begins less than a stride behind the last that fits, so none does where a window is longer than a
     stride and that padding together.
@@ -193,7 +195,7 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
             for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)
         ):
             raise StuckError(
-                "ceil_mode leaves out windows that begin in the padding there"
+                "at that opset, ceil_mode leaves out windows that begin in the padding"
             )
     return [proto]
 
@@ -273,7 +275,7 @@ class MovedAttribute:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of nodes of one op as its schema changes; the table documents its columns.
+    """The change of nodes of one op along with its schema; the table documents its columns.
 
     ``op`` and ``version`` are those of the new schema, ``defaults`` those of attributes in the old one. ``lost`` has
     the ports, as ("inputs", 0), that admit fewer types in the new one, with these; ``known`` is False if nothing is.
@@ -323,7 +325,7 @@ class Step:
 
 @cache
 def steps_of(op: str, current: int, wanted: int) -> tuple[Step, ...]:
-    """The steps of an ai.onnx op between two opsets, in order; none for an op that has no schema there.
+    """Return the steps of an ai.onnx op between two opsets, in order; none for an op that has no schema there.
 
     A step to another op, as from Upsample to Resize, is followed by the steps of that one.
     """
@@ -348,13 +350,13 @@ def steps_of(op: str, current: int, wanted: int) -> tuple[Step, ...]:
 
 @cache
 def newest_loaded() -> int:
-    """The newest opset of models that ONNX Runtime loads."""
+    """Return the newest opset of models that ONNX Runtime loads."""
     newest: int = read_table("upgrades")["loads"]
     return newest
 
 
 def is_silent(op: str, current: int, wanted: int) -> bool:
-    """Whether nodes of an op stay as they are between two opsets, whatever they use."""
+    """Return whether nodes of an op stay as they are between two opsets, whatever they use."""
     return all(step.is_silent for step in steps_of(op, current, wanted))
 
 
@@ -374,7 +376,7 @@ def _table() -> tuple[int, Mapping[tuple[str, int], Mapping[str, Any]]]:
 
 
 def _step(old: OpSchema, new: OpSchema) -> Step:
-    """The step between two schemas of an op."""
+    """Return the step between two schemas of an op."""
     checked, rows = _table()
     version = new.since_version
     row = rows.get((old.name, version))
@@ -422,7 +424,7 @@ def _with_default(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
 
 
 def _differ(old: OpSchema, new: OpSchema) -> bool:
-    """Whether more than types and words differ."""
+    """Return whether more than types and words differ."""
 
     def shape(schema: OpSchema) -> Any:
         ports = (

@@ -33,7 +33,7 @@ class StuckAtError(Exception):
 
 
 def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto]:
-    """The nodes that stand in the place of the site's node at a newer opset.
+    """Return the nodes that stand in the place of the site's node at a newer opset.
 
     Raises:
         StuckAtError: it cannot take a step.
@@ -54,7 +54,7 @@ def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto]:
 
 
 def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
-    """The nodes that a node becomes by one step.
+    """Return the nodes that a node becomes by one step.
 
     Raises:
         StuckError: it cannot take the step.
@@ -77,13 +77,13 @@ def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _check(step: Step, proto: NodeProto, site: Site) -> None:
-    """Refuse a node that uses what the new version lacks or does in another way; drop outputs that nobody reads.
+    """Refuse a node that uses what the new version lacks or does in another way; drop outputs that nothing reads.
 
     Raises:
         StuckError: it does.
     """
     if step.is_closed:
-        raise StuckError(step.why or "what changes there is not known here")
+        raise StuckError(step.why or "onnxamp does not know what changes at that opset")
     for name, allowed in (step.only or {}).items():
         value = attribute(proto, name)
         value = step.defaults.get(name) if value is None else value
@@ -169,7 +169,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """How far a graph can be upgraded, and what that takes.
+    """The highest opset that a graph can reach, and the changes that it needs.
 
     Attributes:
         graph: the graph as it is.
@@ -245,7 +245,9 @@ def _attempt(
 
 
 def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
-    """Nodes of local functions that would have to change: their types are unknown, and they have no initializers."""
+    """Return nodes of local functions that would have to change: their types are unknown, and they have no
+    initializers.
+    """
     found = []
     for function in model.functions:
         imported = {
@@ -269,7 +271,7 @@ def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
 
 
 def upgraded(graph: Graph, opset: int) -> Graph:
-    """The graph of a copy of the model at an opset; the same graph if its own is not older.
+    """Return the graph of a copy of the model at an opset; the same graph if its own is not older.
 
     Raises:
         OpsetError: a node cannot follow.
@@ -278,7 +280,7 @@ def upgraded(graph: Graph, opset: int) -> Graph:
     if plan.obstacle is not None:
         far = plan.opset if plan.opset > graph.book.opsets[""] else None
         advice = (
-            f" --opset {far} is as far as the model goes."
+            f" --opset {far} is the highest opset that the model can reach."
             if far
             else " Leave the opset out, or pass keep."
         )
@@ -289,7 +291,7 @@ def upgraded(graph: Graph, opset: int) -> Graph:
 
 
 def applies(_: Draft, options: Options) -> bool:
-    """Whether the user asks for an opset."""
+    """Return whether the user asks for an opset."""
     return isinstance(options.opset, int)
 
 

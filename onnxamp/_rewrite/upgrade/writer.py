@@ -1,4 +1,6 @@
-"""What rewrites of single nodes share: what is known of the node in the old model, and names for what is new."""
+"""Common parts of rewrites of single nodes: facts about the node in the old model, and names for new nodes and
+values.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,25 +43,25 @@ class Site:
         object.__setattr__(self, "values", dict(pairs))
 
     def named(self, what: str) -> str:
-        """A name, not used yet, for something that belongs to the node."""
+        """Return a name, not used yet, for something that belongs to the node."""
         return f"{self.node.label}/{what}"
 
     def fresh(self, what: str) -> str:
-        """A new name for a node or value that belongs to the node."""
+        """Return a new name for a node or value that belongs to the node."""
         return self.editor.names.fresh(self.named(what))
 
     def type_of(self, name: str) -> str | None:
-        """The type of a value that the node reads or makes; None if it is not known."""
+        """Return the type of a value that the node reads or makes; None if it is not known."""
         value = self.values.get(name, ABSENT)
         return None if value == ABSENT else self.graph.types[value]
 
     def shape_of(self, name: str) -> Shape | None:
-        """The shape of a value that the node reads or makes; None if it is not known."""
+        """Return the shape of a value that the node reads or makes; None if it is not known."""
         value = self.values.get(name, ABSENT)
         return None if value == ABSENT else self.graph.shapes[value]
 
     def rank_of(self, name: str) -> int:
-        """The number of dimensions of a value.
+        """Return the number of dimensions of a value.
 
         Raises:
             StuckError: it is not known.
@@ -70,7 +72,7 @@ class Site:
         return len(shape)
 
     def floats_of(self, name: str) -> list[float] | None:
-        """The elements of a small float32 constant that the node reads; None where it is not one."""
+        """Return the elements of a small float32 constant that the node reads; None where it is not one."""
         tensor = self.graph.constants.tensors.get(self.values.get(name, ABSENT))
         if (
             tensor is None
@@ -84,7 +86,7 @@ class Site:
         ]
 
     def elem_of(self, name: str) -> int:
-        """The element type of a tensor that the node reads.
+        """Return the element type of a tensor that the node reads.
 
         Raises:
             StuckError: it is not known.
@@ -96,7 +98,7 @@ class Site:
 
 
 def take_attribute(proto: NodeProto, name: str, default: Any = None) -> Any:
-    """The value of an attribute, which goes; ``default`` if there is none."""
+    """Return the value of an attribute, which goes; ``default`` if there is none."""
     value = attribute(proto, name)
     drop_attributes(proto, (name,))
     return default if value is None else value

@@ -1,4 +1,4 @@
-"""What the page talks to: a server on this machine's own address, which hands out files and questions.
+"""The server of the page, on this machine's loopback address, which hands out files and questions.
 
 Only its own page is served: other pages and other users do not know the key in its addresses, which no command line
 holds (:mod:`onnxamp._runtime.browser.session`), and what another page sends is refused, whatever it knows.
@@ -38,7 +38,7 @@ _ISOLATED: Final = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cache-Control": "no-store",
 }
-"""What threads of WebAssembly and exact clocks ask for."""
+"""Headers that threads of WebAssembly and exact clocks require."""
 
 
 class Server:
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def host(self) -> str:
-        """Where it listens, as requests name it."""
+        """Its address in requests."""
         return f"{_HOME}:{self._server.server_port}"
 
     @property
@@ -83,7 +83,7 @@ class Server:
         self.questions.put(question)
 
     def answer(self, seconds: float) -> bytes | None:
-        """The next answer; None if there is none in that time."""
+        """Return the next answer; None if there is none in that time."""
         with suppress(Empty):
             return self.answers.get(timeout=seconds)
         return None
@@ -95,7 +95,7 @@ class Server:
         self._thread.join()
 
     def open(self, name: str) -> tuple[BinaryIO, int] | None:
-        """A file of that name, and its length."""
+        """Return a file of that name, and its length."""
         folder, _, rest = name.rpartition("/")
         found = self.shared.get(name)
         if folder == "ort" and (self._web / rest).is_file():
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(204)
 
     def _name(self) -> str | None:
-        """The part of the address behind the key; None if the key is wrong, or another page asks."""
+        """Return the part of the address behind the key; None if the key is wrong, or another page asks."""
         _, key, *rest = self.path.split("/") if "/" in self.path else ("", "")
         host, origin = self._owner.host, self.headers.get("Origin")
         is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host
@@ -217,7 +217,7 @@ TYPES: Final = [
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
-    """A message.
+    """Return a message.
 
     Raises:
         RuntimeFailure: an array is of a type that onnxruntime-web does not take.
@@ -274,11 +274,11 @@ WEB: Final = "ONNXAMP_ONNXRUNTIME_WEB"
 
 _PACKAGE: Final = "onnxruntime-web"
 BUNDLE: Final = "ort.webgpu.bundle.min.mjs"
-"""What ``import "onnxruntime-web/webgpu"`` gives. It reads a .wasm file beside it."""
+"""The file behind ``import "onnxruntime-web/webgpu"``, which reads a .wasm file next to it."""
 
 
 def find_web() -> Path:
-    """The folder with the package's files.
+    """Return the folder with the package's files.
 
     Raises:
         RuntimeFailure: it is not installed.

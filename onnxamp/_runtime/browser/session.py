@@ -49,11 +49,11 @@ os.dup2(int(first), 3)
 os.dup2(int(second), 4)
 os.execv(command[0], command)
 """
-"""What becomes Chromium, with its debugging pipes at 3 and 4."""
+"""The process that becomes Chromium, with its debugging pipes at 3 and 4."""
 
 
 def find_chromium() -> str | None:
-    """The executable; None if there is none."""
+    """Return the executable; None if there is none."""
     own = _facts()
     places = (place for place in own.get("places", ()) if Path(place).is_file())
     return next(
@@ -63,7 +63,7 @@ def find_chromium() -> str | None:
 
 
 def _facts() -> Mapping[str, Any]:
-    """What the table says of this system."""
+    """Return the table's entry for this system."""
     found: Mapping[str, Any] = read_table("browser")["systems"].get(sys.platform, {})
     return found
 
@@ -148,7 +148,7 @@ class Chromium:
             os.write(self._pipe[1], json.dumps(message).encode() + b"\0")
 
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._process.poll() is not None
 
     def end(self) -> None:
@@ -172,7 +172,7 @@ class Chromium:
 
 
 def _start_page(profile: Path, url: str) -> str:
-    """The address of a page that leads to another one; it is in the profile, which only this user can read."""
+    """Return the address of a page that leads to another one; it is in the profile, which only this user can read."""
     page = profile / "start.html"
     page.touch(mode=0o600)
     page.write_text(
@@ -203,7 +203,7 @@ _PROVIDER: Final = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE: Final = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +(\w+) \(")
 _NUMBERS: Final = re.compile(r"^.*?ERROR_CODE: \d+, ERROR_MESSAGE: ")
 _DONE: Final = {"feed": "run", "time": "run", "start": "load"}
-"""What questions do with a model, where they are called otherwise."""
+"""Verbs for questions about a model whose names differ."""
 _ONNX_NAMES: Final = {"float32": "float", "float64": "double"}
 """Element types that ONNX calls otherwise."""
 
@@ -253,7 +253,7 @@ class Browser:
         )
 
     def _start(self, *, is_software: bool) -> dict[str, Any]:
-        """What the page says of itself; without "adapter" if it finds none."""
+        """Return the page's facts about itself, without "adapter" if it finds none."""
         from onnxamp._runtime.browser.server import Server  # noqa: PLC0415 - imports http.server
 
         with ExitStack() as opened:
@@ -272,7 +272,7 @@ class Browser:
 
     @property
     def runtime(self) -> str:
-        """What runs models in it."""
+        """The name of the engine in it."""
         return f"onnxruntime-web {self.web}"
 
     def ask(
@@ -282,7 +282,7 @@ class Browser:
         arrays: Mapping[str, Array] | None = None,
         seconds: float = _ANSWERING,
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """The page's answer to a question.
+        """Return the page's answer to a question.
 
         Raises:
             RuntimeFailure: onnxruntime-web fails, or Chromium ends or takes too long.
@@ -311,7 +311,7 @@ class Browser:
         return answer
 
     def open(self, model: ModelProto | str | PathLike[str]) -> "WebSession":
-        """A session.
+        """Return a session.
 
         Raises:
             RuntimeFailure: the model does not load, or not on WebGPU.
@@ -336,7 +336,7 @@ class Browser:
 
 @Once
 def open_browser() -> Browser:
-    """The browser of this process, which ends with it.
+    """Return the browser of this process, which ends with it.
 
     Raises:
         As :class:`Browser`.
@@ -418,7 +418,7 @@ class WebSession:
 
 
 def _files(source: bytes | str) -> dict[str, bytes | Path]:
-    """The model, under the name "", and its data files, under the names that it gives them.
+    """Return the model, under the name "", and its data files, under the names that it gives them.
 
     Raises:
         RuntimeFailure: they are too large for a browser.
@@ -441,7 +441,7 @@ def _files(source: bytes | str) -> dict[str, bytes | Path]:
 
 
 def _typed(name: str, feed: Feed, kind: str) -> Array:
-    """An input as the array that it has to be."""
+    """Return an input as the array that it has to be."""
     feed = np.asarray(feed) if isinstance(feed, np.generic) else feed
     if (kind != "string" and kind not in TYPES) or not isinstance(feed, np.ndarray):
         raise RuntimeFailure(
@@ -453,7 +453,7 @@ def _typed(name: str, feed: Feed, kind: str) -> Array:
 
 
 def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    """Nodes by provider, and those of the CPU by op type, as ONNX Runtime logs them.
+    """Return nodes by provider, and those of the CPU by op type, as ONNX Runtime logs them.
 
     It logs each provider with the number of its nodes, and the nodes behind it, unless all are on one provider.
     """
@@ -468,7 +468,7 @@ def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
 
 
 def _plain(text: str) -> str:
-    """The first line of an error of onnxruntime-web, without its numbers."""
+    """Return the first line of an error of onnxruntime-web, without its numbers."""
     return _NUMBERS.sub(
         "", text.strip().splitlines()[0] if text.strip() else "unknown error"
     )

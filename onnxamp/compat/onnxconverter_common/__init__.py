@@ -72,7 +72,7 @@ def convert_float_to_float16(
         model: a ModelProto or a path; it is never changed.
         min_positive_val, max_finite_val: magnitudes that weights are limited to where they become float16, apart from
             0, infinities and NaN.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         disable_shape_infer: has no effect, since types follow from schemas, and shapes are not needed.
         op_block_list: op types to keep in float32, in any domain; None for :data:`DEFAULT_OP_BLOCK_LIST`.
         node_block_list: names of nodes to keep in float32.
@@ -215,7 +215,7 @@ def auto_convert_mixed_precision(
         validate_fn: called with the lists of outputs of the original and of a candidate; returns True or False.
         rtol, atol: all outputs must be close in the sense of ``numpy.allclose``; with one of them, the other is 1e-5 or
             1e-8. With ``validate_fn``, both must hold.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
 
     Returns:
         The converted ModelProto.
@@ -267,7 +267,7 @@ def auto_convert_mixed_precision_model_path(
         location: cannot be chosen: a data file, where one is needed, is called like the model, with ".data" behind it.
         customized_validate_func: called with the lists of outputs; it replaces the tolerances.
         rtol, atol: tolerances of ``numpy.allclose``; 1e-3 and 1e-5 by default.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         verbose: has no effect, since nothing is printed.
 
     Raises:
@@ -319,7 +319,7 @@ def auto_convert_mixed_precision_model_path(
 def _judge(
     model: Model, function: Judge | None, rtol: float | None, atol: float | None
 ) -> Accept:
-    """What accepts outputs: a function of lists, tolerances, or both."""
+    """The judge of outputs: a function of lists, tolerances, or both."""
     names = [entry.name for entry in model.proto.graph.output]
 
     def accepts(reference: Mapping[str, Any], result: Mapping[str, Any]) -> bool:

@@ -38,7 +38,7 @@ DEFAULT_OP_BLOCK_LIST: list[str] = read_table("blocked")["onnxruntime"]["ops"]
 
 _LEAST: Final = 5.96e-08
 _MOST: Final = 65504.0
-"""What ONNX Runtime allows at most: the smallest and the largest positive number of float16."""
+"""ONNX Runtime's limits: the smallest and the largest positive number of float16."""
 
 
 @unchanged_sources()
@@ -60,7 +60,7 @@ def convert_float_to_float16(
         model: a ModelProto or a path; it is never changed.
         min_positive_val, max_finite_val: magnitudes that weights are limited to where they become float16, apart from
             0, infinities and NaN.
-        keep_io_types: whether graph inputs and outputs stay float32, or the names of those that do.
+        keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         disable_shape_infer: has no effect, since types follow from schemas, and shapes are not needed.
         op_block_list: op types to keep in float32, in any domain; None for :data:`DEFAULT_OP_BLOCK_LIST`.
         node_block_list: names of nodes to keep in float32.
@@ -169,7 +169,7 @@ def float_to_float16_max_diff(
     min_positive_val: float = 5.96e-08,
     max_finite_val: float = 65504.0,
 ) -> float:
-    """The largest absolute difference that float16 makes to an element of a float32 tensor.
+    """Return the largest absolute difference that float16 makes to an element of a float32 tensor.
 
     Args:
         tensor: the tensor; it does not change.

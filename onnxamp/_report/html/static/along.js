@@ -113,6 +113,7 @@ const reading = (k) => {
   const others = columns.first[k + 1] - columns.first[k] - 1;
   const lines = [["name", nodes.name[i]]];
   lines.push(["", [nodes.op[i], nodes.precision[i], nodes.provider[i]].filter(Boolean).join(" · ")]);
+  if (nodes.quantized[i]) lines.push(["", nodes.quantized[i].text]);
   if (nodes.scope[i]) lines.push(["quiet", `in ${nodes.scope[i]}`]);
   const errors = [["local error", nodes.local[i]], ["accumulated", nodes.accumulated[i]], ["largest |x|", nodes.largest[i]]];
   const told = errors.filter(([, x]) => x !== null).map(([label, x]) => `${label} ${number(x)}`);

@@ -8,6 +8,18 @@ const decode = (x) => (typeof x === "string" ? WORDS[x] : x);
 /** Rows of a column whose texts are stored once each. */
 const texts = (table) => table.rows.map((row) => table.texts[row]);
 
+/** What is said of a node of a quantized network, by its role. */
+const ROLES = {
+  scales: (type) => `${type} Q/DQ, in the precision of its scale`,
+  products: (type) => `product of dequantized ${type}`,
+  integers: (type) => `kernel with ${type} inside`,
+};
+/** The type of such a node, what is said of it, and how it is drawn; null for other nodes. */
+const readQuantized = (told) => {
+  const [, type, role] = told.match(/^(.*) (\w+)$/) || [];
+  return role ? { type, text: ROLES[role](type), kind: role === "scales" ? "scales" : "quantized" } : null;
+};
+
 const count = raw.nodes.name.length;
 const nodes = {
   name: raw.nodes.name,
@@ -15,6 +27,7 @@ const nodes = {
   scope: texts(raw.nodes.scope),
   precision: texts(raw.nodes.precision),
   provider: texts(raw.nodes.provider),
+  quantized: texts(raw.nodes.quantized).map(readQuantized),
   why: texts(raw.nodes.why),
   reason: texts(raw.nodes.reason),
   messages: (i) => raw.nodes.messages[i] || [],

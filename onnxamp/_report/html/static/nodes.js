@@ -33,7 +33,7 @@ const compare = (of, descending) => {
 let haystack = null;
 const searched = () => {
   haystack ??= nodes.name.map((name, i) =>
-    [name, nodes.op[i], nodes.scope[i], nodes.reason[i], ...values.of[i].map((v) => values.name[v]), ...nodes.messages(i).map(([, text]) => text)].join("\n").toLowerCase()
+    [name, nodes.op[i], nodes.scope[i], nodes.quantized[i]?.text, nodes.reason[i], ...values.of[i].map((v) => values.name[v]), ...nodes.messages(i).map(([, text]) => text)].join("\n").toLowerCase()
   );
   return haystack;
 };
@@ -103,7 +103,9 @@ const cell = (key, i, isOpen) => {
   if (key === "name") return element("td", { class: "name" }, element("button", { type: "button", "aria-expanded": String(isOpen) }, breakable(nodes.name[i])));
   if (key === "precision") {
     if (!nodes.precision[i]) return element("td");
-    return element("td", { class: "precision" }, element("span", { class: `swatch ${nodes.precision[i].replace(" ", "-")}` }), nodes.precision[i]);
+    const grid = nodes.quantized[i];
+    const mark = grid ? [element("br"), element("span", { class: `swatch ${grid.kind}` }), element("span", { class: "muted" }, grid.type)] : [];
+    return element("td", { class: "precision" }, element("span", { class: `swatch ${nodes.precision[i].replace(" ", "-")}` }), nodes.precision[i], ...mark);
   }
   if (key === "why") {
     const bad = nodes.messages(i).filter(([level]) => level > 1).slice(0, 1);
@@ -118,7 +120,7 @@ const cell = (key, i, isOpen) => {
 const LEVELS = ["", "note", "warning", "error"];
 const details = (i) => {
   const parts = [];
-  const where = [nodes.scope[i] && `inside ${nodes.scope[i]}`, nodes.provider[i] && nodes.provider[i] !== "none" && `runs on ${nodes.provider[i]}`, nodes.provider[i] === "none" && "no kernel on the target"].filter(Boolean);
+  const where = [nodes.quantized[i]?.text, nodes.scope[i] && `inside ${nodes.scope[i]}`, nodes.provider[i] && nodes.provider[i] !== "none" && `runs on ${nodes.provider[i]}`, nodes.provider[i] === "none" && "no kernel on the target"].filter(Boolean);
   if (where.length) parts.push(element("p", { class: "muted" }, element("bdi", {}, where.join(", "))));
   const list = nodes.messages(i).map(([level, text]) => element("li", {}, element("span", { class: `tag level-${level}` }, LEVELS[level]), " ", element("bdi", {}, text)));
   if (list.length) parts.push(element("ul", {}, ...list));

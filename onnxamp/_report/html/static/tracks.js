@@ -2,18 +2,19 @@
 
 const has = (column) => column.some((x) => x !== null);
 const HAS_ERRORS = has(values.local) || has(values.accumulated);
+const HAS_QUANTIZED = nodes.quantized.some(Boolean);
 const HAS_RANGES = values.largest.some((x) => x > 0);
 
 /** A rectangle as a piece of a path: thousands of them are one element. */
 const box = (x, y, w, h) => `M${x.toFixed(2)} ${y.toFixed(2)}h${w.toFixed(2)}v${h.toFixed(2)}h${(-w).toFixed(2)}z`;
 const label = (c, y, text) => svg("text", { x: c.left - 8, y, "text-anchor": "end" }, text);
 
-/** Precision: float32 above the middle line, low below it; Casts and problems in rows of their own. */
+/** Precision: float32 above the middle line, low below it; Casts, what computes with integers, and problems in rows of their own. */
 const precisionTrack = (c) => {
   const lane = c.total < 80 ? 34 : 40;
   const middle = 22 + lane;
   const gap = c.step >= 5 ? 1 : 0;
-  const paths = { high: "", low: "", mixed: "", none: "", cast: "", warn: "", bad: "" };
+  const paths = { high: "", low: "", mixed: "", none: "", cast: "", scales: "", quantized: "", warn: "", bad: "" };
   const casts = new Int32Array(c.total);
   const parts = [];
   let most = 1;
@@ -23,13 +24,17 @@ const precisionTrack = (c) => {
     most = Math.max(most, casts[k]);
   }
   const castTop = middle + lane + 8;
+  const gridTop = castTop + (raw.nodes.casts.length ? 22 : 0);
+  const problemTop = gridTop + (HAS_QUANTIZED ? 22 : 0);
   for (let k = 0; k < c.total; k++) {
     const [x, w] = [c.x(k), c.step - gap];
     const seen = { high: 0, low: 0, mixed: 0 };
     const computing = c.first[k + 1] - c.first[k] - casts[k];
     let level = 0;
+    let grid = 0;
     for (let i = c.first[k]; i < c.first[k + 1]; i++) {
       level = Math.max(level, nodes.level[i]);
+      if (nodes.quantized[i]) grid = Math.max(grid, nodes.quantized[i].kind === "scales" ? 1 : 2);
       if (nodes.isCast[i]) continue;
       if (isLow(nodes.precision[i])) seen.low++;
       else if (nodes.precision[i] === "float32" || nodes.precision[i] === "float64") seen.high++;
@@ -46,9 +51,10 @@ const precisionTrack = (c) => {
       const thick = Math.max(1.5, Math.min(4, w));
       paths.cast += box(x + (w - thick) / 2, castTop + 16 - h, thick, h);
     }
+    if (grid) paths[grid > 1 ? "quantized" : "scales"] += grid > 1 ? box(x, gridTop + 2, w, 14) : box(x, gridTop + 7, w, 4);
     if (level > 1) {
       hasProblems = true;
-      paths[level > 2 ? "bad" : "warn"] += box(c.middle(k) - 1.5, castTop + 24, 3, 9);
+      paths[level > 2 ? "bad" : "warn"] += box(c.middle(k) - 1.5, problemTop + 3, 3, 9);
     }
     if (c.first[k + 1] - c.first[k] === 1 && !nodes.isCast[c.first[k]]) inside(parts, c, k, seen, middle, lane);
   }
@@ -56,9 +62,10 @@ const precisionTrack = (c) => {
   const names = [svg("text", { class: "title", x: c.left, y: 11 }, "Precision"), label(c, middle - lane / 2 + 4, "float32")];
   names.push(label(c, middle + lane / 2 + 4, isLow(lowName) ? lowName : "low"));
   if (paths.cast) names.push(label(c, castTop + 13, "Casts"));
-  if (hasProblems) names.push(label(c, castTop + 33, "problems"));
+  if (HAS_QUANTIZED) names.push(label(c, gridTop + 13, "integers"));
+  if (hasProblems) names.push(label(c, problemTop + 12, "problems"));
   const line = svg("line", { class: "grid", x1: c.left, x2: c.left + c.plot, y1: middle, y2: middle });
-  return { height: castTop + (hasProblems ? 58 : 38), parts: [line, ...marks, ...parts, ...names] };
+  return { height: problemTop + (hasProblems ? 36 : 16), parts: [line, ...marks, ...parts, ...names] };
 };
 
 /** The op's name in a cell that is wide enough for it. */
@@ -341,6 +348,8 @@ const legend = () => {
   for (const precision of ["float16", "bfloat16", "float32", "float64", "mixed"]) if (seen.has(precision)) item(precision, precision);
   if (seen.has("no floats")) item("none", "no floats");
   if (raw.nodes.casts.length) item("tick cast", "Cast between floats");
+  const kinds = new Map(nodes.quantized.filter(Boolean).map(({ text, kind }) => [text, kind]));
+  for (const [text, kind] of kinds) item(kind, text);
   if (has(values.accumulated)) item("line accumulated", "accumulated error");
   if (has(values.local)) item("round local", "local error of one op");
   if (nodes.level.some((level) => level > 1)) item("tick bad", "problem");

@@ -1,0 +1,69 @@
+"""Scales of quantized numbers that low precision does not hold, in a model as it is."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from onnxamp._audit.findings import ScaleAtRisk
+from onnxamp._audit.hazards import raised
+from onnxamp._decide.hazards import scales
+from onnxamp._dtypes import FLOAT16, FORMATS, Format, readable_types
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import quantized_nodes
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.view import ABSENT
+from onnxamp._model.weights import read_array
+from onnxamp._ops.facts import op_facts
+
+_SCALE = 1
+"""The input of nodes that quantize or dequantize."""
+
+
+def scales_at_risk(
+    graph: Graph, shapes: Sequence[Shape | None]
+) -> Iterator[ScaleAtRisk]:
+    """Yield scales that leave the range of a low type of the model, are subnormal there, or move their grid.
+
+    Of a model without low precision, those that float16 does not hold. Complexity: linear in nodes and scales.
+    """
+    facts = op_facts()
+    nodes = graph.nodes_of(facts.quantize | facts.dequantize | facts.scales.keys())
+    rule = scales.KIND.audit.rule if scales.KIND.audit else None
+    if not nodes or rule is None:
+        return
+    present = set(graph.types)
+    lows = [low for low in FORMATS.values() if low.tensor in present] or [FLOAT16]
+    quantized = graph.ask(quantized_nodes)
+    for low in lows:
+        view = raised(graph, low, shapes)
+        lost = dict[int, str]()
+        for hazard in rule(view, low):
+            lost.setdefault(hazard.node, hazard.detail)
+        for node in nodes:
+            ports = facts.scales.get(node.key, (_SCALE,))
+            read = [value for port in ports if (value := node.input(port)) != ABSENT]
+            whys = (_subnormal(view, value, low) for value in read)
+            if why := lost.get(node.index) or next(filter(None, whys), ""):
+                yield ScaleAtRisk(
+                    node=node.label,
+                    op=node.key,
+                    type=quantized[node.index].type if node.index in quantized else "",
+                    stored=readable_types(graph.types[read[0]]),
+                    low=low.name,
+                    why=why,
+                )
+
+
+def _subnormal(graph: Graph, scale: int, low: Format) -> str:
+    """Return how many of a node's scales have fewer digits in low precision, in a clause; "" if none has."""
+    tensor = graph.constants.tensors.get(graph.constants.source(scale))
+    if tensor is None:
+        return ""
+    magnitudes = np.abs(read_array(tensor, graph.folder).astype(np.float32))
+    small = magnitudes[(magnitudes > 0) & (magnitudes < low.smallest_normal)]
+    if not small.size:
+        return ""
+    if magnitudes.size == 1:
+        return f"a scale of {small.min():.6g} is subnormal in {low.name}"
+    of = f"{small.size:,} of {magnitudes.size:,} scales"
+    return f"{of} are subnormal in {low.name}, down to {small.min():.6g}"

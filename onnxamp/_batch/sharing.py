@@ -1,0 +1,144 @@
+"""Models of a folder that refer to one data file, such as a decoder with and without caches: so do their results.
+
+Each result is written by itself, with all its weights. Then those that are the same bytes are dropped from all but one.
+A result whose weights another one refers to is never written over, as :mod:`onnxamp._model.data_files` says.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from onnx import ModelProto, TensorProto
+
+from onnxamp._batch.job import Job
+from onnxamp._dtypes import FLOAT16
+from onnxamp._model.blobs import PIECE, WeightConverter
+from onnxamp._model.data_files import (
+    data_files_of,
+    is_data_name,
+    is_own,
+    referring_models,
+)
+from onnxamp._model.external_data import (
+    DataLocation,
+    data_location,
+    external_tensor,
+    has_data_file,
+)
+from onnxamp._model.protos import tensors_of
+from onnxamp._model.saving import save_model
+from onnxamp._model.storage import folder_of, load_model, weight_bytes
+from onnxamp._paths.paths import is_remote
+
+
+class Shared(NamedTuple):
+    """A result that refers to the weights of others, and how many bytes of its own are left."""
+
+    job: Job
+    size: int
+
+
+def share_weights(jobs: Iterable[Job]) -> Iterator[Shared]:
+    """Let results share the weights that their originals share.
+
+    Args:
+        jobs: models that have results.
+
+    Returns:
+        Those whose results were written anew.
+
+    Raises:
+        OutputError: a result cannot be written.
+
+    Complexity: the weights of models that share a data file are read once, and written once where they differ.
+    """
+    for group in _groups(jobs):
+        stored: dict[bytes, DataLocation] = {}
+        for job in group:
+            size = _refer(job.target, stored)
+            if size is not None:
+                yield Shared(job, size)
+        _remove_unused(group)
+
+
+def _groups(jobs: Iterable[Job]) -> list[list[Job]]:
+    """The models with results on this machine, in one folder, that share data files with each other."""
+    by_file: dict[tuple[Path, Path], list[Job]] = {}
+    for job in jobs:
+        if not is_remote(job.source) and not is_remote(job.target):
+            for name in data_files_of(job.source):
+                place = job.source.parent / name, job.target.parent
+                by_file.setdefault(place, []).append(job)
+    return [group for group in by_file.values() if len(group) > 1]
+
+
+def _refer(path: Path, stored: dict[bytes, DataLocation]) -> int | None:
+    """Let a result refer to weights that are ``stored`` already, which get those that are not.
+
+    Returns:
+        The bytes that are left in it; None where nothing changed.
+    """
+    model, folder = load_model(path), folder_of(path)
+    others, own = set[Path](), dict[bytes, DataLocation]()
+    for tensor, place in _placed(model, folder):
+        digest = _digest(place)
+        known = stored.get(digest, place)
+        own[digest] = place
+        if known.path != place.path:
+            others.add(known.path)
+            _point(tensor, known, folder)
+    size = None
+    if others:
+        elsewhere = {place.path for place in stored.values()}
+        converter = WeightConverter(FLOAT16, folder)
+        save_model(model, path, converter, external=True, keep=others, stay=elsewhere)
+        placed = list(_placed(model, folder))
+        own = {_digest(place): place for _, place in placed}
+        size = weight_bytes(model) - sum(
+            place.length for _, place in placed if place.path in elsewhere
+        )
+    for digest, place in own.items():
+        stored.setdefault(digest, place)
+    return size
+
+
+def _remove_unused(group: Sequence[Job]) -> None:
+    """Remove the data files of earlier results to which no model refers any more."""
+    folder = group[0].target.parent
+    own = {
+        path.name
+        for path in folder.iterdir()
+        if any(is_data_name(path.name, job.target.name) for job in group)
+        and is_own(path)
+    }
+    for name in sorted(own - referring_models(folder, own).keys()):
+        (folder / name).unlink()
+
+
+def _placed(
+    model: ModelProto, folder: Path
+) -> Iterator[tuple[TensorProto, DataLocation]]:
+    """The weights in data files, with their places."""
+    for tensor in tensors_of(model):
+        place = data_location(tensor, folder) if has_data_file(tensor) else None
+        if place is not None:
+            yield tensor, place
+
+
+def _point(tensor: TensorProto, place: DataLocation, folder: Path) -> None:
+    """Let a weight refer to a place."""
+    name = place.path.relative_to(folder.resolve()).as_posix()
+    tensor.ClearField("external_data")
+    tensor.MergeFrom(external_tensor(name, place.offset, place.length))
+
+
+def _digest(place: DataLocation) -> bytes:
+    """What tells weights apart."""
+    digest, left = sha256(), place.length
+    with place.opened() as file:
+        while left:
+            piece = file.read(min(left, PIECE))
+            left -= len(piece)
+            digest.update(piece)
+    return digest.digest()

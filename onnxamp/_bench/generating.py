@@ -1,0 +1,233 @@
+"""Timing decoders that generate text, each in a process of its own, in turns after the same prompts."""
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import eq
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from onnxamp._bench.bench import CPU_NOTE
+from onnxamp._bench.generators import GENAI, RUNTIME
+from onnxamp._bench.records import Generation, GenerationReport
+from onnxamp._bench.timing import Blocks, latency, ratio
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._graph.graph import graph_of
+from onnxamp._graph.stats import lowest_precision
+from onnxamp._model.model import Model
+from onnxamp._model.sources import unchanged_sources
+from onnxamp._optional import is_there
+from onnxamp._runtime.building import Child
+from onnxamp._runtime.decoder import Decoder
+from onnxamp._runtime.engines import Engine, choose_engine, on_cpu
+from onnxamp._runtime.prompts import Prompts, PromptWriter
+from onnxamp._runtime.starting import active_libraries
+from onnxamp._runtime.values import Feeds
+from onnxamp._workers.executor import temporary_folder
+
+_LENGTH: Final = 64
+"""Tokens of a prompt that is random."""
+_ROUNDS: Final = (3, 20)
+"""The least and the largest number of rounds that count, after one that does not."""
+_GENAI_CONFIG: Final = "genai_config.json"
+
+
+@unchanged_sources()
+def bench_decoders(
+    models: Sequence[Path],
+    *,
+    prompts: Prompts | None = None,
+    count: int = 64,
+    provider: str | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    seconds: float = 2.0,
+    threads: int = 0,
+    told: Callable[[int, int], None],
+) -> GenerationReport:
+    """Let decoders generate greedily on ONNX Runtime, and on ONNX Runtime GenAI where it is installed.
+
+    Args:
+        models: files. Others are compared with the first, and read its tokens.
+        prompts: texts; None for one prompt of made-up tokens.
+        count: how many tokens to generate after each prompt, at least 2.
+        provider: "cpu", "cuda", or a plugin provider; None for CUDA if there is a device.
+        dims: sizes of named dimensions of random inputs.
+        seed: seed of random inputs.
+        seconds: how long to time each model on each engine.
+        threads: threads of one operator on the CPU; 0 leaves the choice to the engine.
+        told: progress callback, called with (steps done, steps in all).
+
+    Raises:
+        ArgumentError: a model is no decoder with caches.
+        RuntimeFailure: the provider cannot be used, or a model does not run.
+    """
+    engine, first = choose_engine(provider), Model.of(models[0])
+    writer = PromptWriter(on_cpu(first), seed, dims)
+    texts = [] if prompts is None else prompts.tokens_of(first)
+    read = [writer.prompt(text) for text in texts] or [writer.made_up(_LENGTH)]
+    runs = list[_Run]()
+    with temporary_folder() as folder, ExitStack() as stack:
+
+        def started() -> Child:
+            process = Child("onnxamp._bench.generators")
+            stack.callback(process.end)
+            return process
+
+        for path in models:
+            task = Path(folder, f"{len(runs)}.pickle")
+            runs += _loaded(
+                path=path,
+                task=task,
+                read=read,
+                engine=engine,
+                threads=threads,
+                started=started,
+            )
+        told(1, 2)
+        _generate(runs, count, seconds)
+        told(2, 2)
+    tokens = sum(np.asarray(one[writer.decoder.tokens]).shape[-1] for one in read)
+    source = "1 made-up prompt" if prompts is None else f"{len(read)} of the prompts"
+    notes = {CPU_NOTE: engine.emulates and any(run.lowest != "float32" for run in runs)}
+    return GenerationReport(
+        ran_on=engine.place,
+        inputs=f"{source}, {tokens} tokens; {count} tokens generated after each",
+        tokens=count * len(read),
+        runs=tuple(_outcome(run, runs, tokens) for run in runs),
+        notes=tuple(note for note, holds in notes.items() if holds),
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """A model on an engine: what it is, its process, and what each round showed, the first of which does not count."""
+
+    label: str
+    kind: str
+    lowest: str
+    process: Child
+    runtime: str
+    load: float
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+
+    def generate(self, count: int) -> float:
+        """Generate after all prompts; return the seconds that it took.
+
+        Raises:
+            RuntimeFailure: the model does not run.
+        """
+        found = _answer(self.process, self.label, {"do": "generate", "count": count})
+        self.rounds.append(found)
+        return float(sum(found["firsts"]) + sum(found["steps"]))
+
+    def blocks(self, what: str) -> Blocks:
+        """Return the seconds of all rounds that count."""
+        return [found[what] for found in self.rounds[1:]]
+
+
+def _loaded(
+    path: Path,
+    task: Path,
+    read: Sequence[Feeds],
+    engine: Engine,
+    threads: int,
+    started: Callable[[], Child],
+) -> Iterator[_Run]:
+    """Load a model in a process for each engine that takes it."""
+    model = Model.of(path)
+    decoder = Decoder.of(model)
+    if not decoder.caches:
+        raise ArgumentError(
+            f"{model.label} has no caches: generation is timed from step to step with them."
+        )
+    lowest = lowest_precision(model.ask(graph_of).types)
+    prompts = [(feeds, np.asarray(feeds[decoder.tokens])[0].tolist()) for feeds in read]
+    facts = {
+        "path": path.absolute(),
+        "decoder": decoder,
+        "prompts": prompts,
+        "provider": engine.provider,
+        "threads": threads,
+        "libraries": active_libraries(),
+    }
+    task.write_bytes(pickle.dumps(facts))
+    for kind in (RUNTIME, GENAI) if _is_for_genai(path, decoder, read) else (RUNTIME,):
+        process = started()
+        question = {"do": "load", "engine": kind, "task": str(task)}
+        loaded = _answer(process, model.label, question)
+        yield _Run(
+            label=model.label,
+            kind=kind,
+            lowest=lowest,
+            process=process,
+            runtime=loaded["runtime"],
+            load=loaded["seconds"],
+        )
+
+
+def _is_for_genai(path: Path, decoder: Decoder, read: Sequence[Feeds]) -> bool:
+    """Return whether ONNX Runtime GenAI is installed, and runs the model in this folder with tokens alone."""
+    known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
+    is_alone = all(known.issuperset(feeds) for feeds in read)
+    return is_alone and path.with_name(_GENAI_CONFIG).is_file() and is_there(GENAI)
+
+
+def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a process.
+
+    Raises:
+        RuntimeFailure: it ended, or says what is wrong.
+    """
+    found = process.ask(question)
+    if found is None:
+        raise RuntimeFailure(f"{label}: its process {process.ended}.")
+    if "fault" in found:
+        raise RuntimeFailure(f"{label}: {found['fault']}")
+    return found
+
+
+def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
+    """Let all generate in turns, in reverse order every other round, after a round that does not count."""
+    cost = sum(run.generate(count) for run in runs)
+    least, most = _ROUNDS
+    for number in range(max(least, min(most, int(seconds * len(runs) / cost)))):
+        for run in runs if number % 2 == 0 else reversed(runs):
+            run.generate(count)
+
+
+def _outcome(run: _Run, runs: Sequence[_Run], read: int) -> Generation:
+    """Return the measurements of a run, next to the first one on its engine."""
+    reference = next(one for one in runs if one.kind == run.kind)
+    firsts, steps = run.blocks("firsts"), run.blocks("steps")
+    ratios = (
+        None if reference is run else ratio(reference.blocks(what), run.blocks(what))
+        for what in ("firsts", "steps")
+    )
+    first_ratio, step_ratio = ratios
+    step = latency(run.rounds[0]["steps"][0], steps)
+    same = (
+        sum(takewhile(bool, map(eq, one, other)))
+        for one, other in zip(
+            reference.rounds[-1]["tokens"], run.rounds[-1]["tokens"], strict=True
+        )
+    )
+    return Generation(
+        model=run.label,
+        runtime=run.runtime,
+        load=run.load,
+        first=latency(run.rounds[0]["firsts"][0], firsts),
+        step=step,
+        prefill=read / median(map(sum, firsts)),
+        decode=1 / step.median,
+        first_ratio=first_ratio,
+        step_ratio=step_ratio,
+        same=sum(same),
+        memory=run.rounds[-1]["memory"],
+        device_memory=run.rounds[-1]["device"],
+    )

@@ -1,0 +1,155 @@
+"""Engines that generate text greedily, and the process that times one of them.
+
+A process loads one model, and then generates after all prompts as often as it is asked. Its peak memory is that of the
+model, with Python and the engine.
+"""
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from onnxamp._optional import optional
+from onnxamp._runtime.decoder import LOGITS, Decoder
+from onnxamp._runtime.engines import engine_on
+from onnxamp._runtime.plugins import device_memory_used
+from onnxamp._runtime.servers import answer_with
+from onnxamp._runtime.session import Provider, make_session, run_values
+from onnxamp._runtime.starting import custom_ops
+from onnxamp._runtime.values import Feeds, as_typed, from_value, to_value
+
+RUNTIME: Final = "onnxruntime"
+"""The engine that feeds caches from step to step itself."""
+GENAI: Final = "genai"
+"""ONNX Runtime GenAI, which does so for folders with its config."""
+
+
+class Generator(Protocol):
+    """A model on an engine, which generates one sequence at a time."""
+
+    runtime: str
+    """The engine, with its version."""
+
+    def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
+        """Read a prompt, and return the token after it; ``count`` tokens are wanted."""
+
+    def step(self) -> int:
+        """Return the next token."""
+
+
+class RuntimeGenerator:
+    """ONNX Runtime. Caches stay where a run leaves them, on the device if there is one."""
+
+    def __init__(
+        self, path: Path, decoder: Decoder, provider: Provider, threads: int
+    ) -> None:
+        self._session = make_session(path, provider, threads=threads, cuda_options={})
+        self._decoder = decoder
+        self._kinds = {item.name: item.type for item in self._session.get_inputs()}
+        self._outputs = [item.name for item in self._session.get_outputs()]
+        self._feeds: Feeds = {}
+        self._caches: dict[str, Any] = {}
+        self._token = 0
+        self.runtime = engine_on(provider).runtime
+
+    def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
+        """As :meth:`Generator.begin`."""
+        del tokens, count
+        self._feeds, self._caches = prompt, {}
+        return self._run()
+
+    def step(self) -> int:
+        """As :meth:`Generator.step`."""
+        self._feeds = self._decoder.advanced(self._feeds, self._token)
+        return self._run()
+
+    def _run(self) -> int:
+        values = dict(self._caches)
+        for name in self._kinds.keys() - values.keys():
+            feed = as_typed(self._feeds[name], self._kinds[name])
+            values[name] = to_value(feed, self._kinds[name])
+        found = run_values(self._session, values, self._outputs)
+        for name, present in self._decoder.caches.items():
+            if all(found[present].shape()):
+                self._caches[name] = found[present]
+        logits = from_value(found[LOGITS])
+        self._token = int(logits[0, -1].argmax())
+        return self._token
+
+
+def serve() -> None:
+    """Answer as :class:`_Timer` does."""
+    answer_with(_Timer)
+
+
+class _Timer:
+    """Loads one model, and times what it generates."""
+
+    def __init__(self) -> None:
+        self._generator: Generator | None = None
+        self._prompts: list[tuple[Feeds, list[int]]] = []
+        self._before: int | None = None
+
+    def __call__(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Return what a question asks for, or why it cannot be had under "fault"."""
+        asked: Mapping[str, Callable[..., dict[str, Any]]]
+        asked = {"load": self.load, "generate": self.generate}
+        try:
+            return asked[do](**arguments)
+        except Exception as error:  # noqa: BLE001 - engines raise what they like
+            return {"fault": str(error) or type(error).__name__}
+
+    def load(self, engine: str, task: str) -> dict[str, Any]:
+        """Load a model with an engine; a file holds all that it takes."""
+        given: Mapping[str, Any] = pickle.loads(Path(task).read_bytes())  # noqa: S301 - the file is our own
+        self._prompts, provider = given["prompts"], given["provider"]
+        self._before = device_memory_used() if provider == "cuda" else None
+        arguments = given["path"], given["decoder"], provider, given["threads"]
+        start = perf_counter()
+        if engine == GENAI:
+            generator: Generator = optional(GENAI).GenaiGenerator(*arguments)
+        else:
+            with custom_ops(library=given["libraries"]):
+                generator = RuntimeGenerator(*arguments)
+        self._generator = generator
+        return {"seconds": perf_counter() - start, "runtime": generator.runtime}
+
+    def generate(self, count: int) -> dict[str, Any]:
+        """Generate after all prompts: seconds to each first token, and of each step; the tokens, and the memory."""
+        assert self._generator is not None
+        firsts, steps, every = list[float](), list[float](), list[list[int]]()
+        for prompt, read in self._prompts:
+            start = perf_counter()
+            tokens = [self._generator.begin(prompt, read, count)]
+            firsts.append(perf_counter() - start)
+            while len(tokens) < count:
+                start = perf_counter()
+                tokens.append(self._generator.step())
+                steps.append(perf_counter() - start)
+            every.append(tokens)
+        now = None if self._before is None else device_memory_used()
+        taken = None if now is None or self._before is None else now - self._before
+        return {
+            "firsts": firsts,
+            "steps": steps,
+            "tokens": every,
+            "memory": _peak_memory(),
+            "device": taken,
+        }
+
+
+def _peak_memory() -> int | None:
+    """Return the most memory that this process has held, in bytes; None where the system does not tell."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("VmHWM:"))
+        return 1024 * int(line.split()[1])
+    with suppress(ImportError):
+        import resource  # noqa: PLC0415 - Windows has none
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
+    return None

@@ -1,0 +1,109 @@
+"""Comparison of two decoders on texts: how well they predict them, and the tokens that they generate after prompts."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnxamp._errors import RuntimeFailure
+from onnxamp._numerics.compare import log_softmax
+from onnxamp._numerics.metrics import Perplexity
+from onnxamp._numerics.results import Parting
+from onnxamp._runtime.decoder import Decoder, logits_of
+from onnxamp._runtime.engines import Outputs, Session
+from onnxamp._runtime.values import Feeds
+
+
+def defined(decoder: Decoder, feeds: Feeds, outputs: Outputs) -> Outputs:
+    """Return outputs with zeros in rows of caches that no token has reached, which engines leave open."""
+    seen = max((np.asarray(feeds[name]).shape[-1] for name in decoder.masks), default=0)
+    caches = {name: np.array(outputs[name]) for name in decoder.caches.values()}
+    for cache in caches.values() if seen else ():
+        cache[..., seen:, :] = 0
+    return {**outputs, **caches}
+
+
+def perplexity(
+    decoder: Decoder, feeds: Feeds, reference: Outputs, result: Outputs
+) -> Perplexity | None:
+    """Measure how well both models predict the tokens of a sample.
+
+    Returns:
+        None if no token of the sample follows another, or there are no logits for each of them.
+    """
+    tokens = np.asarray(feeds[decoder.tokens])
+    both = logits_of(reference), logits_of(result)
+    if any(logits.shape[:-1] != tokens.shape for logits in both) or tokens.ndim != 2:
+        return None
+    counts = np.ones(tokens.shape, bool)
+    for mask in (np.asarray(feeds[name]) for name in decoder.masks if name in feeds):
+        if mask.ndim == 2:
+            counts &= mask[:, -tokens.shape[1] :] != 0
+    rows, places = np.nonzero(counts[:, :-1] & counts[:, 1:])
+    if not rows.size:
+        return None
+    sums = (
+        sum(
+            -float(log_softmax(logits[row, place].astype(np.float64))[following])
+            for row, place, following in zip(
+                rows, places, tokens[rows, places + 1], strict=True
+            )
+        )
+        for logits in both
+    )
+    return Perplexity.of(rows.size, *sums)
+
+
+def generated(
+    decoder: Decoder,
+    models: tuple[Session, Session],
+    prompt: Feeds,
+    outputs: tuple[Outputs, Outputs],
+    *,
+    most: int,
+    sample: int,
+) -> Iterator[Parting]:
+    """Generate tokens greedily with a reference and a result, for as long as both choose the same.
+
+    Args:
+        decoder: what their inputs mean.
+        models: both.
+        prompt: one sequence of tokens, with empty caches.
+        outputs: what both gave after it.
+        most: the largest number of tokens.
+        sample: the number of the prompt.
+
+    Raises:
+        RuntimeFailure: the result does not run where the reference does.
+    """
+    feeds, same = (prompt, prompt), 0
+    if not most or len(logits_of(outputs[0])) != 1:
+        return
+    while True:
+        row, other = (logits_of(one)[0, -1] for one in outputs)
+        token, differing = int(row.argmax()), int(other.argmax())
+        if token != differing:
+            yield Parting(
+                output="",
+                sequences=1,
+                parted=1,
+                sample=sample,
+                position=same,
+                reference=token,
+                result=differing,
+                gap=float(row[token]) - float(row[differing]),
+                same=same,
+            )
+            return
+        same += 1
+        feeds = (
+            decoder.step(feeds[0], outputs[0], token),
+            decoder.step(feeds[1], outputs[1], token),
+        )
+        try:
+            following = None if same == most else models[0].run(feeds[0])
+        except RuntimeFailure:  # a decoder ends where its positions do
+            following = None
+        if following is None:
+            yield Parting("", 1, sample=sample, same=same)
+            return
+        outputs = following, models[1].run(feeds[1])

@@ -1,0 +1,72 @@
+"""Quantized networks in reports: their nodes by type and role, and the floats that stay float32 beside integers."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from onnxamp._convert.plan import Plan
+from onnxamp._decide.words import title_of
+from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
+from onnxamp._report.parts import Item, Section, Table, section, table
+from onnxamp._report.text import as_sentence, count, detailed, tally
+
+_ROLES: Final[Mapping[str, str]] = {
+    SCALES: "quantize or dequantize",
+    PRODUCTS: "multiply what was dequantized",
+    INTEGERS: "compute with integers inside",
+    "rest": "compute with floats alone",
+}
+
+
+def quantized_sections(plan: Plan) -> Iterator[Section]:
+    """Yield what becomes of a quantized network: its nodes by type, and what stays float32 beside them."""
+    yield section("Quantized nodes", quantized_table({"": plan}))
+    if plan.level != "auto":  # tuning says it
+        yield section("Float32 beside integers", _kept(plan), on_page=False)
+
+
+def quantized_table(plans: Mapping[str, Plan]) -> Table:
+    """Return nodes of a quantized network by type and role, under each of some plans."""
+    dtypes = dict.fromkeys(plan.dtype for plan in plans.values())
+    rows = (
+        (
+            level,
+            part.type,
+            _ROLES[part.role],
+            f"{sum(part.ops.values()):,}",
+            f"{part.low:,}",
+            f"{len(part.float32):,}",
+            tally(part.ops),
+        )
+        for level, plan in plans.items()
+        for part in plan.quantized
+    )
+    columns = ("level", "type", "nodes that", "nodes", *dtypes, "float32", "op types")
+    first = 1 if "" in plans else 0
+    return table(
+        columns[first:],
+        (row[first:] for row in rows),
+        right=range(3 - first, 6 - first),
+        prose=(6 - first,),
+        drop=(6 - first,),
+    )
+
+
+def _kept(plan: Plan) -> Iterator[Item]:
+    """Yield the reasons for which floats stay float32, most frequent first, with the nodes."""
+    kept = {node: why for part in plan.quantized for node, why in part.float32.items()}
+    rows = {row.node: row for row in plan.rows if not row.low and row.node in kept}
+    titles = {
+        node: title_of(rows[node].reason) if node in rows else why
+        for node, why in kept.items()
+    }
+    for title, times in Counter(titles.values()).most_common():
+        nodes = [node for node in kept if titles[node] == title]
+        mine = [rows[node] for node in nodes if node in rows]
+        ops = f": {tally(row.op for row in mine)}" if mine else ""
+        is_bare = all(row.why == title for row in mine)
+        yield Item(
+            as_sentence(f"{title}{ops}"),
+            label=count(times, "node"),
+            members=tuple(nodes) if is_bare else detailed(mine),
+        )

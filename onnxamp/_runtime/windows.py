@@ -1,0 +1,64 @@
+"""Caches that slide are as long as a window. ONNX Runtime leaves their rows undefined that hold no token yet."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import copied, copy_without
+from onnxamp._ops.facts import attribute, op_facts
+
+
+def with_defined_windows(graph: Graph) -> Graph:
+    """Return a model with zeros in such rows of the main graph; itself if it has no such caches."""
+    windows = op_facts().windows
+    sliding = [
+        node
+        for node in graph.nodes_of(windows)
+        if node.scope == 0 and attribute(node.proto, windows[node.key].when)
+    ]
+    if not sliding:
+        return graph
+    editor = GraphEditor(graph, copy_without(graph.model))
+    for node in sliding:
+        editor.replace(node.index, [*_defined(editor, graph, node)])
+    return Graph.of(editor.finish())
+
+
+def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProto]:
+    """The node, and what puts zeros into the rows of its caches beyond the tokens that were seen."""
+    given, make, window = copied(node.proto), editor.make, op_facts().windows[node.key]
+    zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
+
+    def fresh(part: str) -> str:
+        return editor.names.fresh(f"{node.label}/{part}")
+
+    last, tokens = fresh("last"), fresh("tokens")
+    after = [
+        make("Cast", [given.input[window.seen]], [last], to=TensorProto.INT64),
+        make("Reshape", [last, editor.ints([-1, 1, 1, 1], "window/all")], [tokens]),
+    ]
+    for at in window.caches:
+        name, value = given.output[at], node.outputs[at]
+        if value == ABSENT:
+            continue
+        given.output[at] = held = fresh("held")
+        shape, size, rows, column, keeps = map(
+            fresh, ("shape", "size", "rows", "column", "keeps")
+        )
+        elem = ELEM_NUMBERS[(graph.types[value] or FLOAT)[len("tensor(") : -1]]
+        nothing = editor.constant(np.zeros((), np.float32), "window/nothing", elem)
+        after += [
+            make("Shape", [held], [shape]),
+            make("Gather", [shape, axis], [size]),
+            make("Range", [zero, size, one], [rows]),
+            make("Unsqueeze", [rows, editor.ints([1], "window/axis")], [column]),
+            make("LessOrEqual", [column, tokens], [keeps]),
+            make("Where", [keeps, held, nothing], [name]),
+        ]
+    yield given
+    yield from after

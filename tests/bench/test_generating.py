@@ -1,0 +1,105 @@
+"""``onnxamp bench`` of folders of language models: what is generated, on which engine, and what is refused."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import decoders
+import onnx
+import pytest
+from commands import CLASSIFIER, run
+
+from onnxamp import convert_folder
+
+TEXTS = [[3, 14, 15], [9, 26, 5, 35, 8], [1, 2, 90, 4]]
+COUNT = 12
+QUICK = ("--seconds", "0.01", "--provider", "cpu", "--tokens", str(COUNT))
+HAS_GENAI = find_spec("onnxruntime_genai") is not None
+needs_tokenizers = pytest.mark.skipif(
+    find_spec("tokenizers") is None, reason="tokenizers is not installed: pip install 'onnxamp[text]'"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.txt").write_text("\n".join(" ".join(f"w{token}" for token in text) for text in TEXTS))
+    decoders.folder(Path("llama"), "genai", decoders.grouped())
+    return tmp_path
+
+
+def benched(*arguments: str) -> dict[str, Any]:
+    printed = run("bench", *arguments, *QUICK, "--format", "json")
+    assert printed.exit_code == 0, printed.output
+    found: dict[str, Any] = json.loads(printed.stdout)["report"]
+    return found
+
+
+@pytest.mark.usefixtures("home", "forked")
+@needs_tokenizers
+def test_a_result_generates_beside_its_original() -> None:
+    convert_folder("llama", "out", jobs=1)
+    report = benched("llama", "out", "--prompts", "prompts.txt")
+    assert report["inputs"] == f"3 of the prompts, 12 tokens; {COUNT} tokens generated after each"
+    assert report["ran_on"] == "CPU"
+    engines = ["onnxruntime", "onnxruntime-genai"] if HAS_GENAI else ["onnxruntime"]
+    assert [(one["model"], one["runtime"].split()[0]) for one in report["runs"]] == [
+        (str(Path(folder, "model.onnx")), engine) for folder in ("llama", "out") for engine in engines
+    ]
+    for one in report["runs"]:
+        assert one["same"] == COUNT * len(TEXTS) == report["tokens"]
+        assert min(one["load"], one["prefill"], one["decode"], one["first"]["median"], one["step"]["median"]) > 0
+        assert (one["step_ratio"] is None) == (one["model"] == str(Path("llama", "model.onnx")))
+        assert one["memory"] is None or one["memory"] > 10_000_000
+        assert one["device_memory"] is None
+    assert any("nothing of a GPU" in note for note in report["notes"])
+
+
+@pytest.mark.usefixtures("home")
+@needs_tokenizers
+def test_tokens_are_counted_up_to_the_first_that_differs() -> None:
+    model = decoders.plain()
+    other = decoders.disturbed(model)
+    decoders.folder(Path("plain"), "optimum", model)
+    onnx.save(other, "other.onnx")
+    one, two = benched("plain/model.onnx", "other.onnx", "--prompts", "prompts.txt")["runs"]
+    same = 0
+    for text in TEXTS:
+        pair = (decoders.generate(decoders.on_cpu(each), each, text, COUNT)[0] for each in (model, other))
+        same += next((n for n, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), COUNT)
+    assert (one["same"], two["same"]) == (COUNT * len(TEXTS), same)
+    assert same < COUNT * len(TEXTS)
+
+
+@pytest.mark.usefixtures("home", "forked")
+def test_prompts_may_be_made_up() -> None:
+    decoders.folder(Path("web"), "transformers.js", decoders.plain())
+    convert_folder("web", "out", jobs=1)
+    report = benched("web", "out", "--dim", "sequence_length=9")
+    assert report["inputs"] == f"1 made-up prompt, 9 tokens; {COUNT} tokens generated after each"
+    assert [one["model"] for one in report["runs"]] == ["web/onnx/model.onnx", "out/onnx/model_fp16.onnx"]
+    printed = run("bench", "web", *QUICK, "--format", "table").output
+    assert "64 tokens" in printed
+    assert "generated per s" in printed
+
+
+@pytest.mark.usefixtures("home")
+def test_what_is_wrong_is_said() -> None:
+    decoders.folder(Path("many"), "optimum", decoders.plain())
+    onnx.save(decoders.plain(), "many/other.onnx")
+    Path("empty").mkdir()
+    broken = decoders.grouped()
+    broken.graph.node[-1].op_type = "Missing"
+    decoders.folder(Path("broken"), "genai", broken)
+    for arguments, text in [
+        (["empty"], "'empty' holds no decoder with caches."),
+        (["many"], "'many' holds several decoders; name the file of one: model.onnx, other.onnx."),
+        (["llama", "--batch", "2"], "--batch is for models that run once: decoders generate text here."),
+        ([CLASSIFIER, "--tokens", "3"], "--tokens is for folders of language models, and for decoders with --prompts."),
+        ([CLASSIFIER, "--prompts", "prompts.txt"], "Prompts are for decoders"),
+        (["llama", "broken"], "broken/model.onnx: "),
+    ]:
+        printed = run("bench", *map(str, arguments))
+        assert printed.exit_code != 0
+        assert text in " ".join(printed.output.split())
