@@ -148,7 +148,7 @@ __all__ += list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
+    """Import a public name on first use."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'onnxamp' has no attribute {name!r}")

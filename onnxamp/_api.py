@@ -438,7 +438,8 @@ def tune_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
-        tolerance: the largest accepted error; see ``metric``.
+        tolerance: the largest accepted error; see ``metric``. The default allows as well for what rounding values to
+            integers costs a quantized model itself.
         metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
             function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
             error; the worst of several outputs counts. "auto" is "detections" for models whose outputs list what an op

@@ -30,7 +30,7 @@ from typing import Final
 def printable(text: str) -> str:
     """Return a text with its control and direction characters (terminal escapes in names, say) written out.
 
-    Nobody has reason to trust the names in a model: whatever goes to a terminal passes through here.
+    Names in a model are not trusted: everything that goes to a terminal passes through here.
     """
     return (
         text

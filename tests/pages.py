@@ -73,7 +73,7 @@ def diff(count: int = 30, **changes: object) -> DiffReport:
     judgements = (Judgement("logits", "rel_l2", outputs[0].rel_l2, 1e-2, passed=True),)
     facts = {
         "reference": "model.onnx", "result": "model_fp16.onnx", "ran_on": "CPU, emulated float16",
-        "inputs": "made-up inputs (seed 0)", "samples": 2, "lowest": "float16", "outputs": outputs,
+        "inputs": "random inputs (seed 0)", "samples": 2, "lowest": "float16", "outputs": outputs,
         "judgements": judgements, "layers": layers(count),
     }  # fmt: skip
     return DiffReport(**(facts | changes))
@@ -163,7 +163,7 @@ def tuned(**changes: object) -> Tuned:
         KeptNode(label(4), OPS[4], "breaks on its own", "Inf in 3 of 100 elements"),
     )
     facts = {
-        "plan": conversion().plan, "metric": "rel-l2", "tolerance": 1e-2, "inputs": "made-up inputs (seed 0)",
+        "plan": conversion().plan, "metric": "rel-l2", "tolerance": 1e-2, "inputs": "random inputs (seed 0)",
         "samples": 4, "noise": None, "device_noise": None,
         "error": 9e-3, "ran_on": "CPU, emulated float16", "runs": 48, "recalled": 0,
         "conversions": 1, "units": 30, "unseen": (), "candidates": candidates, "chosen": 2, "kept": kept,
@@ -198,7 +198,7 @@ def run_check(count: int = 30) -> RunCheck:
     )  # fmt: skip
     bad = count // 2
     first = FirstBad(f"{label(bad)}_out", label(bad), OPS[bad % 6], "Inf in 3 of 100 elements")
-    return RunCheck("CPU, emulated float16", "made-up inputs (seed 0)", 1, values, first)
+    return RunCheck("CPU, emulated float16", "random inputs (seed 0)", 1, values, first)
 
 
 def bare(value: str, node: str, op: str = "Relu", error: float = inf) -> DiffReport:

@@ -47,7 +47,7 @@ from onnxamp._workers.signals import cleaned_up
 
 
 def index_of(html: Path | None) -> Path | None:
-    """Return the index of the pages that are asked for: index.html in a folder, or the file that is named.
+    """Return the index of the requested pages: index.html in a folder, or the file that is named.
 
     Raises:
         ArgumentError: it is no place for a page.
@@ -71,7 +71,7 @@ def check_options(options: FolderOptions) -> None:
 
     Raises:
         ArgumentError: an option has an impossible value, or cannot be used for a folder.
-        ArgumentTypeError: ``accept`` is no text. RuntimeFailure: CUDA is asked for, and cannot be used.
+        ArgumentTypeError: ``accept`` is no text. RuntimeFailure: CUDA is requested, but cannot be used.
     """
     if options.external_data not in EXTERNAL_DATA:
         raise ArgumentError(
@@ -258,7 +258,7 @@ def convert_folder(
             to ``dst``. With ``strict_options``, at the end: a name matches nothing in any model.
         ArgumentTypeError: ``accept`` is no text.
         OutputError: ``dst`` cannot be created.
-        RuntimeFailure: CUDA is asked for, and cannot be used.
+        RuntimeFailure: CUDA is requested, but cannot be used.
 
     Warns:
         OptionWarning: a name matches nothing in any model, or an option cannot be obeyed in one.

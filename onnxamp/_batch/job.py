@@ -138,7 +138,7 @@ def stamps(paths: Iterable[Path], folder: Path) -> dict[str, Stamp]:
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """Return a hash of plain data, paths, sets and regular expressions, whatever the order of keys and sets."""
+    """Return a hash of plain data, paths, sets and regular expressions, regardless of the order of keys and sets."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Path):
@@ -249,10 +249,10 @@ class Job:
 
 
 def run_job(options: FolderOptions, job: Job) -> Entry:
-    """Run a job, and write its page if one is wanted. Whatever goes wrong ends up in the row.
+    """Run a job, and write its page if requested. All errors end up in the row.
 
     Raises:
-        MemoryError: the memory does not suffice.
+        MemoryError: there is not enough memory.
     """
     start = time.perf_counter()
     read = read_before(job)

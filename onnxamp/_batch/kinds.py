@@ -27,7 +27,7 @@ class Name(NamedTuple):
 
     @property
     def is_left_out(self) -> bool:
-        """Whether such a file holds other types of a network that is there in float32, too."""
+        """Whether such a file holds other types of a network that also exists in float32."""
         return not self.becomes
 
 
@@ -158,7 +158,7 @@ class Package(NamedTuple):
 
     @property
     def left_out(self) -> list[Path]:
-        """The models that hold other types of a network that is there in float32, too."""
+        """The models that hold other types of a network that also exists in float32."""
         models = sorted(self.folder.glob(self.kind.models))
         return [path for path in models if self.kind.name_of(path).is_left_out]
 

@@ -245,7 +245,7 @@ def _make_inputs(
             "Batch sizes apply only to random inputs: leave --batch or the inputs out."
         )
     lead = _leading_dimension(proto) if batches else ""
-    text = "given inputs" if feeds is not None else f"made-up inputs (seed {seed})"
+    text = "given inputs" if feeds is not None else f"random inputs (seed {seed})"
     text += f", {listed(dims)}" if dims else ""
     return _Inputs(
         proto=proto,

@@ -56,7 +56,7 @@ def show(
     """Print what the options ask for: nothing, JSON, Markdown, or the report.
 
     Raises:
-        OutputError: standard output takes no more. BrokenPipeError: its reader is gone.
+        OutputError: standard output cannot be written. BrokenPipeError: its reader is gone.
     """
     if getattr(given, "quiet", None):
         return

@@ -1,4 +1,4 @@
-"""The door of the command line: whatever a command raises leaves as one sentence, or as one JSON object."""
+"""The way out of the command line: every error of a command is printed as one sentence, or as one JSON object."""
 
 import errno
 from collections.abc import Iterator, Sequence
@@ -36,12 +36,12 @@ _REPORTED: Final = "onnxamp report"
 
 
 def note_words(context: click.Context, words: Sequence[str]) -> None:
-    """Note the command line: what it asks for counts even where it cannot be parsed."""
+    """Note the command line, whose format options apply even if it cannot be parsed."""
     context.meta[_WORDS] = tuple(words)
 
 
 def note_report() -> None:
-    """Note that a report was printed: an object of JSON would not be the only one on standard output."""
+    """Note that a report was printed, so that a JSON error would not be the only object on standard output."""
     click.get_current_context().meta[_REPORTED] = True
 
 
@@ -62,7 +62,7 @@ def printing() -> Iterator[None]:
 
 @contextmanager
 def door() -> Iterator[None]:
-    """Print whatever is raised: a sentence on standard error or, in formats for programs, on standard output.
+    """Print any error: a sentence on standard error or, in formats for programs, on standard output.
 
     ``-v`` prints the traceback before it.
 

@@ -30,7 +30,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is called; what is misspelt is told with the nearest name."""
+        """Return the command that is called. The error about a misspelt one suggests the nearest name."""
         typed = args[0]
         if typed not in COMMANDS and typed[:1] != "-" and not ctx.resilient_parsing:
             from difflib import get_close_matches  # noqa: PLC0415 - few are misspelt
@@ -40,7 +40,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before the command."""
+        """Parse the words before the command."""
         note_words(ctx, args)
         return super().parse_args(ctx, args)
 

@@ -1,6 +1,6 @@
 """click's arguments and options, made from the rows of ``_data/options.toml``.
 
-Whatever takes time to import is imported when a value is converted. Help and completion convert none.
+Slow imports happen only when a value is converted. Help and completion convert none.
 """
 
 import os
@@ -29,7 +29,7 @@ IN_FOLDER: Final = "*"
 
 
 class _File(click.Path):
-    """A path of a file here, or a URL. Whoever reads it says what is wrong with it."""
+    """A path of a local file, or a URL. Errors about it are raised when it is read."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -61,7 +61,7 @@ class _Output(_File):
 
 
 class _Words(click.Choice[str]):
-    """Words in either case, and the usual short names of types."""
+    """Words in upper or lower case, and the usual short names of types."""
 
     def __init__(self, words: Sequence[str], named: str) -> None:
         super().__init__(words, case_sensitive=False)

@@ -107,7 +107,7 @@ def carried_out(
     proof: Proof | None,
     carry_out: Callable[[Prepared, Analysis], T],
 ) -> T:
-    """Return what becomes of a model by what is decided about it: nothing wrong, whatever bugs there are.
+    """Return what becomes of a model by what is decided about it: a correct result, even if there are bugs.
 
     The nodes around a fault stay float32, or else the whole model, and a warning says so.
 
@@ -127,7 +127,7 @@ def carried_out(
 
 
 def all_unsound(model: Model, options: Options) -> Options:
-    """Return the options with which the whole model stays as it is, whatever bugs there are."""
+    """Return the options with which the whole model stays unchanged, even if there are bugs."""
     unsound = (
         name for node in model.ask(graph_of).nodes for name in node.proto.output if name
     )

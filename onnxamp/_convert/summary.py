@@ -34,7 +34,7 @@ class KeptWeight:
     Attributes:
         name: the weight, or the output of a Constant.
         size: in bytes.
-        copied: whether the result holds it in low precision, too.
+        copied: whether the result holds it also in low precision.
         readers: label of a node that reads it in float32, or name of an output that returns it -> the reason.
     """
 

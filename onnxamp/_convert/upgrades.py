@@ -395,7 +395,8 @@ def _runs(graph: Graph, node: Node, target: str) -> bool:
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     """Return a node that ONNX Runtime no longer runs in float32 at that opset; None if there is none.
 
-    What the target leaves to the CPU does run. What the CPU cannot run nobody without a device can, or validate.
+    What the target leaves to the CPU does run. A node that the CPU cannot run cannot be validated without a device
+    either.
     """
     current = graph.book.opsets[""]
     place = target_of(target)

@@ -12,7 +12,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
 
 HIGH: Final = -1
-"""The port is float32, whatever the cut decides."""
+"""The port is float32, regardless of the cut."""
 LOW: Final = -2
 """The port is low precision already: beside a Cast of the original model, or a graph input that shall be low."""
 NONE: Final = -3

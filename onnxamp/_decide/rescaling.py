@@ -311,7 +311,7 @@ def _unfit(
     measured: Mapping[int, float],
     exponents: Mapping[int, int],
 ) -> Iterator[Unfit]:
-    """Yield values out of range whatever exponents do, and those at borders, whose Mul must stay in float32."""
+    """Yield values out of range for all exponents, and those at borders, whose Mul must stay in float32."""
     graph, names = equations.graph, value_names(equations.graph)
     borders = {*graph.scopes[0].inputs, *graph.scopes[0].outputs}
     known = {

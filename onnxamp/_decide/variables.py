@@ -305,7 +305,8 @@ class _Finder:
     def signature_variable(self, value: Value) -> int:
         """Return the variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
 
-        What no Cast can follow is low only if its readers can be: containers, and what the target reads as it is.
+        A value that no Cast can follow is low only if its readers can be: containers, and what the target reads as it
+        is.
         """
         outputs = self.graph.scopes[0].proto.output
         returned = (

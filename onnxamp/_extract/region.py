@@ -292,7 +292,7 @@ class Region:
     """Outputs that the region, run alone in the same way, does not reproduce bit for bit, as with random ops: the
     largest difference relative to the largest element."""
     notes: tuple[str, ...]
-    """Whatever may be unexpected about the region, in sentences."""
+    """Sentences about unexpected properties of the region."""
 
 
 class Recorded(NamedTuple):

@@ -23,7 +23,7 @@ class Determined:
 
     Attributes:
         sizes: name -> a size other than the usual one, without which the model cannot run on the usual sizes of others.
-        forced: the names that can have no other size, whatever the others have.
+        forced: the names that can have no other size, regardless of the others.
     """
 
     sizes: Mapping[str, int]

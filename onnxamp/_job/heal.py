@@ -1,8 +1,7 @@
-"""Conversions that are cured where they fail their validation.
+"""Repair of conversions that fail validation. The search
 
-Nodes are looked for that must stay float32, and that conversion is written instead; level O1 is tried, too, and what
-level auto measures to be within the limits; at last the float32 model is written. A failing result never takes the
-place of another file.
+finds nodes that must stay in float32, and the conversion with these is written instead. It also tries level O1 and
+level auto, and writes the float32 model as a last resort. A failing result never replaces another file.
 """
 
 import logging

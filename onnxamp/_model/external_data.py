@@ -43,7 +43,7 @@ class DataLocation:
     """The location of a tensor's data in a file: ``length`` bytes from byte ``offset``.
 
     With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``. The ``stamp``
-    is that of the file when it was first read; None if nobody looked.
+    is that of the file when it was first read; None if it was not checked.
     """
 
     path: Path

@@ -29,7 +29,9 @@ from onnxamp._paths.paths import as_path
 
 
 def is_graphsurgeon(model: object) -> bool:
-    """Return whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if nobody has, it is not."""
+    """Return whether ``model`` is a graphsurgeon Graph. Does not import graphsurgeon: if it was never imported, the
+    model is not one.
+    """
     module = sys.modules.get("onnx_graphsurgeon")
     return module is not None and isinstance(model, module.Graph)
 

@@ -114,7 +114,7 @@ def watched_sources(*, apart: bool = False) -> Iterator[None]:
     """Watch the files of models that come in within the block; a block inside another one belongs to it, unless it is
     ``apart``, as one job of several is.
 
-    An error that is raised while one of them has changed says so: whatever went wrong may follow from that.
+    An error that is raised after one of them has changed says so, because that may be its cause.
 
     Raises:
         SourceChangedError: something else was raised, and a file has changed.

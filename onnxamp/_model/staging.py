@@ -196,7 +196,7 @@ class Stage:
         return self.main.exists() and (self.folder / _KEPT).exists()
 
     def discard(self) -> None:
-        """Let nobody go on with what was written: it is no good."""
+        """Discard the written files, so that no later run continues with them."""
         (self.folder / _KEPT).unlink(missing_ok=True)
 
     def has_links(self) -> bool:
@@ -400,14 +400,14 @@ class RemoteStage(Stage):
                 file.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Let nobody go on with what was written: it is no good, or in its place at once."""
+        """Discard the written files, so that no later run continues with them."""
         if self.kept is not None:
             for key in (_key(self.path), *(f"place of {name}" for name in self.places)):
                 self.kept[key] = None
         self.kept = None
 
     def identity(self) -> str:
-        """Nothing: nobody renames data files here."""
+        """Do nothing, because data files are not renamed here."""
         return ""
 
     def clear(self) -> None:

@@ -99,7 +99,7 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
     if not stat.S_ISREG(status.st_mode):
         is_folder = stat.S_ISDIR(status.st_mode)
         raise ValueError(
-            "it is a directory: name a model in it"
+            "it is a folder: name a model in it"
             if is_folder
             else "it is not a regular file: save the model to one"
         )

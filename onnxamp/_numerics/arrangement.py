@@ -1,7 +1,7 @@
 """Products as matrices: the weight of a node as matrices, and the rows of samples that they are multiplied by.
 
 ``rows_of(...) @ arranged(...).matrices(weight)`` are elements of the node's product, for each group of channels or each
-direction, whatever the op. ``_data/ops.toml`` says which inputs these are (:class:`onnxamp._ops.facts.Product`).
+direction, for any op. ``_data/ops.toml`` says which inputs these are (:class:`onnxamp._ops.facts.Product`).
 """
 
 from collections.abc import Iterator, Sequence

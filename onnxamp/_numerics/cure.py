@@ -63,7 +63,7 @@ class Recipe:
     sampling: tuple[str, ...] = ()
 
     def keeping(self, nodes: Sequence[str]) -> Options:
-        """Return the options with these nodes kept in float32, too."""
+        """Return the options with these nodes also kept in float32."""
         return replace(
             self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes))
         )
@@ -485,12 +485,12 @@ def as_float16(model: Model) -> Model:
 
 
 def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
-    """Check a model as it runs where types are not honoured.
+    """Check a model as it runs where types are ignored.
 
-    Overflow becomes NaN there, so a fault is named so.
+    Overflow becomes NaN there, so faults are called NaN.
 
     Args:
-        model: the model, of whatever types.
+        model: the model, of any types.
         check: runs a model and measures its values.
 
     Raises:

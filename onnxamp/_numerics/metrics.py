@@ -135,7 +135,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """The first element that fails whatever the tolerance: ``kind`` is "NaN", "Inf" or "zero" (vanished)."""
+    """The first element that fails at any tolerance: ``kind`` is "NaN", "Inf" or "zero" (vanished)."""
 
     kind: str
     index: Index
@@ -222,7 +222,7 @@ class TensorDiff:
 
     @property
     def alarm(self) -> str | None:
-        """One sentence if the result fails whatever the tolerance: shape, NaN, Inf, vanished values, in this order."""
+        """One sentence if the result fails at any tolerance: shape, NaN, Inf, vanished values, in this order."""
         if self.reference_shape != self.result_shape:
             return (
                 f"The shape is {self.result_shape} instead of {self.reference_shape}."

@@ -68,7 +68,7 @@ class Watch(NamedTuple):
 
 
 def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Watch]]:
-    """Return a copy of the model that computes sums of magnitudes, too.
+    """Return a copy of the model that computes also sums of magnitudes.
 
     Complexity: linear in nodes.
     """
@@ -313,7 +313,7 @@ class _Writer:
         return self.op(scope, "ReduceMax", [usual], keepdims=1)
 
     def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
-        """Let a node return the magnitudes of its bodies; the vector behind it, and its values."""
+        """Let a node also return the magnitudes of its bodies; returns the vector of these, and its values."""
         bodies = [
             (body, *self.made[body]) for _, body in node.bodies if body in self.made
         ]

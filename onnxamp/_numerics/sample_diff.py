@@ -84,7 +84,7 @@ class TwoModels(SideBySide):
     Attributes:
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
-        layers: compare intermediate values, too.
+        layers: compare intermediate values as well.
         decoder: what the inputs of both mean, if they are decoders that read given texts.
         generates: tokens that both generate after a prompt.
     """
@@ -260,7 +260,7 @@ class DiffProbe(Probe[SampleDiff]):
         is_converted: whether the result was converted from the reference.
         engine: where the result runs.
         whole: whether it runs in one session.
-        layers: compare intermediate values, too.
+        layers: compare intermediate values as well.
         is_text: whether the samples are given, so that a decoder reads texts.
         Others as for :class:`TwoModels`.
     """
@@ -293,8 +293,13 @@ class DiffProbe(Probe[SampleDiff]):
 
         one = remembered(memory, REFERENCE, self.key, reference)
         reads = self.is_text and tokens_input(one.model.proto) is not None
+        decoder = Decoder.of(one.model) if reads else None
+        if decoder is not None and not (decoder.caches or self.generates):
+            decoder = (
+                None  # a network that fills gaps in texts takes and gives the same
+            )
         models = TwoModels(
-            decoder=Decoder.of(one.model) if reads else None,
+            decoder=decoder,
             generates=self.generates,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
@@ -365,7 +370,7 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
 
 
 def nan_inputs(feeds: Feeds) -> Iterator[str]:
-    """Sentences about inputs that hold NaN, which spoils whatever it meets."""
+    """Sentences about inputs that hold NaN, which spreads through the model."""
     for name, feed in feeds.items():
         if (
             isinstance(feed, np.ndarray)

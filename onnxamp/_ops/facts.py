@@ -46,7 +46,7 @@ class Product(NamedTuple):
     when: tuple[Mapping[str, Any], ...] = ()
 
     def applies(self, node: NodeProto) -> bool:
-        """Return whether the node's attributes have the values that are asked for."""
+        """Return whether the node's attributes have the requested values."""
         given = (
             attribute_of(node, row["attribute"], row["default"]) for row in self.when
         )

@@ -16,7 +16,7 @@ from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.targets import target_names, target_table
 
 ANY: Final = "any"
-"""The target that stands for whatever provider: a missing kernel limits it nowhere, one that fails does."""
+"""The target that stands for any provider: a missing kernel limits it nowhere, one that fails does."""
 
 
 @cache

@@ -111,7 +111,7 @@ def sums_low(*engines: str | None) -> bool:
 
 
 def computes_low(target: str) -> bool:
-    """Return whether a target computes in float16 whatever the types of a model say."""
+    """Return whether a target computes in float16 regardless of the types of a model."""
     profile = profile_of(target)
     return profile is not None and profile.values.get("computes_in") == "float16"
 
@@ -124,7 +124,7 @@ def folded_first(target: str) -> frozenset[str]:
 
 @cache
 def profile_of(target: str) -> Profile | None:
-    """Return the profile of a target, of whatever version; None for one of which nothing is known, such as "any"."""
+    """Return the profile of a target, of any version; None for one of which nothing is known, such as "any"."""
     data = target_table(target, "arithmetic")
     if not data:
         return None

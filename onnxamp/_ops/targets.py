@@ -26,7 +26,7 @@ def target_names() -> tuple[str, ...]:
 
 
 def target_table(target: str, name: str) -> dict[str, Any]:
-    """Return a table of a target, of whatever version, by the name of its file ("costs"); empty where there is none."""
+    """Return a table of a target, of any version, by the name of its file ("costs"); empty where there is none."""
     device = device_of(target)
     return _table(device, name) if device in target_names() else {}
 

@@ -90,7 +90,7 @@ class Scaled(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """A value that leaves the low type's range whatever exponents do; ``why`` names the nodes that forbid one."""
+    """A value that leaves the low type's range for all exponents; ``why`` names the nodes that forbid one."""
 
     value: str
     largest: float
@@ -98,7 +98,7 @@ class Unfit(NamedTuple):
 
 
 class Rescaling(NamedTuple):
-    """Exponents of values, what stays out of range, and whether the inputs that say so were made up.
+    """Exponents of values, what stays out of range, and whether the inputs that say so were random.
 
     ``sums`` are values whose sums or means a target keeps in float16, were measured, and fit. ``gap`` is the number
     of constants that could at most stay as they are with other exponents; 0 where that is proven, None where not.

@@ -21,10 +21,19 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     The conditions are those of its conv_bn_fusion.cc and matmul_bn_fusion.cc: inference mode, constant parameters
     and weights, and a producer that nothing else reads. Where the target has no low-precision kernel for the
     normalisation there is no pair: folding happens at load time, but the model must also load with optimisations off.
+    Where scales may be low, weights may be dequantized ones: TensorRT fuses those products with what is behind them.
     """
     if not options.folds_batch_norm:
         return []
-    pairs = constant_batch_norms(graph, graph.constants.is_constant)
+    constants, dequantize = graph.constants.is_constant, op_facts().dequantize
+    keeps_scales = target_of(options.target).fuses_quantized
+
+    def is_stored(value: int) -> bool:
+        maker = graph.producer(value)
+        is_dequantized = maker is not None and maker.key in dequantize
+        return constants(value) or (is_dequantized and not keeps_scales)
+
+    pairs = constant_batch_norms(graph, is_stored)
     return [
         (one.index, norm.index)
         for one, norm in pairs

@@ -379,7 +379,7 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 
 
 def is_closed(graph: Graph, match: Match) -> bool:
-    """Return whether nobody outside reads what the nodes make, but for the output of the core."""
+    """Return whether nothing outside reads what the nodes make, but for the output of the core."""
     inner = (graph.nodes[index] for index in match.nodes - {match.core})
     made = [value for node in inner for value in node.outputs if value != ABSENT]
     readers = {reader for value in made for reader, _ in graph.uses[value]}

@@ -207,7 +207,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
         trials = f"; found in {count(cure.trials, 'trial')}" if cure.trials else ""
         told = f"{kept}{_price(cure)}{trials}."
     yield Item(told, members=cure.nodes)
-    if validation.inputs.startswith("made-up"):
+    if validation.inputs.startswith("random"):
         yield Item(
             "The inputs are random. The conversion may pass without this fix on real ones (--inputs)."
         )

@@ -131,7 +131,7 @@ def _verdict(region: Region) -> Verdict:
 
 
 def _nodes(region: Region) -> Table:
-    """Return the nodes without Constants, starting close to those that were asked for."""
+    """Return the nodes without Constants, starting close to the requested ones."""
     view = Graph.of(region.model)
     types, asked = infer_types(view), set(region.around)
     rows = []

@@ -45,9 +45,9 @@ from onnxamp._report.text import glued
 _WIDTH: Final = 140
 """Columns of a report that goes to no terminal, where COLUMNS does not say otherwise."""
 _ENDLESS: Final = 1 << 16
-"""Columns of a line that nobody folds."""
+"""Columns of a line that is never folded."""
 _SCREEN: Final = 20
-"""Lines behind which the verdict is repeated."""
+"""Lines after which the verdict is repeated."""
 _MEMBERS: Final = 3
 """Members of an item that are shown without -v."""
 _GAP: Final = 2
@@ -101,7 +101,7 @@ def as_text(
 
 
 def fitted(text: str, behind: str = "") -> str:
-    """Text for standard error, folded if that is a terminal; ``behind`` stands in front of it."""
+    """Return text for standard error, folded if that is a terminal, to follow the prefix ``behind``."""
     console = make_console(stderr=True)
     if not console.is_terminal:
         return text
@@ -293,7 +293,7 @@ def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
 
 
 def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
-    """Text behind a sign; what is folded stays behind it."""
+    """Text after a sign; folded lines are indented."""
     grid = Grid.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

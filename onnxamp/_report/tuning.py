@@ -11,7 +11,7 @@ from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report.comparison import text_figures
+from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
@@ -97,7 +97,11 @@ def tuning_report(
             *(() if compared is None else text_figures(compared)),
             *base.figures,
         ),
-        sections=(*mine.sections, *base.sections),
+        sections=(
+            *mine.sections,
+            section("Generated tokens", notes(partings(compared) if compared else ())),
+            *base.sections,
+        ),
         steps=(*base.steps, *([told] if several else [])),
     )
     if made.validation is not None:

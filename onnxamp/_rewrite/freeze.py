@@ -16,7 +16,7 @@ _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Return whether defaults are to be frozen: if nobody asks, only where every float initializer is a graph input.
+    """Return whether defaults are to be frozen: by default, only where every float initializer is a graph input.
 
     That is an exporter's habit, not a caller's wish. Scalars alone may well be settings.
     """

@@ -16,7 +16,7 @@ from onnxamp._options.options import Options
 
 
 class Draft:
-    """A model on its way through the passes. Its graph is built when it is first asked for."""
+    """A model on its way through the passes. Its graph is built on first use."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Passed:
     Attributes:
         draft: the new draft; the old one if nothing had to change.
         notes: one sentence per change.
-        requested: whether the change holds even if nothing is lowered: one that the user asked for, or Casts that went.
+        requested: whether the change holds even if nothing is lowered: one that the user requested, or Casts that went.
         refused: what was asked for and not done, and why, in sentences.
         pairs: number of redundant pairs of Casts that went.
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.

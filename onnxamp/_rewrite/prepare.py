@@ -34,7 +34,7 @@ class Prepared:
         graph: the graph of the prepared model.
         notes: one sentence per change.
         requested: whether there is a change that holds even if nothing is lowered: an upgrade or a folding that the
-            user asked for, or Casts that went.
+            user requested, or Casts that went.
         pairs: number of redundant pairs of Casts that went.
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.
         widened: bytes that its weights take more than those of the model.

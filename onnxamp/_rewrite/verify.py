@@ -377,7 +377,7 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
 
 
 def _declarations(graph: Graph) -> Iterator[Conflict]:
-    """Declarations that contradict the types of values, of outer ones in bodies, too."""
+    """Declarations that contradict the types of values, of outer ones in bodies as well."""
     for scope in graph.scopes:
         for entry in () if scope.opaque else scope.proto.value_info:
             value = graph.visible(entry.name, scope.index)

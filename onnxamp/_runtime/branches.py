@@ -36,7 +36,7 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, Shell, flow_of, take_weights
 from onnxamp._runtime.pieces import Runner, run_alone
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.values import Feed, Feeds
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each a truth value. It must not change or keep the model."""
@@ -206,7 +206,7 @@ class _Move:
                 declared.add(name)
 
     def moved_nodes(self, branch: Scope, labels: NewNames) -> Iterator[NodeProto]:
-        """Copies of a branch's nodes with the new names of values, in their bodies, too."""
+        """Copies of a branch's nodes with the new names of values, in their bodies as well."""
         for index in branch.nodes:
             node = self.view.nodes[index]
             copy = copied(node.proto)
@@ -270,11 +270,7 @@ def settled_flow(
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.flow.make_flow`.
         RuntimeFailure: a condition cannot be computed.
     """
-    if (
-        before is not None
-        and not before.choices
-        and not any(feed is None for feed in feeds.values())
-    ):
+    if before is not None and _is_told(before.choices, feeds):
         return before
     shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider)
     if before is not None and before.choices == taken:
@@ -287,6 +283,24 @@ def settled_flow(
         arithmetic=arithmetic,
     )
     return flow._replace(choices=taken)
+
+
+def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
+    """Whether the inputs themselves say that a sample meets these conditions, and leaves the same inputs empty."""
+    known = dict(choices)
+    if any(feed is None and name not in known for name, feed in feeds.items()):
+        return False
+    return all(
+        name in feeds and _truth(feeds[name]) is holds for name, holds in choices
+    )
+
+
+def _truth(feed: Feed) -> bool | None:
+    """What an input says as a condition; None for what is none. One that is left empty stands as True."""
+    if feed is None:
+        return True
+    is_one = isinstance(feed, np.ndarray) and feed.dtype == bool and feed.size == 1
+    return bool(feed) if is_one else None
 
 
 def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -20,7 +20,7 @@ from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import bytes_of
 from onnxamp._ops.profiles import sums_low
@@ -73,7 +73,10 @@ def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
 
 def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
     elem = ELEM_NUMBERS.get((graph.types[value] or "")[len("tensor(") : -1])
-    count = elements(shapes[value])
+    shape = shapes[value]
+    count = elements(shape)
+    if shape is not None and None in shape:  # many unknown sizes are not all average
+        count = min(count, DEFAULT_ELEMENTS * prod(size for size in shape if size))
     return 4 * count if elem is None else bytes_of(elem, (count,))
 
 
@@ -125,7 +128,7 @@ def suited(draw: Draw, reference: Session) -> Draw:
     ones.
 
     It runs only if there are such sizes, and keeps its outputs. Where it does not even load, where inputs cannot be
-    made up, and where no sizes are found within 20 seconds, the draw stays what it is.
+    random, and where no sizes are found within 20 seconds, the draw stays what it is.
 
     Raises:
         ArgumentError: a size is given for an unknown dimension, or an impossible one.
@@ -168,7 +171,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
-    """Return how many random samples a verdict takes where nobody says.
+    """Return how many random samples a verdict takes by default.
 
     One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
     float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,

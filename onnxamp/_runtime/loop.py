@@ -64,7 +64,7 @@ def _advice(draw: Draw, model: Model) -> str:
         f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items()
     )
     if options and found.sizes != draw.sizes:
-        return f"The inputs are made up, and their sizes do not suit the model; these do: {options}"
+        return f"The inputs are random and their sizes do not suit the model, but these do: {options}"
     tried = (
         f" (tried without success: {'; '.join(map(listed, found.tried))})"
         if found.tried
@@ -386,7 +386,7 @@ class _Work(Generic[T]):
     """A probe in a worker process.
 
     Attributes:
-        first: the sample for which models are prepared, as in one process, whatever sample comes first.
+        first: the sample for which models are prepared, as in one process, regardless of which sample comes first.
         surroundings: what the worker needs to know of this process.
     """
 

@@ -111,7 +111,7 @@ class PromptWriter:
         draw = draw_of(reference.model, seed, dims)
         maker = draw.determined().maker()
         if maker.untold - self.decoder.lengths:
-            # What a session keeps of made-up inputs is not of the prompts, which have the same numbers.
+            # What a session keeps of random inputs is not of the prompts, which have the same numbers.
             aside = replace(reference, outputs=OutputCache())
             maker = suited(draw, aside).maker()
         self._maker: InputMaker = maker
@@ -135,12 +135,11 @@ class PromptWriter:
         return sample
 
     def made_up(self, length: int) -> dict[str, Any]:
-        """Return the inputs for a prompt of random tokens; lengths that are given in ``dims`` stay."""
-        named = self._maker.named
-        lengths = {
-            **dict.fromkeys(named.pasts, 0),
-            **dict.fromkeys(self.decoder.lengths & named.formulas.keys(), length),
-        }
+        """Return the inputs for a prompt of random tokens, or of as many as ``dims`` says."""
+        named, dims = self._maker.named, self._maker.dims
+        names = self.decoder.lengths & named.formulas.keys()
+        length = next((dims[name] for name in sorted(names & dims.keys())), length)
+        lengths = {**dict.fromkeys(named.pasts, 0), **dict.fromkeys(names, length)}
         sample = self._maker.make(self._seed, 0, lengths)
         # Caches that slide have rows from the beginning, which hold nothing.
         for cache in self.decoder.caches:

@@ -196,7 +196,7 @@ class InputMaker(NamedTuple):
 
     @property
     def has_open(self) -> bool:
-        """Whether there are dimensions besides batches whose size nobody gives."""
+        """Whether there are dimensions besides batches whose size is not given."""
         return any(
             name not in self.dims and name not in self.named.batches
             for name in self.named.plain

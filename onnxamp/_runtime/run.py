@@ -120,7 +120,7 @@ class RunOptions:
         target: str | None = None,
         reference: "Session | None" = None,
     ) -> "Samples":
-        """Return the samples that are asked for.
+        """Return the requested samples.
 
         Args:
             model: the model that they are for.

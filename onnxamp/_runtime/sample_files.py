@@ -233,12 +233,12 @@ def _check_gaps(
     ends = [*(start for start, _ in spans), size]
     wanted = [b"[", *[b","] * (len(spans) - 1), b"]"] if in_list else [b"", b""]
     if not spans or len(wanted) != len(starts):
-        raise ValueError("it is no object, or list of objects")
+        raise ValueError("it is neither an object nor a list of objects")
     for start, end, text in zip(starts, ends, wanted, strict=True):
         stream.seek(start)
         gap = stream.read(end - start)
         if gap.removeprefix(b"\xef\xbb\xbf").strip() != text:
-            raise ValueError("it is not one list of objects")
+            raise ValueError("it is not a single list of objects")
 
 
 def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:

@@ -182,7 +182,9 @@ class SampleSource(ABC):
     def samples_of(
         self, model: ModelSource, seed: int = 0, reference: Session | None = None
     ) -> Samples:
-        """Return the samples for a model; ``seed`` is of what nobody gives, ``reference`` keeps what it computes."""
+        """Return the samples for a model; ``seed`` is of inputs that are not given, ``reference`` keeps what it
+        computes.
+        """
 
 
 SamplesLike: TypeAlias = (
@@ -386,7 +388,7 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
     several = "" if count == 1 else f"{count} samples"
     told = filter(None, (several, f"seed {draw.seed}", listed(draw.sizes)))
     return Samples(
-        f"made-up inputs ({', '.join(told)})",
+        f"random inputs ({', '.join(told)})",
         [partial(draw.make, number) for number in range(count)],
         draw,
     )

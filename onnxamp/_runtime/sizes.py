@@ -38,6 +38,10 @@ OTHER: Final = 8
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
 """Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once; sound takes the last."""
 
+_IMAGE: Final = re.compile("height|width")
+_SIDES: Final = (*_TRIED, 384, 336, 256, 448, 512, 128)
+"""Dimensions of images, which have sizes of their own beside those of texts, and what is tried for both sides."""
+
 _PAST: Final = "past_"
 
 GRID: Final = re.compile("grid_thw$")
@@ -171,7 +175,8 @@ class Sizes(NamedTuple):
         return [dict.fromkeys(pasts, 0), dict.fromkeys(new, 1)]
 
     def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
-        """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone.
+        """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone; at
+        last of both sides of images.
 
         Those in ``given`` stay. What has no name may be a batch, too: at last each is tried where all others are 1.
         """
@@ -184,6 +189,8 @@ class Sizes(NamedTuple):
             yield from (
                 ones | {name: size} for name in ones if len(ones) > 1 and size > 1
             )
+        sides = [name for name in free if _IMAGE.search(name)]
+        yield from (dict.fromkeys(sides, size) for size in _SIDES if sides)
 
 
 def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:

@@ -146,7 +146,7 @@ def float_types(provider: str, key: str, since: int) -> set[str]:
 
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
-    """Return whether the target has a kernel of whatever version of the op that takes the type."""
+    """Return whether the target has a kernel of any version of the op that takes the type."""
     if not target_of(target).limits_types:
         return True
     return any(
@@ -454,8 +454,10 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
     if cpu_of(target) != target and (
         not found or (is_given and not target_of(target).limits_types)
     ):
-        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
-        if low.is_wrapped and not is_given:
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type. It
+        # would round scales of integers for nothing.
+        has_scales = op.signature.key in op_facts().scales
+        if low.is_wrapped and not is_given and not has_scales:
             return _described(
                 params, legal(_may_be_wrapped) | {all_high}, falls_back=True
             )

@@ -318,7 +318,7 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     if known.share < _SHARE:
         why = f"the nodes that read weights cause only {known.share:.0%} of the squared error"
     elif samples.made_up:
-        why = "the inputs are made up"
+        why = "the inputs are random"
     elif len(samples) < _FEWEST:
         why = f"that takes {_FEWEST} inputs or more"
     elif known.seconds > search.seconds:

@@ -1,10 +1,10 @@
-"""Signals that end a process, whatever it does, and what is cleaned up before.
+"""Signals end a process at any time, after its clean-up.
 
-Python calls a handler when the main thread is back from native code, which may take minutes. So a thread watches: what
-the handler could not begin in time, or unwinding the stack did not end in time, is ended there. Then what waits for the
-end of a ``with`` block does not happen; :func:`cleaned_up` has it done nevertheless.
+Python calls a handler only when the main thread returns from native code, which may take minutes. A thread therefore
+watches: if the handler does not start in time, or the stack does not unwind in time, it ends the process. The ends of
+``with`` blocks then do not run, but acts registered with :func:`cleaned_up` do.
 
-It imports little, to be there soon.
+This module imports little, so that it is ready early.
 """
 
 import atexit
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _MAPS: Final = Path("/proc/self/maps")
 _FIXED: Final = 0x10
-"""MAP_FIXED of Linux: what is mapped there goes."""
+"""MAP_FIXED of Linux, which replaces existing mappings."""
 _TRIES: Final = 100
-"""Times that reading is tried again although all files have all their pages: one that is copied over shrinks and grows
+"""Number of retries although all files have all their pages: a file that is being overwritten shrinks and grows
 again at once.
 """
 _WATCHING: Final = "onnxamp signals"
@@ -41,7 +41,7 @@ _KEPT: Final[list[Any]] = []
 
 
 def survive_truncation() -> None:
-    """Let files be truncated that this process has mapped; on Linux, as elsewhere nothing tells what is mapped."""
+    """Survive the truncation of mapped files; only on Linux, because other systems do not list mappings."""
     if sys.platform != "linux" or _KEPT or not _MAPS.exists():
         return
     import ctypes  # noqa: PLC0415 - where it is needed
@@ -68,7 +68,9 @@ class _Faults:
         self._vain = 0
 
     def handle(self, number: int) -> None:
-        """Mend what can be. What cannot, a disk that fails say, ends the process as it would without a handler."""
+        """Replace missing pages. Other faults, such as a failing disk, end the process as they would without a
+        handler.
+        """
         self._vain += 1
         with suppress(OSError):
             for start, size in _gone():
@@ -82,7 +84,7 @@ class _Faults:
 
 
 def _gone() -> Iterator[tuple[int, int]]:
-    """Find mapped pages of files that no longer have them, as addresses and bytes.
+    """Yield mapped pages that their files no longer have, as addresses and bytes.
 
     Raises:
         OSError: the system does not tell. Complexity: linear in what is mapped.
@@ -120,12 +122,12 @@ _UNWINDING: Final = 20.0
 _CHILDREN: Final = 5.0
 """Seconds that worker processes get where nothing unwinds."""
 _SOON: Final = 0.05
-"""Seconds after which it is tried again to unwind."""
+"""Seconds after which unwinding is tried again."""
 _CLEANING: Final = 10.0
 """Seconds that the last acts get, children included."""
 _AGAIN: Final = 1.0
-"""Seconds after which the same signal once more means at once. What is sent twice, as by a terminal and by a parent, is
-one.
+"""Seconds after which a repeated signal means "at once". A signal that a terminal and a parent both send counts
+once.
 """
 
 _ACTS: Final[dict[object, Callable[[], object]]] = {}
@@ -134,10 +136,10 @@ _ACTS: Final[dict[object, Callable[[], object]]] = {}
 
 @contextmanager
 def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
-    """Do something at the end of the block, however that ends, also if the process is ended from aside within it.
+    """Run an act at the end of the block, however that ends, even if another thread ends the process within it.
 
     Args:
-        act: what is done. A signal that interrupts it has it done once more, before the process ends.
+        act: what to do. If a signal interrupts it, it runs once more before the process ends.
     """
     key = object()
     _ACTS[key] = act
@@ -153,13 +155,13 @@ def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
 
 
 def at_end(act: Callable[[], object]) -> None:
-    """Let something be done when the process ends, also from aside."""
+    """Run an act when the process ends, even from another thread."""
     atexit.register(act)
     _ACTS[object()] = act
 
 
 def when_gone(owner: object, act: Callable[[], object]) -> None:
-    """Let something be done when an object is gone, or the process ends, also from aside."""
+    """Run an act when an object is gone or the process ends, even from another thread."""
     key = object()
     _ACTS[key] = act
     weakref.finalize(owner, _done, key, act)
@@ -171,18 +173,18 @@ def _done(key: object, act: Callable[[], object]) -> None:
 
 
 class Ended(SystemExit):
-    """A signal is to end this process; raised in the main thread, which unwinds the stack."""
+    """A signal ends this process; raised in the main thread to unwind the stack."""
 
 
 def is_ended(error: BaseException | None) -> bool:
-    """Return whether a signal led to an error: Python and libraries raise others where they meet :class:`Ended`."""
+    """Return whether a signal led to an error: Python and libraries may turn :class:`Ended` into other errors."""
     while error is not None and not isinstance(error, Ended):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def is_alone() -> bool:
-    """Return whether the main thread of a command calls, and nothing but what watches signals runs beside it."""
+    """Return whether the caller is the main thread of a command, and only the watching thread runs beside it."""
     names = {thread.name for thread in threading.enumerate()}
     return names == {threading.main_thread().name, _WATCHING} and (
         threading.current_thread() is threading.main_thread()
@@ -190,21 +192,21 @@ def is_alone() -> bool:
 
 
 def unwatched() -> None:
-    """Let signals end this process at once, one that was forked: what watched them did not come with it."""
+    """Let signals end this forked process at once, because the watching thread was not forked with it."""
     signal.set_wakeup_fd(-1)
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
 
 
 class Watch:
-    """Ends this process on signals. Signals that are ignored when it begins stay so, as ``nohup`` wants it.
+    """A watch ends this process on signals. Signals that are ignored at the start stay ignored, as ``nohup`` requires.
 
     Attributes:
         number: the signal that came first; 0 if none did.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
-        """Begin to watch, in the main thread."""
+        """Start watching, in the main thread."""
         self.number = 0
         self._is_closed = False
         self._handled = threading.Event()
@@ -223,11 +225,11 @@ class Watch:
         threading.Thread(target=self._watch, name=_WATCHING, daemon=True).start()
 
     def close(self) -> None:
-        """End at once on further signals: there is nothing left to unwind."""
+        """End at once on further signals, because there is nothing left to unwind."""
         self._is_closed = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Unwind the stack, once: what cleans up must not be interrupted."""
+        """Unwind the stack only once, because the clean-up must not be interrupted."""
         if self._is_closed:
             os._exit(INTERRUPTED + (self.number or number))
         if self.number and self._handled.is_set():
@@ -240,7 +242,7 @@ class Watch:
         raise Ended(INTERRUPTED + number)
 
     def _unraisable(self, what: Any) -> None:
-        """Raise again what was raised in a callback, where Python prints errors and forgets them."""
+        """Raise the signal again if its error was raised in a callback, where Python only prints errors."""
         if isinstance(what.exc_value, Ended):
             self._handled.clear()
             _raise_soon(self.number)
@@ -248,7 +250,7 @@ class Watch:
             sys.__unraisablehook__(what)
 
     def _watch(self) -> None:
-        """Wait for signals in a thread of its own."""
+        """Wait for signals in a separate thread."""
         number = self._next()
         begun = monotonic()
         threading.Thread(
@@ -298,7 +300,7 @@ def _cannot_raise(frame: FrameType | None) -> bool:
 
 
 def end_now(number: int) -> None:
-    """End this process as a signal does, from any thread, after the last acts. Its worker processes end before."""
+    """End this process as a signal does, from any thread, after its worker processes and the last acts."""
     threading.Thread(
         target=_exit_after, args=(_CLEANING, INTERRUPTED + number), daemon=True
     ).start()
@@ -316,7 +318,7 @@ def _exit_after(seconds: float, code: int) -> None:
 
 
 def _end_children() -> None:
-    """End the processes of multiprocessing, if it is in use; they clean up after themselves."""
+    """End the processes of multiprocessing, if it is in use. They clean up after themselves."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return
@@ -331,14 +333,14 @@ def _end_children() -> None:
 
 
 def obey(command: Callable[[], object]) -> None:
-    """Run what a program is for. Interrupts, requests to terminate and hang-ups end it within seconds.
+    """Run the command of a program. Interrupts, termination requests and hang-ups end it within seconds.
 
-    What a signal ended does not tear down the interpreter: the code and the threads of native libraries may be in any
-    state, and C++ aborts where it meets that in its own clean-up. All that is to be done has been done by unwinding, or
-    is an act. So the exit code is 128 and the number of the signal, whatever a library makes of its end.
+    A signal does not tear down the interpreter: the code and threads of native libraries may be
+    in any state, and C++ may abort in its clean-up. Everything that has to be done is done by unwinding, or is an act.
+    The exit code is therefore always 128 plus the number of the signal.
 
     Raises:
-        Whatever the command raises, if no signal came.
+        Any error of the command, if no signal came.
     """
     watch = Watch(ENDING)
     survive_truncation()

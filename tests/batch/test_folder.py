@@ -254,7 +254,7 @@ def test_inputs_by_name() -> None:
     found = {row.name: row.inputs for row in convert(inputs="data").rows}
     assert found["a.onnx"] == f"1 sample of {Path('data/a.npz')}"
     assert found["c.onnx"] == f"2 samples of {Path('data/c')}"
-    assert found["d.onnx"] == "made-up inputs (seed 0)"
+    assert found["d.onnx"] == "random inputs (seed 0)"
     np.savez("data/d.npz", X=np.ones((1, 2), np.float32))
     np.savez("data/c/3.npz", X=np.ones((1, 2), np.float32))
     assert outcomes(convert(inputs="data")) == {

@@ -94,7 +94,7 @@ def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) ->
     assert (row.outcome, row.casts, row.message, row.healed) == ("converted", 1, "", "")
     assert row.error is not None
     assert row.error < 2e-3
-    assert row.inputs == "made-up inputs (2 samples, seed 0)"
+    assert row.inputs == "random inputs (2 samples, seed 0)"
     assert files("out") == {"genai_config.json", "model.onnx", "model.onnx.data", *COPIED}
     for name in ("genai_config.json", *COPIED):
         assert Path("out", name).read_bytes() == Path("in", name).read_bytes()

@@ -53,7 +53,7 @@ def test_a_result_generates_beside_its_original() -> None:
         assert (one["step_ratio"] is None) == (one["model"] == str(Path("llama", "model.onnx")))
         assert one["memory"] is None or one["memory"] > 10_000_000
         assert one["device_memory"] is None
-    assert any("nothing of a GPU" in note for note in report["notes"])
+    assert any("nothing about a GPU" in note for note in report["notes"])
 
 
 @pytest.mark.usefixtures("home")
@@ -77,7 +77,7 @@ def test_prompts_may_be_made_up() -> None:
     decoders.folder(Path("web"), "transformers.js", decoders.plain())
     convert_folder("web", "out", jobs=1)
     report = benched("web", "out", "--dim", "sequence_length=9")
-    assert report["inputs"] == f"1 made-up prompt, 9 tokens; {COUNT} tokens generated after each"
+    assert report["inputs"] == f"1 random prompt, 9 tokens; {COUNT} tokens generated after each"
     assert [one["model"] for one in report["runs"]] == ["web/onnx/model.onnx", "out/onnx/model_fp16.onnx"]
     printed = run("bench", "web", *QUICK, "--format", "table").output
     assert "64 tokens" in printed

@@ -38,7 +38,7 @@ def test_converts_every_model(path: Path) -> None:
     assert str(target) in result.output
     assert result.output.startswith("✔ Converted to float16; ")
     assert re.search(
-        r"^  (CUDA.*|CPU, emulated float16), made-up inputs \(seed 0\), loads in ONNX Runtime \S+( on CUDA)?$",
+        r"^  (CUDA.*|CPU, emulated float16), random inputs \(seed 0\), loads in ONNX Runtime \S+( on CUDA)?$",
         result.output,
         re.MULTILINE,
     )
@@ -347,7 +347,7 @@ def test_a_broken_result_is_healed() -> None:
     assert "with known hazards in float32 to pass validation" in result.output
     assert "Without it: Output 'Y': Values vanished" in result.output
     assert "The first bad value is 'q' (output of Pow node 'square'): Inf in " in result.output
-    assert "The inputs are made up." in result.output
+    assert "The inputs are random." in result.output
     assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path), "O3")
     assert sorted(file.name for file in Path().iterdir()) == ["model.onnx", "model_fp16.onnx"]
 
@@ -365,7 +365,7 @@ def test_nodes_that_keep_a_result_from_passing_stay_float32() -> None:
     literal = onnxamp.convert_model(str(path), "O3")
     assert cure["casts"] == [casts_of(literal), casts_of(onnx.load("model_fp16.onnx"))]
     assert cure["level"] == ""
-    assert "made up" not in result.output
+    assert "random" not in result.output
     kept = onnxamp.convert_model(str(path), "O3", keep_high=cure["nodes"])
     assert onnx.load("model_fp16.onnx") == kept
     assert run("diff", path, "model_fp16.onnx", "--inputs", "x.npz").exit_code == 0

@@ -177,7 +177,7 @@ class TestMissingFiles:
 
     def test_what_is_there_and_cannot_be_read_is_not_missing(self) -> None:
         Path("folder").mkdir()
-        with pytest.raises(onnxamp.ModelError, match="it is a directory") as caught:
+        with pytest.raises(onnxamp.ModelError, match="it is a folder") as caught:
             onnxamp.convert_model("folder")
         assert not isinstance(caught.value, FileNotFoundError)
 

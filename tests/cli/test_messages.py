@@ -127,7 +127,7 @@ class TestFiles:
         assert not Path("-").exists()
 
     def test_folders_and_pipes_are_no_models(self) -> None:
-        assert message("inspect", ".", code=1) == "Cannot read '.': it is a directory: name a model in it."
+        assert message("inspect", ".", code=1) == "Cannot read '.': it is a folder: name a model in it."
         reader, writer = os.pipe()
         try:
             told = message("inspect", f"/dev/fd/{reader}", code=1)
@@ -231,7 +231,7 @@ class TestRuns:
         model = add_weights(parse(text), {"w": np.ones((1, 1, 400), np.float32)})
         result = run(command[0], saved(model), *command[1:])
         assert result.exit_code == 0, result.output
-        assert re.search(r"made-up inputs \((\d samples, )?seed 0(\), |, )samples=1024", result.output)
+        assert re.search(r"random inputs \((\d samples, )?seed 0(\), |, )samples=1024", result.output)
 
     def test_what_was_not_compared_has_no_error(self) -> None:
         np.savez("x.npz", X=np.full((1, 2), np.nan, np.float32))

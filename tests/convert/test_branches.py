@@ -12,9 +12,11 @@ from real_models import needs, real_model
 
 import onnxamp
 from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._model.model import Model
 from onnxamp._model.protos import node_bodies
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.emulate import emulate
+from onnxamp._runtime.engines import on_cpu
 from onnxamp._runtime.session import make_session, run
 
 SILERO = real_model("silero_vad")
@@ -553,3 +555,21 @@ def test_external_data_stay_references():
     tensor.external_data.add(key="location", value=f"{zlib.crc32(b'k')}.bin")
     model.graph.node[0].attribute[0].g.initializer.append(tensor)
     assert list(taking(model, branch=True).graph.initializer) == [tensor]
+
+
+def test_a_condition_that_is_fed_chooses_the_branch_of_each_sample() -> None:
+    """What one sample took to prepare serves those that feed the same condition, and no other."""
+    model = model_of("""(bool c, float[2] x) => (float[2] y) {
+        y = If (c) <
+            then_branch = g1 () => (float[2] a) { a = Neg (x) },
+            else_branch = g2 () => (float[2] b) { b = Exp (x) }
+        >
+    }""")
+    session = on_cpu(Model.of(model))
+    x, runners = np.float32([1, 2]), []
+    for condition in (True, True, False, True):
+        feeds = {"c": np.array(condition), "x": x}
+        runners.append(session.prepare(feeds))
+        np.testing.assert_allclose(session.run(feeds)["y"], -x if condition else np.exp(x), rtol=1e-6)
+    assert runners[0] is runners[1]
+    assert runners[1] is not runners[2]

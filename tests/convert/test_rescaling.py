@@ -157,7 +157,7 @@ def test_plans_of_other_models_are_refused(decoder: ModelProto) -> None:
 
 
 def test_made_up_inputs_warn(decoder: ModelProto) -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="made-up inputs"):
+    with pytest.warns(onnxamp.OptionWarning, match="random inputs"):
         onnxamp.convert_model(decoder, "O3", rescale=True)
 
 

@@ -234,6 +234,26 @@ def test_lists_keep_nothing_between_integers_that_is_computed_number_by_number(o
         assert {one.outputs[0] for one in typed_nodes(kept) if one.node.op_type == op} == {"tensor(float)"}
 
 
+def test_a_normalisation_behind_a_product_of_integers_takes_its_precision() -> None:
+    """TensorRT fuses both; a Cast between them would part the product from the scale behind it."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[1,2,4,4] x) => (float[1,2,4,4] y)
+        <float s = {0.03}, float[2] t = {0.01, 0.02}, int8 z = {0}, float[2] one = {1, 1.5}> {
+            a = QuantizeLinear (x, s, z) b = DequantizeLinear (a, s, z) k = DequantizeLinear <axis = 0> (w, t)
+            c = Conv (b, k) d = BatchNormalization (c, one, one, one, one) e = Relu (d)
+            f = QuantizeLinear (e, s, z) h = DequantizeLinear (f, s, z) y = Conv (h, k) }""")
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.INT8, [2, 2, 1, 1], [90, -40, 30, 70]))
+    for target, kind in (("tensorrt", "tensor(float16)"), ("openvino", "tensor(float)")):
+        result = onnxamp.convert_model(model, target=target)
+        kinds = {one.outputs[0] for one in typed_nodes(result) if one.node.op_type in ("Conv", "BatchNormalization")}
+        assert kinds == {kind}
+        load(result)
+    black = onnxamp.convert_model(model, target="tensorrt", black_list=["BatchNormalization"])
+    assert {one.outputs[0] for one in typed_nodes(black) if one.node.op_type == "BatchNormalization"} == {
+        "tensor(float)"
+    }
+
+
 def test_a_concat_that_others_read_as_well_is_low_since_nothing_fuses_it() -> None:
     model = onnx.parser.parse_model(SHARED)
     model.graph.node[-1].input[0] = "c"
@@ -295,6 +315,14 @@ def test_a_channel_of_tiny_weights_beside_others_keeps_a_scale_above_zero() -> N
     (scale,) = [tensor for tensor in result.graph.initializer if tensor.name.startswith("t")]
     assert numpy_helper.to_array(scale)[2:].tolist() == [np.float16(1e-6), 2.0**-24]
     np.testing.assert_allclose(outputs(emulate(result)), outputs(model), rtol=5e-3)
+
+
+def test_tiny_scales_of_sums_stay_float32_since_their_integers_may_be_large() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,2] y)
+        <float[2] s = {0.001, 0.0000001}, int32[2] b = {1000, 9000000}> {
+            c = DequantizeLinear <axis = 0> (b, s) m = MatMul (x, k) y = Add (m, c) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 2), np.float32), "k"))
+    assert "rounding a scale of 1e-07" in why(model, "c", target="tensorrt")[0]
 
 
 @pytest.mark.tensorrt

@@ -468,7 +468,7 @@ def test_what_is_shown():
 def test_options_of_sampling():
     one, other = saved(parse(EXP), "one.onnx"), saved(shifted(1e-7), "other.onnx")
     report = report_of(run("diff", one, other, "--format", "json", "--samples", 3, "--seed", 5))
-    assert (report["samples"], report["inputs"]) == (3, "made-up inputs (3 samples, seed 5)")
+    assert (report["samples"], report["inputs"]) == (3, "random inputs (3 samples, seed 5)")
     np.savez("data.npz", X=np.float32([1, 2, 3, 4]))
     report = report_of(run("diff", one, other, "--format", "json", "--inputs", "data.npz"))
     assert "data.npz" in report["inputs"]

@@ -274,9 +274,9 @@ def test_large_weights_wait_in_a_file(tmp_path: Path) -> None:
 
 
 def test_made_up_inputs_are_warned_of() -> None:
-    with pytest.warns(onnxamp.OptionWarning, match="made-up inputs"):
+    with pytest.warns(onnxamp.OptionWarning, match="random inputs"):
         onnxamp.convert_model(perceptron(), **HOW)
-    with pytest.warns(onnxamp.OptionWarning, match="made-up inputs"):
+    with pytest.warns(onnxamp.OptionWarning, match="random inputs"):
         onnxamp.tune_model(perceptron(), 0.1, provider="cpu", **HOW)
 
 

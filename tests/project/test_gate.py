@@ -114,7 +114,7 @@ class TestAction:
         assert done.code == 1, done.output
         assert "### ✅ The models agree" in done.summary
         assert "### ❌ The models differ by more than the limits allow." in done.summary
-        assert "made-up inputs (seed 1)" in done.summary
+        assert "random inputs (seed 1)" in done.summary
         assert gate(command="diff", original="original.onnx", models="models/good one.onnx").code == 0
 
     def test_inputs_are_data(self) -> None:

@@ -87,7 +87,7 @@ def test_a_full_page_has_all_sections() -> None:
     assert "black list: Gather" in read.words
     assert "Converted to float16, but the result is wrong." in read.words
     assert "model.onnx → model_fp16.onnx" in read.words
-    assert "CPU, emulated float16 · made-up inputs (seed 0)" in read.words
+    assert "CPU, emulated float16 · random inputs (seed 0)" in read.words
     assert "Weights that lost elements" in read.words
     assert pages.failing().cure.command in read.words
 

@@ -276,7 +276,7 @@ def test_quantized_nodes_are_drawn(opened) -> None:
     playwright.expect(tab.locator("#table tbody tr")).to_have_count(1)
     plain = opened(pages.everything())
     assert plain.locator("#figure path.scales").count() == 0
-    assert "integers" not in plain.locator("#figure").inner_text()
+    assert "integer" not in plain.locator("#figure").inner_text()
 
 
 def test_a_row_opens(opened) -> None:

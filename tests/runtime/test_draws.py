@@ -1,4 +1,4 @@
-"""How many made-up samples a verdict takes, and what is kept of the run that tells."""
+"""How many random samples a verdict takes, and what is kept of the run that tells."""
 
 import decoders
 import numpy as np
@@ -76,18 +76,18 @@ def test_sizes_are_found_with_which_the_reference_runs():
     model = rows_of_32("[N,M]")
     reference = on_cpu(model)
     samples = as_samples(None, model, count=2, reference=reference)
-    assert samples.description == "made-up inputs (2 samples, seed 0, M=32)"
+    assert samples.description == "random inputs (2 samples, seed 0, M=32)"
     assert [sample["x"].shape for sample in samples] == [(1, 32), (1, 32)]
     np.testing.assert_array_equal(reference.outputs.kept[0]["y"], samples[0]["x"])
-    assert as_samples(None, model, dims={"M": 64}).description == "made-up inputs (seed 0)"
-    assert as_samples(None, model, dims={"N": 4}).description == "made-up inputs (seed 0)"  # 4 times 8
+    assert as_samples(None, model, dims={"M": 64}).description == "random inputs (seed 0)"
+    assert as_samples(None, model, dims={"N": 4}).description == "random inputs (seed 0)"  # 4 times 8
 
 
 def test_dimensions_without_a_name_are_called_after_their_place():
     model = rows_of_32("[N,M]")
     for dim in model.proto.graph.input[0].type.tensor_type.shape.dim:
         dim.Clear()
-    assert as_samples(None, model).description == "made-up inputs (seed 0, x[1]=32)"
+    assert as_samples(None, model).description == "random inputs (seed 0, x[1]=32)"
     assert as_samples(None, model, dims={"x[0]": 2, "x[1]": 64})[0]["x"].shape == (2, 64)
 
 
@@ -98,7 +98,7 @@ def test_a_dimension_without_a_name_may_be_a_batch():
     proto = parser.parse_model(text)
     for entry, axis in zip([*proto.graph.input, proto.graph.input[0]], (1, 1, 0), strict=True):
         entry.type.tensor_type.shape.dim[axis].Clear()
-    assert as_samples(None, Model.of(proto)).description == "made-up inputs (seed 0, h[1]=1, x[1]=32)"
+    assert as_samples(None, Model.of(proto)).description == "random inputs (seed 0, h[1]=1, x[1]=32)"
 
 
 @pytest.mark.parametrize("shape", ["[1,64]", "[N,64]"])

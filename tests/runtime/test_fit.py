@@ -94,13 +94,13 @@ class TestAdvice:
         model = decoder(total_sequence_length="all", sequence_length="tokens")
         assert runs(model) is False
         report = onnxamp.diff_models(model, decoder(), provider="cpu")
-        assert (report.passed, report.inputs) == (True, "made-up inputs (seed 0, all=16)")
+        assert (report.passed, report.inputs) == (True, "random inputs (seed 0, all=16)")
 
     def test_sizes_of_samples_that_a_user_makes_up_are_named(self):
         model = decoder(total_sequence_length="all", sequence_length="tokens")
         report = onnxamp.diff_models(model, model, onnxamp.random_samples(model), provider="cpu")
         assert report.skipped.startswith("The reference does not run: ONNX Runtime could not run the model")
-        assert report.skipped.endswith("their sizes do not suit the model; these do: --dim all=16")
+        assert report.skipped.endswith("their sizes do not suit the model, but these do: --dim all=16")
         samples = onnxamp.random_samples(model, dims={"all": 16})
         assert onnxamp.diff_models(model, model, samples, provider="cpu").passed
 
@@ -131,7 +131,7 @@ class TestAdvice:
             <int64[1] rest = {-1}, int64[1] five = {5}, int64[1] wide = {32}> {
             a = Mul (k, five) b = Add (a, wide) c = Concat <axis = 0> (rest, b) y = Reshape (x, c) }""")
         report = onnxamp.diff_models(model, model, count=4, provider="cpu")
-        assert report.inputs == "made-up inputs (4 samples, seed 0, M=32)"
+        assert report.inputs == "random inputs (4 samples, seed 0, M=32)"
         assert "(sample 4 of 4)" in report.skipped
         assert "--dim M" not in report.skipped
 

@@ -50,7 +50,7 @@ def test_a_prompt_is_followed_by_the_step_that_the_model_takes(home: Path, name:
 
 @pytest.mark.parametrize("name", ["grouped", "plain"])
 def test_the_original_runs_once_on_each_prompt(home: Path, name: str) -> None:
-    """What it gives for a step is what is compared: not what it gave for made-up inputs that show its sizes."""
+    """What it gives for a step is what is compared: not what it gave for random inputs that show its sizes."""
     onnx.save({"grouped": decoders.grouped, "plain": decoders.plain}[name](), home / "model.onnx")
     model = Model.of(home / "model.onnx")
     reference = on_cpu(model)

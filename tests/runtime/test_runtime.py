@@ -1,4 +1,4 @@
-"""Sessions, files of inputs, checks of inputs, and made-up inputs."""
+"""Sessions, files of inputs, checks of inputs, and random inputs."""
 
 import subprocess
 import sys

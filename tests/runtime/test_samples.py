@@ -433,8 +433,8 @@ class TestRandomSamples:
         assert len(looked) == 1
 
     def test_descriptions(self, model):
-        assert random_samples(model).description == "made-up inputs (seed 0)"
-        assert random_samples(model, 3, seed=2).description == "made-up inputs (3 samples, seed 2)"
+        assert random_samples(model).description == "random inputs (seed 0)"
+        assert random_samples(model, 3, seed=2).description == "random inputs (3 samples, seed 2)"
 
     def test_what_cannot_be(self, model):
         with pytest.raises(ArgumentError, match="at least 1"):

@@ -1,4 +1,4 @@
-"""Sizes of made-up inputs follow from what weights and ops say."""
+"""Sizes of random inputs follow from what weights and ops say."""
 
 import os
 import subprocess
@@ -223,7 +223,7 @@ def test_sizes_that_nothing_determines_are_tried_without_running_those_that_cont
         draws, "check_inputs", lambda proto, feeds: ran.append(feeds["x"].shape) or checked(proto, feeds)
     )
     report = onnxamp.diff_models(model, model, provider="cpu")
-    assert report.inputs == "made-up inputs (seed 0, C=3, H=224, W=224)"
+    assert report.inputs == "random inputs (seed 0, C=3, H=224, W=224)"
     assert ran == [(1, 8, 8, 8), (1, 3, 224, 224)]
 
 
@@ -299,3 +299,24 @@ def test_grids_markers_and_numbers_of_frames_fit_what_they_are_about() -> None:
     assert heard["audio_sizes"].tolist() == [30]
     for sample in onnxamp.random_samples(towers.embedding(), 5):
         assert sample["image_features"].shape[0] == (sample["input_ids"] == towers.IMAGE).sum() == 4
+
+
+def test_images_have_sizes_of_their_own_beside_texts() -> None:
+    text = """(int64[N,length] input_ids, float[N,3,height,width] pixel_values) => (float[a,b,c] y, float[d,e,f] z) {
+        known = Gather (table, input_ids) y = Add (known, places)
+        patched = Conv <kernel_shape = [16,16], strides = [16,16]> (pixel_values, w) z = Reshape (patched, sides) }"""
+    model = model_of(text, {"table": (9, 4), "places": (8, 4), "w": (4, 3, 16, 16)})
+    model.graph.initializer.append(numpy_helper.from_array(np.array([4, 24, 24]), "sides"))
+    report = onnxamp.diff_models(model, model, provider="cpu")
+    assert report.passed
+    assert "height=384, width=384" in str(report)
+
+
+def test_sizes_of_many_dimensions_that_nobody_knows_are_not_taken_for_large() -> None:
+    text = """(float[N,length] x) => (float[a,b,c,d,e,f] z) {
+        y = Reshape (x, rows) t = Cast <to = 7> (x) r = ReduceMax <keepdims = 0> (t) u = Mul (r, none)
+        v = Add (u, shape) w = Expand (y, v) z = Neg (w) }"""
+    model = model_of(text, {})
+    numbers = {"rows": np.array([-1, 32]), "none": np.array([0]), "shape": np.array([1, 1, 1, 1, 1, 32])}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in numbers.items())
+    assert onnxamp.diff_models(model, model, provider="cpu").passed

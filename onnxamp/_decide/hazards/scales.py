@@ -48,7 +48,7 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         if grid is None or bounds is None:
             continue
         smallest, largest = bounds
-        if graph.constants.is_constant(quantized) and largest >= low.smallest_normal:
+        if _are_weights(graph, node, grid) and largest >= low.smallest_normal:
             smallest = largest  # a channel whose weights vanish beside others
         if why := _lost(low, grid, smallest, largest):
             yield Hazard(node.index, KIND, why)
@@ -66,21 +66,27 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 def vanishing_scales(
     graph: Graph, low: Format
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield scales of weights, and their numbers, some of which low precision would make 0, and that may be low.
+    """Yield scales of weights with their numbers, where low precision would make some of them 0, and may be had.
 
     Engines refuse a scale of 0 (TensorRT-RTX 1.7.1: "Scale coefficients must all be positive"). Complexity: linear in
     scales.
     """
     for node in graph.nodes_of(op_facts().dequantize):
         scale = node.input(1)
+        grid = grids().get(element_name(graph.types[node.input(0)]))
         bounds = _bounds(graph, scale)
-        if bounds is None or not graph.constants.is_constant(node.input(0)):
+        if grid is None or bounds is None or not _are_weights(graph, node, grid):
             continue
         smallest, largest = bounds
         if smallest <= low.smallest_subnormal / 2 and largest >= low.smallest_normal:
             source = graph.constants.source(scale)
             tensor = graph.constants.tensors[source]
             yield source, read_array(tensor, graph.folder).astype(np.float32)
+
+
+def _are_weights(graph: Graph, node: Node, grid: Grid) -> bool:
+    """Whether a node dequantizes stored numbers that its scales bound; those of sums may be any."""
+    return grid.end > 1 and graph.constants.is_constant(node.input(0))
 
 
 def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:

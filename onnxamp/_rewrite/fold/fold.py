@@ -190,7 +190,7 @@ def _selected(graph: Graph, options: Options) -> Selection:
 
 
 def _folded_first(options: Options) -> frozenset[str]:
-    """Kinds of folds to make where nobody asks for all or for none: those that the target asks for, and those of ops
+    """Kinds of folds to make by default: those that the target asks for, and those of ops
     that would part from what they follow, since the target has no low-precision kernel for them alone.
     """
     if (

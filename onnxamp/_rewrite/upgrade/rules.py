@@ -356,7 +356,7 @@ def newest_loaded() -> int:
 
 
 def is_silent(op: str, current: int, wanted: int) -> bool:
-    """Return whether nodes of an op stay as they are between two opsets, whatever they use."""
+    """Return whether nodes of an op stay as they are between two opsets, regardless of what they use."""
     return all(step.is_silent for step in steps_of(op, current, wanted))
 
 

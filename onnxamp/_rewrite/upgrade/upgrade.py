@@ -173,7 +173,7 @@ class Upgrade:
 
     Attributes:
         graph: the graph as it is.
-        opset: what its nodes can reach, up to what was asked for.
+        opset: what its nodes can reach, up to the requested one.
         obstacle: what keeps them from more.
         editor: has noted the nodes that change; None if none does.
     """

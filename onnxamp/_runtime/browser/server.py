@@ -89,7 +89,7 @@ class Server:
         return None
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -117,7 +117,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__((_HOME, 0), _Handler)
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing of connections that break: who waits for an answer is told that the page is gone."""
+        """Ignore broken connections: waiting callers learn that the page is gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -62,7 +62,7 @@ const precisionTrack = (c) => {
   const names = [svg("text", { class: "title", x: c.left, y: 11 }, "Precision"), label(c, middle - lane / 2 + 4, "float32")];
   names.push(label(c, middle + lane / 2 + 4, isLow(lowName) ? lowName : "low"));
   if (paths.cast) names.push(label(c, castTop + 13, "Casts"));
-  if (HAS_QUANTIZED) names.push(label(c, gridTop + 13, "integers"));
+  if (HAS_QUANTIZED) names.push(label(c, gridTop + 13, "integer"));
   if (hasProblems) names.push(label(c, problemTop + 12, "problems"));
   const line = svg("line", { class: "grid", x1: c.left, x2: c.left + c.plot, y1: middle, y2: middle });
   return { height: problemTop + (hasProblems ? 36 : 16), parts: [line, ...marks, ...parts, ...names] };
