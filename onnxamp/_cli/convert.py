@@ -79,6 +79,7 @@ def _convert(given: Given) -> None:
             run=run_options_of(given, report=progress),
             search=_search(given),
             validation=_validation(given, model) if validates else None,
+            expects=given.expected_error,
             warn=tell if plan is None else _ignore,
         )
         outcome = convert_to_file(request, sink_of(given, target))
