@@ -36,10 +36,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxamp import Samples, load_samples, random_samples, tune_model
 from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
+from onnxamp._numerics.expected import judging_engine
 from onnxamp._runtime.run import Run
 from onnxamp._target.roofline import work_of
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import converted_error, tuning_engine
+from onnxamp._tuning.runs import converted_error
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("onnxconverter-common==1.16.0", "onnxruntime", "onnx", "numpy", "setuptools<81")
@@ -171,7 +172,7 @@ def theirs(python: Path, model: ModelProto, samples: Samples, tolerance: float, 
             found["low"] = shares(model, result)
             try:
                 found["error"] = converted_error(
-                    model, result, Run(inputs=samples), make_metric("rel-l2", tolerance), tuning_engine("cpu")
+                    model, result, Run(inputs=samples), make_metric("rel-l2", tolerance), judging_engine("cpu")
                 )
                 found["held"] = found["error"] <= tolerance
             except OnnxAmpError as error:

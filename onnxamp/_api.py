@@ -314,7 +314,8 @@ def plan_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        level, tolerance, samples, metric, options: as :func:`convert_model`.
+        level, tolerance, metric, options: as :func:`convert_model`.
+        samples: as for :func:`convert_model`; with samples, the plan tells the error to expect on inputs like them.
 
     Returns:
         A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
@@ -327,14 +328,19 @@ def plan_model(
         >>> plan = onnxamp.plan_model("models/encoder.onnx", "O1")
         >>> plan.counts()["MatMul", True] > 0
         True
+        >>> samples = onnxamp.random_samples("models/encoder.onnx", 1)
+        >>> plan = onnxamp.plan_model("models/encoder.onnx", samples=samples)
+        >>> 0 < plan.expected.error < plan.expected.bound
+        True
     """
     asked = Options.of(level, options)
-    is_auto(level, tolerance, samples, metric, measures=asked.takes_samples)
+    is_auto(level, tolerance, samples, metric, measures=True)
     request = Request(
         model=Model.of(model),
         asked=asked,
         run=RunOptions(samples=samples, count=_count(asked)),
         search=Search(tolerance=tolerance, metric=metric),
+        expects=samples is not None,
     )
     plan, _ = decide(request)
     return plan
@@ -457,8 +463,7 @@ def tune_model(
         seconds: time limit, after which no further candidate is converted and the best measured one is returned.
             With a state file, another tuning continues where this one stopped.
         allow_slower: choose the candidate within the tolerance that has the most in low precision, regardless
-            of its time. By default, the fastest is chosen, and none that is estimated to be slower than float32. A
-            slower one that saves a larger share of the weights than it loses of the time remains available to ``pick``.
+            of its time. By default, the fastest is chosen, and no candidate is estimated to be slower than float32.
         accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
             "package:function". A candidate that it rejects misses the tolerance, regardless of its error.
         jobs: worker processes that share the samples; None for this process.

@@ -10,10 +10,10 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.estimate import Estimate
 from onnxamp._model.model import Model
+from onnxamp._numerics.expected import ExpectedErrors
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target.roofline import device_called
-from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import SearchSpace, find_space
 
 
@@ -46,12 +46,18 @@ class Priced(ExpectedErrors):
 
     def predicted(self, low: AbstractSet[str]) -> float:
         """The root of the sum of prices."""
-        pairs = zip(self.space.tunable, self.prices, strict=True)
+        pairs = zip(self.computing, self.prices, strict=True)
         return sqrt(sum(price for unit, price in pairs if unit.key in low))
 
 
 def priced(space: SearchSpace, prices: Iterable[float]) -> ExpectedErrors:
     """Expected errors of which the prices are known."""
-    errors = Priced(space=space, samples=())
+    errors = Priced(
+        graph=space.all_low.graph,
+        low=space.estimate.low,
+        computing=space.tunable,
+        exact=space.followers,
+        samples=(),
+    )
     vars(errors)["prices"] = list(prices)
     return errors

@@ -11,6 +11,7 @@ from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_p
 from onnxamp._cli.given import (
     check_dims,
     in_its_folder,
+    limits_in_its_folder,
     options_of,
     run_options_of,
     sampling_arguments,
@@ -77,7 +78,8 @@ def _convert(given: Given) -> None:
             plan=plan,
             run=run_options_of(given, report=progress),
             search=_search(given),
-            validation=_validation(given) if validates else None,
+            validation=_validation(given, model) if validates else None,
+            expects=given.expected_error,
             warn=tell if plan is None else _ignore,
         )
         outcome = convert_to_file(request, sink_of(given, target))
@@ -100,10 +102,11 @@ def _convert(given: Given) -> None:
     _finish(validation, conversion.target, quiet=given.quiet)
 
 
-def _validation(given: Given) -> Validation:
+def _validation(given: Given, model: Model) -> Validation:
     """Return how the result is validated."""
     return Validation(
         tolerance=given.tolerance,
+        limits=limits_in_its_folder(model),
         accept=given.accept,
         metric=given.metric,
         layers=bool(given.html) or None,

@@ -1,6 +1,6 @@
 """Options that commands share, as arguments of the library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from onnxamp._target.targets import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
+    from onnxamp._batch.kinds import Package
     from onnxamp._runtime.prompts import Prompts
     from onnxamp._runtime.samples import Samples
 
@@ -213,12 +214,7 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
 
     That is said, unless the command is quiet: converting the folder does more.
     """
-    from onnxamp._batch.kinds import Packages  # noqa: PLC0415 - few commands write models
-
-    path = model.path
-    if path is None or is_remote(path):
-        return options
-    package = Packages(path.absolute().parent.parent).of(path.absolute())
+    package = _package_of(model)
     if package is None or options.dtype not in package.kind.dtypes:
         return options
     if not given.quiet:
@@ -230,6 +226,22 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
         )
         click.echo(printable(text), err=True)
     return package.kind.adapted(options, chosen_options(), model)
+
+
+def limits_in_its_folder(model: Model) -> Mapping[str, Mapping[str, float]]:
+    """Return the limits that suffice for a model of such a folder, by metric and output."""
+    package = _package_of(model)
+    return {} if package is None else package.kind.limits_of(model)
+
+
+def _package_of(model: Model) -> "Package | None":
+    """Return the folder of a known kind that a model is in."""
+    from onnxamp._batch.kinds import Packages  # noqa: PLC0415 - few commands write models
+
+    path = model.path
+    if path is None or is_remote(path):
+        return None
+    return Packages(path.absolute().parent.parent).of(path.absolute())
 
 
 def run_options_of(given: Given, report: Report = silent) -> RunOptions:

@@ -17,11 +17,13 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
 from onnxamp._graph.stats import operator_counts
+from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.run import RunOptions
 
 _LEVELS = ("O1", "O2", "O3")
 
@@ -47,8 +49,12 @@ def run(given: Given) -> None:
             if level == "O0":
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:
+                plan = make_plan(analysis)
+                if given.expected_error or given.inputs:
+                    inputs = RunOptions(samples=given.inputs)
+                    plan = foreseen(opened, plan, inputs)
                 plans[level] = (
-                    make_plan(analysis),
+                    plan,
                     dict(summarize(ready, analysis).nodes),
                 )
                 told = (

@@ -10,6 +10,7 @@ from onnxamp._convert.misspelt import refuse_misspelt
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError
+from onnxamp._job.pipeline import foreseen
 from onnxamp._job.writing import preview
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
@@ -17,6 +18,7 @@ from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
 from onnxamp._report.html.page import preview_page
 from onnxamp._report.machine import document
+from onnxamp._runtime.run import RunOptions
 
 _LEVELS = ("O0", "O1", "O2", "O3")
 
@@ -59,6 +61,9 @@ def run(given: Given) -> None:
         )
     else:
         converts = Recipe(asked, sampling=custom).command(str(model), str(target), ())
+    if given.expected_error or given.inputs:
+        inputs = RunOptions(samples=given.inputs)
+        made = replace(made, plan=foreseen(opened, made.plan, inputs))
     audit = audit_model(result, asked.target, base_dir=opened.folder)
     confirm_sources()
     write_page(preview_page(made, audit, converts), page)

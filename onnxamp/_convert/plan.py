@@ -67,6 +67,42 @@ class HazardRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorShare:
+    """What a node contributes to an expected error: its share of the squared error."""
+
+    node: str
+    op: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedError:
+    """What is known of the error of a result before it runs, for inputs like the samples.
+
+    Errors are relative L2 errors of the output that has the largest.
+
+    Attributes:
+        error: what is expected on the worst sample; None if nothing is known.
+        bound: what is exceeded on one of 10,000 such inputs at most.
+        least: what is expected on the best sample.
+        samples: how many there are.
+        nodes: the nodes that contribute most on the worst sample, the largest share first.
+        jumps: nodes that select by value, and may select something else: what they change is not foreseen.
+        spread: nodes without a gradient, so that what is before them is known less exactly.
+        why: why nothing is known.
+    """
+
+    error: float | None = None
+    bound: float | None = None
+    least: float | None = None
+    samples: int = 0
+    nodes: tuple[ErrorShare, ...] = ()
+    jumps: tuple[str, ...] = ()
+    spread: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedPart:
     """Nodes of a quantized network that share a type and a role.
 
@@ -103,6 +139,7 @@ class Plan(Shown):
         cost: cost of the new Casts, of weights that stay in float32, and of missed gains, in 64ths
             of the launch of a Cast.
         warnings: sentences about options that match nothing or cannot be followed.
+        expected: the error to expect of the result; None if it was not asked for.
         quantized: the nodes by type and role, where the model is quantized.
 
     Example:
@@ -119,6 +156,7 @@ class Plan(Shown):
     casts: int
     cost: int
     warnings: tuple[str, ...]
+    expected: ExpectedError | None = None
     quantized: tuple[QuantizedPart, ...] = ()
 
     @property
@@ -244,6 +282,8 @@ def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return a plan as JSON values, for :func:`plan_of`."""
     rest = {name: as_data(getattr(plan, name)) for name in _KEYS[2:]}
+    if plan.expected is None:
+        del rest["expected"]
     if not plan.quantized:
         del rest["quantized"]
     return {"format": FORMAT, "options": plan.options.as_json(), **rest}
@@ -267,6 +307,9 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
         casts=_number(data, "casts"),
         cost=_number(data, "cost"),
         warnings=_records(str, data, "warnings"),
+        expected=from_data(ExpectedError, data["expected"])
+        if "expected" in data
+        else None,
         quantized=_records(QuantizedPart, {"quantized": [], **data}, "quantized"),
     )
 

@@ -6,6 +6,7 @@ scipy, to Dinic's algorithm. Of all optimal cuts, both return the one with the f
 still reaches in the residual graph), so results are deterministic and ties go to high.
 """
 
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import chain
@@ -74,7 +75,7 @@ class Network:
         fit, all are scaled down, each to at least 1.
 
         Args:
-            small: number of arcs up to which Dinic's algorithm is tried first.
+            small: number of arcs up to which Dinic's algorithm is tried first, as long as nothing has loaded scipy.
 
         Raises:
             InternalError: infinite arcs lead from a question pinned low to one pinned high.
@@ -100,7 +101,8 @@ class Network:
         arguments = self.size + 2, tails, heads, capacities
         has_scipy = find_spec("scipy") is not None
         phases = _PHASES if has_scipy else self.size + 2
-        is_small = len(capacities) <= small or not has_scipy
+        is_small = len(capacities) <= small and "scipy.sparse" not in sys.modules
+        is_small = is_small or not has_scipy
         solution = _dinic(*arguments, total + 1, phases) if is_small else None
         flow, reached = solution or _maximum_flow(*arguments)
         if flow > total:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from onnxamp._convert.convert import Converted, analyse_safely, convert
 from onnxamp._convert.misspelt import early_warnings, reference_of, refuse_misspelt
-from onnxamp._convert.plan import Plan, make_plan
+from onnxamp._convert.plan import ExpectedError, Plan, make_plan
 from onnxamp._job.request import Job, Request, Validation
+from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.custom import declared_ops
 from onnxamp._optional import has_runtime, runtime_fault
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._state import Part, opened
 from onnxamp._tuning.arguments import Search
 
@@ -74,10 +75,13 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
-    if job.tuned is not None:
-        conversion = replace(
-            conversion, plan=job.tuned.plan
-        )  # its reasons are the measured ones
+        if job.tuned is not None:
+            conversion = replace(
+                conversion, plan=job.tuned.plan
+            )  # its reasons are the measured ones
+        else:
+            plan = _expecting(request, job, conversion.plan)
+            conversion = replace(conversion, plan=plan)
     request.warn(text for text in conversion.plan.warnings if text not in early)
     return Outcome(conversion=conversion, tuned=job.tuned, samples=job.run.inputs)
 
@@ -116,7 +120,28 @@ def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
             return job.tuned.plan, job.tuned
-        return make_plan(analyse_safely(job.model, job.options)[1]), None
+        plan = make_plan(analyse_safely(job.model, job.options)[1])
+        return _expecting(request, job, plan), None
+
+
+def _expecting(request: Request, job: Job, plan: Plan) -> Plan:
+    """Return a plan with the error to expect of its result, if the request asks for that."""
+    return foreseen(job.model, plan, job.run) if request.expects else plan
+
+
+def foreseen(model: Model, plan: Plan, run: Run | RunOptions) -> Plan:
+    """Return a plan with the error to expect of its result, or with what keeps that unknown.
+
+    Raises:
+        ArgumentError: a sample does not fit the model.
+    """
+    if not has_runtime():
+        return replace(plan, expected=ExpectedError(why=runtime_fault() or ""))
+    from onnxamp._numerics.expected import with_expected_error  # noqa: PLC0415 - loads what runs models
+
+    if isinstance(run, RunOptions):
+        run = Run(inputs=run.draw(model), report=run.report)
+    return with_expected_error(model, plan, run)
 
 
 @contextmanager
@@ -137,7 +162,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
         comparison = _comparison(request, run)
         if comparison is not None:
             run = replace(run, inputs=comparison.run.samples)
-        elif request.measures:
+        elif request.measures or (request.expects and has_runtime()):
             run = replace(run, inputs=asked.draw(model))
         gpus = run.engine.reference.gpus if run.runs_models else 0
         with (

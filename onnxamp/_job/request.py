@@ -65,6 +65,7 @@ class Request:
         search: how level auto searches: at that level, and where nothing else passes the validation. None for the
             defaults at level auto, and to leave it out of a validation.
         validation: how the result is validated; None to leave that out.
+        expects: whether plans tell the error to expect.
         warn: takes warnings: those that are known early before anything runs, and the others at the end.
     """
 
@@ -74,6 +75,7 @@ class Request:
     run: RunOptions = field(default_factory=RunOptions)
     search: Search | None = None
     validation: "Validation | None" = None
+    expects: bool = False
     warn: Callable[[Iterable[str]], None] = warn
 
     @property

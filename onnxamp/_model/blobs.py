@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._errors import ExternalDataError
@@ -373,6 +373,38 @@ class WeightConverter:
         )
         number = location.removeprefix(_PENDING)
         return None if number == location else self._pending[int(number)]
+
+    def cast_in(self, model: ModelProto) -> bool:
+        """Have a model cast its pending weights while it runs, from the files that hold them; whether it can."""
+        assert self.base_dir is not None
+        found, casts = list[TensorProto](), list[NodeProto]()
+        for tensor in model.graph.initializer:
+            blob = self.pending(tensor)
+            if blob is None:
+                continue
+            if not isinstance(blob, Stored) or blob.place.exponent:
+                return False
+            name, place = f"{tensor.name}/float32", blob.place
+            found.append(TensorProto(name=name, data_type=1, dims=tensor.dims))
+            found[-1].data_location = TensorProto.EXTERNAL
+            facts = {
+                "location": os.path.relpath(place.path, self.base_dir),
+                "offset": place.offset,
+                "length": place.length,
+            }
+            for key, value in facts.items():
+                found[-1].external_data.add(key=key, value=str(value))
+            casts.append(
+                helper.make_node("Cast", [name], [tensor.name], name, to=self.low.elem)
+            )
+        if len(found) < len(self._pending):  # others are in bodies
+            return False
+        kept = [one for one in model.graph.initializer if self.pending(one) is None]
+        nodes = [*casts, *model.graph.node]
+        del model.graph.initializer[:], model.graph.node[:]
+        model.graph.initializer.extend([*kept, *found])
+        model.graph.node.extend(nodes)
+        return True
 
     def share(self, known: Mapping[Blob, Blob]) -> None:
         """Replace pending blobs by the equal ones in ``known``, so that each is converted and counted once."""

@@ -43,9 +43,10 @@ class WrittenPiece:
         low: Format,
         flow: Flow,
         arithmetic: Profile | None,
+        turns: Mapping[str, str],
         integers: Container[str],
     ) -> None:
-        self.graph, self.low, self.flow = graph, low, flow
+        self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
         nodes = [graph.nodes[index] for index in graph.order]
         path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
         names = graph.scopes[0].names
@@ -63,6 +64,7 @@ class WrittenPiece:
             self.accumulator = Accumulator(arithmetic, editor, shapes)
         self.gradients = dict[str, str]()
         self.costs = dict[tuple[str, str], str]()
+        self.noted = dict[tuple[str, str], Tensor]()
         self.shared = {
             name
             for name, count in Counter(
@@ -91,7 +93,8 @@ class WrittenPiece:
         inputs = {entry.name for entry in self.graph.model.graph.input}
         for name, value in self.moved.items():
             tensor = self.backward.handle(value)
-            if tensor is None or value not in totals or name not in self.flow.names:
+            is_seen = name in self.flow.names or name in self.turns
+            if tensor is None or value not in totals or not is_seen:
                 continue
             self.writer.prefix = f"{name}/rounding"
             if name in inputs and name in self.flow.maker:
@@ -100,13 +103,14 @@ class WrittenPiece:
                     self._share(name, value, self._error(tensor, tensor))
             elif name in self.floats:
                 self._cost(name, value, tensor, totals[value])
+        self.costs = {key: self._output(cost) for key, cost in self.noted.items()}
         self.model = self.writer.finish()
         return fed
 
     def _cost(self, name: str, value: int, exact: Tensor, gradient: Tensor) -> None:
         """Write the cost of rounding a value, also after what the target's accumulator makes of it."""
         error = self._error(exact, exact)
-        self._note((name, ""), gradient, error)
+        self._note((self.turns.get(name, name), ""), gradient, error)
         if name in self.shared:
             self._share(name, value, error)
         node = self.graph.producer(value)
@@ -115,7 +119,11 @@ class WrittenPiece:
             self.writer.nodes += nodes
             if nodes:
                 summed = replace(exact, name=nodes[-1].output[0])
-                self._note((name, SUMMED), gradient, self._error(summed, exact))
+                self._note(
+                    (self.turns.get(name, name), SUMMED),
+                    gradient,
+                    self._error(summed, exact),
+                )
 
     def _share(self, name: str, value: int, error: Tensor) -> None:
         """Write what it costs to round a value for each of the nodes that read it."""
@@ -133,7 +141,8 @@ class WrittenPiece:
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
         cost = (gradient * error).op("ReduceSumSquare", keepdims=0)
-        self.costs[key] = self._output(cost)
+        known = self.noted.get(key)
+        self.noted[key] = cost if known is None else known + cost
 
     def _output(self, tensor: Tensor) -> str:
         if tensor.name not in {*self.gradients.values(), *self.costs.values()}:

@@ -293,8 +293,13 @@ class DiffProbe(Probe[SampleDiff]):
 
         one = remembered(memory, REFERENCE, self.key, reference)
         reads = self.is_text and tokens_input(one.model.proto) is not None
+        decoder = Decoder.of(one.model) if reads else None
+        if decoder is not None and not (decoder.caches or self.generates):
+            decoder = (
+                None  # a network that fills gaps in texts takes and gives the same
+            )
         models = TwoModels(
-            decoder=Decoder.of(one.model) if reads else None,
+            decoder=decoder,
             generates=self.generates,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),

@@ -13,6 +13,8 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import groupby, islice
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._dtypes import FLOAT, Format
+from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.statistics import SENTINEL
@@ -29,12 +32,13 @@ from onnxamp._numerics.backward import (
     expanded,
     moved_integers,
 )
+from onnxamp._numerics.turns import without_loops
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one
+from onnxamp._runtime.loop import Opened, Probe, SentSample, Told
 from onnxamp._runtime.pieces import (
     Piece,
     Runner,
@@ -54,6 +58,9 @@ if TYPE_CHECKING:
 
 _NODES: Final = 96
 """Nodes of a piece: its backward pass has some ten times as many, and ONNX Runtime loads those slowly."""
+
+_TOGETHER: Final = 4
+"""Samples that share what is loaded for a piece."""
 
 _GROUPS: Final = 8
 """Outputs whose errors are told apart. Where there are more, some share one: their sum counts."""
@@ -117,11 +124,21 @@ class SensitivityProbe(Probe[Sensitivities]):
         model = self.engine.open(self.model.opened(), budget=self.budget)
         walk = GradientWalk(model, self.low, self.arithmetic)
 
-        def measure(item: Item) -> Sensitivities:
-            feeds = check_inputs(model.model.proto, item.sample)
-            return walk.run(feeds, item.number)
+        def measure(
+            items: Iterator[SentSample], told: Told
+        ) -> Iterator[Sensitivities | RuntimeFailure]:
+            del told
+            while group := list(islice(items, _TOGETHER)):
+                feeds = {
+                    item.number: check_inputs(model.model.proto, item.read())
+                    for item in group
+                }
+                try:
+                    yield from walk.run_together(feeds)
+                except RuntimeFailure as failure:
+                    yield from [failure] * len(group)
 
-        return Opened(model.prepare_sample, one_by_one(measure))
+        return Opened(model.prepare_sample, measure)
 
 
 class _Backward(NamedTuple):
@@ -162,13 +179,21 @@ class GradientWalk:
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
 
-    def run(self, feeds: Feeds, number: int = 0) -> Sensitivities:
-        """Measure a sample; its number seeds the signs.
+    def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
+        """Measure numbered samples; those that take the same branches share what is loaded. Numbers seed the signs.
 
         Raises:
             RuntimeFailure: the model does not run.
         """
-        runner = self.model.prepare(feeds)
+        for runner, group in groupby(
+            samples.items(), lambda item: self.model.prepare(item[1])
+        ):
+            yield from self._together(runner, dict(group))
+
+    def _together(
+        self, runner: Runner, samples: Mapping[int, Feeds]
+    ) -> Iterator[Sensitivities]:
+        """Measure samples that take the same branches."""
         flow = runner.flow
         self._integers = moved_integers(flow.nodes, flow.types)
         parts = [
@@ -179,61 +204,45 @@ class GradientWalk:
         again = Counter(
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
-        ends, decisive = _ends(flow), _decisive(flow)
-        seen = [
-            name
-            for name in (*flow.inputs, *flow.maker)
-            if flow.types.get(name) == FLOAT
-        ]
-        wanted = Counter([*ends, *decisive, *seen])
-        side = start(runner, feeds, again + wanted)
-        largest = _largest(side, seen)
+        passes = [_Passes.begin(runner, feeds, again) for feeds in samples.values()]
         for part in parts:
-            side.run(part)
-            made = (name for node in part for name in flow.nodes[node].output)
-            largest |= _largest(side, made)
+            for one in passes:
+                one.forward(part)
             runner.forget()
-        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        seeds = list(_seeds(side, [*groups, decisive], np.random.default_rng(number)))
-        found = _Found(len(groups) + 1, largest)
-        waiting = [dict(gradients) for _, _, gradients in seeds]
+        for number, one in zip(samples, passes, strict=True):
+            one.turn(np.random.default_rng(number))
         for part in reversed(parts):
-            self._step(runner, side, part, seeds, waiting, found)
+            for one in passes:
+                self._step(one, part)
             runner.forget()
-        return found.sensitivities()
+            if flow.large:  # else sessions would hold memory for each piece
+                self._sessions.clear()
+        for one in passes:
+            yield one.found.sensitivities()
 
-    def _step(
-        self,
-        runner: Runner,
-        side: Side,
-        part: Sequence[int],
-        seeds: "Sequence[_Seed]",
-        waiting: list[dict[str, Floats]],
-        found: "_Found",
-    ) -> None:
+    def _step(self, one: "_Passes", part: Sequence[int]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
-        flow = runner.flow
+        side, waiting, found = one.side, one.waiting, one.found
+        runner, flow = side.runner, side.flow
         reads = piece_inputs(flow, Piece(tuple(part), ()))
         values = {
             name: side.values[name] if name in side.values else runner.weight(name)
             for name in reads
         }
         made = [name for node in part for name in flow.nodes[node].output if name]
-        seeded = tuple(name for name in made if any(name in one for one in waiting))
+        seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
         key = (*part, *shapes.items(), *dims.items())
-        backward = self._sessions.get(key) or self._load(
-            flow, part, values, dims, runner
-        )
-        if not flow.large:  # else sessions would hold memory for each piece
-            self._sessions[key] = backward
+        if key not in self._sessions:
+            self._sessions[key] = self._load(flow, part, values, dims, runner)
+        backward = self._sessions[key]
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
-        for seed, one in zip(seeds, waiting, strict=True):
-            if not any(name in one for name in seeded):
+        for seed, rest in zip(one.seeds, waiting, strict=True):
+            if not any(name in rest for name in seeded):
                 continue
             arrays = {  # whose memory the feeds share
-                entry: one.pop(name, zeros[name])
+                entry: rest.pop(name, zeros[name])
                 for name, entry in backward.seeds.items()
             }
             given = {entry: to_value(array) for entry, array in arrays.items()}
@@ -242,10 +251,10 @@ class GradientWalk:
             results = run_values(backward.session, {**read, **given}, wanted)
             for name, output in backward.gradients.items():
                 gradient = results[output].numpy().copy()
-                one[name] = one[name] + gradient if name in one else gradient
-            for key, output in backward.costs.items():
+                rest[name] = rest[name] + gradient if name in rest else gradient
+            for what, output in backward.costs.items():
                 cost = float(results[output].numpy())
-                found.add(key, seed.group, cost / seed.probes)
+                found.add(what, seed.group, cost / seed.probes)
         found.spread.update(dict.fromkeys(backward.spread))
         side.used(reads)
 
@@ -264,8 +273,11 @@ class GradientWalk:
         for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, values[entry.name].shape())
+        model, turns = without_loops(model, partial(_number, values))
         graph = Graph.of(expanded(model))
-        written = WrittenPiece(graph, self.low, flow, self.arithmetic, self._integers)
+        written = WrittenPiece(
+            graph, self.low, flow, self.arithmetic, turns, self._integers
+        )
         fed = written.finish(seeded)
         # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
         for entry in written.model.graph.input:
@@ -298,6 +310,50 @@ def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
             found[name] = most
             side.used([name])
     return found
+
+
+@dataclass
+class _Passes:
+    """The passes of one sample.
+
+    Attributes:
+        side: the forward pass, and the values that the backward pass needs.
+        groups: outputs whose errors are told apart, and last what decides about selections and branches.
+        largest: the largest magnitudes so far.
+    """
+
+    side: Side
+    groups: list[list[str]]
+    largest: dict[str, float]
+    seeds: "list[_Seed]" = field(default_factory=list)
+    waiting: list[dict[str, Floats]] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, runner: Runner, feeds: Feeds, again: Counter[str]) -> "_Passes":
+        """A sample before the first node; ``again`` counts what the backward pass reads."""
+        flow = runner.flow
+        ends, decisive = _ends(flow), _decisive(flow)
+        names = (*flow.inputs, *flow.maker)
+        seen = [name for name in names if flow.types.get(name) == FLOAT]
+        side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
+        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+        return cls(side, [*groups, decisive], _largest(side, seen))
+
+    def forward(self, part: Sequence[int]) -> None:
+        """Run a piece."""
+        self.side.run(part)
+        made = (name for node in part for name in self.side.flow.nodes[node].output)
+        self.largest |= _largest(self.side, made)
+
+    def turn(self, random: np.random.Generator) -> None:
+        """Draw the signs from which the backward pass begins."""
+        self.seeds = list(_seeds(self.side, self.groups, random))
+        self.waiting = [dict(seed.gradients) for seed in self.seeds]
+
+    @cached_property
+    def found(self) -> "_Found":
+        """What the passes show."""
+        return _Found(len(self.groups), self.largest)
 
 
 class _Seed(NamedTuple):
@@ -415,6 +471,12 @@ def _known(cost: float, *, is_plain: bool) -> float:
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost
+
+
+def _number(values: "Mapping[str, ort.OrtValue]", name: str) -> int | None:
+    """The whole number that a value is; None if it is not known, or holds several."""
+    array = values[name].numpy() if name in values else np.zeros(0)
+    return int(array.item()) if array.size == 1 else None
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:

@@ -39,14 +39,13 @@ def perplexity(
         if mask.ndim == 2:
             counts &= mask[:, -tokens.shape[1] :] != 0
     rows, places = np.nonzero(counts[:, :-1] & counts[:, 1:])
-    if not rows.size:
+    following = tokens[rows, places + 1]
+    if not rows.size or int(following.max()) >= min(one.shape[-1] for one in both):
         return None
     sums = (
         sum(
-            -float(log_softmax(logits[row, place].astype(np.float64))[following])
-            for row, place, following in zip(
-                rows, places, tokens[rows, places + 1], strict=True
-            )
+            -float(log_softmax(logits[row, place].astype(np.float64))[token])
+            for row, place, token in zip(rows, places, following, strict=True)
         )
         for logits in both
     )

@@ -17,6 +17,7 @@ from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import ModelSource
 from onnxamp._model.sources import confirm_sources, watched_sources
 from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops.custom import declared_ops
 from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
@@ -43,7 +44,6 @@ from onnxamp._target.roofline import device_called
 from onnxamp._target.targets import AUTO
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
-from onnxamp._tuning.runs import tuning_engine
 from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import temporary_folder
@@ -249,7 +249,7 @@ class _Job:
         """Run the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         engines = {
-            member.name: tuning_engine(
+            member.name: judging_engine(
                 options.provider, member.asked(Level.O2, "float16").target
             )
             for member in pipeline.members

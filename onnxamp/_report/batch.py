@@ -5,7 +5,7 @@ from typing import Final
 
 from onnxamp._job.folder import FolderReport, Shipped
 from onnxamp._job.folder import Row as Outcome
-from onnxamp._report.comparison import text_figures
+from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
     Item,
     Level,
@@ -107,10 +107,11 @@ def batch_report(report: FolderReport) -> Report:
 
 
 def _next_tokens(row: Outcome) -> Iterator[str]:
-    """Return one sentence about the comparison of a language model."""
+    """Yield sentences about the comparison of a language model."""
     figures = list(text_figures(row))
     if figures:
-        yield ", ".join(f"{one.label} {one.value}" for one in figures)
+        yield f"{', '.join(f'{one.label} {one.value}' for one in figures)}."
+    yield from partings(row)
 
 
 def _told(shipped: Shipped) -> Iterator[str]:

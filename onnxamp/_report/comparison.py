@@ -234,7 +234,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     if diff is None:
         return
     yield from diff.notes
-    yield from (_tokens(found) for found in diff.tokens if found.parted)
+    yield from partings(diff)
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]
         differs = f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
@@ -247,8 +247,12 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
         )
 
 
-def _tokens(found: Parting) -> str:
+def partings(diff: Compared) -> Iterator[str]:
     """Yield where sequences of tokens differ first."""
+    return (_parting(found) for found in diff.tokens if found.parted)
+
+
+def _parting(found: Parting) -> str:
     if not found.output:
         where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
         return f"{where}: {_change(found)}."

@@ -23,6 +23,7 @@ from onnxamp._report.comparison import (
     steps_of,
     where_it_ran,
 )
+from onnxamp._report.expected import expected_figures, expected_parts
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
     Bars,
@@ -67,11 +68,17 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
         _verdict(made, validation),
         (str(made.source), str(made.target)),
         where_it_ran(validation),
-        (*error_figures(validation), *_figures(made), *_speed_up(made)),
+        (
+            *error_figures(validation),
+            *expected_figures(plan.expected),
+            *_figures(made),
+            *_speed_up(made),
+        ),
         (
             section("Warnings", warning_items(plan), is_detail=True),
             section("Kept in float32 to pass validation", _healed(validation)),
             *comparison_sections(validation),
+            section("Error to expect", expected_parts(plan.expected, validation)),
             section("What float32 costs", costs),
             section(_hazard_title(plan), _hazards(plan), on_page=False),
             *quantized_sections(plan),

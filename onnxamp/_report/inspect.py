@@ -15,6 +15,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
 from onnxamp._report.conversion import decision_table, warning_items
+from onnxamp._report.expected import expected_figures, expected_parts
 from onnxamp._report.parts import Figure, Item, Report, Table, notes, section, table
 from onnxamp._report.quantized import quantized_sections, quantized_table
 from onnxamp._report.text import count, opset_text, size
@@ -62,6 +63,12 @@ def inspection_report(
         sections=(
             section("Operators", _operators(operators)),
             section("Levels", _levels(plans) if plans else none),
+            *(
+                section(
+                    f"Error to expect at level {level}", expected_parts(plan.expected)
+                )
+                for level, (plan, _) in plans.items()
+            ),
             section(
                 "Quantized nodes",
                 quantized_table({level: plan for level, (plan, _) in plans.items()}),
@@ -94,9 +101,11 @@ def plan_report(plan: Plan) -> Report:
         figures=(
             Figure(f"nodes in {plan.dtype}", f"{len(low):,}", able),
             Figure("new Casts", f"{plan.casts:,}"),
+            *expected_figures(plan.expected),
         ),
         sections=(
             section("Warnings", warning_items(plan)),
+            section("Error to expect", expected_parts(plan.expected)),
             section(
                 "Why nodes stay float32",
                 table(("reason", "nodes"), counts, right=(1,), drop=()),

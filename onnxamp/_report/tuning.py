@@ -11,7 +11,7 @@ from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report.comparison import text_figures
+from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.machine import document
 from onnxamp._report.parts import (
@@ -39,7 +39,6 @@ from onnxamp._report.text import (
     tally,
 )
 from onnxamp._state import as_data
-from onnxamp._tuning.arguments import saved
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 
 _OPS: Final = 6
@@ -98,7 +97,11 @@ def tuning_report(
             *(() if compared is None else text_figures(compared)),
             *base.figures,
         ),
-        sections=(*mine.sections, *base.sections),
+        sections=(
+            *mine.sections,
+            section("Generated tokens", notes(partings(compared) if compared else ())),
+            *base.sections,
+        ),
         steps=(*base.steps, *([told] if several else [])),
     )
     if made.validation is not None:
@@ -280,7 +283,7 @@ def _verdict(tuned: Tuned) -> Verdict:
 def _slower(tuned: Tuned, candidate: Candidate) -> str:
     """That a candidate is slower than float32, why, and what can be done."""
     float32 = tuned.candidates[-1]
-    share = saved(candidate, float32)
+    share = 1 - candidate.weights / float32.weights if float32.weights else 0.0
     text = (
         f"By the estimate, {count(candidate.nodes, 'node')} in {tuned.plan.dtype} take {time_text(candidate.time)} with"
         f" {count(candidate.casts, 'Cast')}, {percent(candidate.time - float32.time, float32.time)} longer than float32"
@@ -288,21 +291,18 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
     )
     if candidate not in tuned.candidates:
         return f"{text}. --allow-slower converts them anyway."
-    number = tuned.candidates.index(candidate)
-    if number != tuned.chosen:
-        return f"{text}. --pick {number} writes them, and --allow-slower as much low precision as the tolerance allows."
     return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
 
 
 def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
     """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
-    written, timed = tuned.candidates[tuned.chosen], dict(tuned.timed)
+    timed = dict(tuned.timed)
     held = [
         one
         for one in tuned.candidates
         if one.nodes and one.best_known_error <= tuned.tolerance
     ]
-    if any(one.time <= written.time for one in held) or (held and not tuned.smaller):
+    if held and not timed.get("result"):
         return Verdict(
             status,
             f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.",
@@ -315,8 +315,7 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
             "No candidate is faster: the model stays as it is.",
             (f"Timed whole, the candidate takes {lead}.", text),
         )
-    lost = tuned.candidates[tuned.smaller[0]] if tuned.smaller else tuned.rejected
-    if lost is not None:
+    if (lost := tuned.rejected) is not None:
         return Verdict(
             status,
             "No candidate is faster by the estimate: the model stays as it is.",
@@ -324,15 +323,6 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
         )
     why = "no node can be in low precision within the tolerance"
     return Verdict(status, f"Nothing was converted: {why}.", (text,))
-
-
-def _smaller(tuned: Tuned) -> str:
-    """That a candidate is smaller than the one that was written, and slower than float32."""
-    number = min(tuned.smaller, key=lambda number: tuned.candidates[number].weights)
-    share = (
-        1 - tuned.candidates[number].weights / tuned.candidates[tuned.chosen].weights
-    )
-    return f"Candidate {number} is slower than float32, and its weights are {percent(share, 1)} smaller: --pick {number}."
 
 
 def _figures(tuned: Tuned) -> tuple[Figure, ...]:
@@ -356,8 +346,6 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
         candidate.nodes and not candidate.verified for candidate in tuned.candidates
     ):
         yield hint(_EXPECTED)
-    if tuned.smaller:
-        yield hint(_smaller(tuned))
     if len(tuned.candidates) > 1:
         free = "" if state else "; with --state FILE, without measuring again"
         yield hint(f"--pick K writes candidate K instead{free}.")

@@ -1,6 +1,7 @@
 """From expected errors to candidates: the minimum cut, with errors charged at any rate."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from math import inf
 from types import MappingProxyType
 from typing import TypeAlias
@@ -11,8 +12,8 @@ from onnxamp._decide.exponents import components
 from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem
 from onnxamp._graph.view import ABSENT
+from onnxamp._numerics.expected import ExpectedErrors
 from onnxamp._tuning.results import Candidate
-from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
 Choice: TypeAlias = frozenset[str]
@@ -29,7 +30,7 @@ def per_gain(part: Part) -> float:
 
 
 class CandidateSolver:
-    """Solves the cut for the errors that are expected. ``pinned`` names nodes that must stay float32, with the reason.
+    """Solves the cut for the errors that are expected. ``pins`` are nodes that must stay float32, with the reason.
 
     Exact ops have no price. One that would round a float32 value on its way to a float32 reader stays float32.
     """
@@ -39,14 +40,9 @@ class CandidateSolver:
         space: SearchSpace,
         base: Analysis,
         errors: ExpectedErrors,
-        pinned: Mapping[str, str] = MappingProxyType({}),
+        pins: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self.space, self.base, self.errors = space, base, errors
-        self.units, self.pinned = space.units, pinned
-        broken = {
-            unit.node: pinned[unit.key] for unit in space.tunable if unit.key in pinned
-        }
-        self.pins = {**space.pins, **broken}
+        self.space, self.base, self.errors, self.pins = space, base, errors, pins
         ports, nodes = base.ports, base.graph.nodes
         self._variables = {  # of the low-precision ports of each node
             unit.key: [
@@ -56,17 +52,20 @@ class CandidateSolver:
                 ),
                 *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
             ]
-            for unit in self.units
+            for unit in space.units
         }
         order = {index: place for place, index in enumerate(base.graph.order)}
-        self._places = {unit.key: order[unit.node] for unit in self.units}
+        self._places = {unit.key: order[unit.node] for unit in space.units}
         self._flops = sum(unit.work.flops for unit in space.tunable) or 1
         self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
         self.problem = CutProblem(base.problem, base.pins)
         self._costs = dict[Choice, tuple[list[int], int, Choice]]()
-        self._price = dict(
-            zip((unit.key for unit in space.tunable), errors.prices, strict=True)
-        )
+
+    @property
+    def _price(self) -> dict[str, float]:
+        """By key: the price of a node."""
+        keys = (unit.key for unit in self.space.tunable)
+        return dict(zip(keys, self.errors.prices, strict=True))
 
     def choose(self, rate: float) -> Choice:
         """Return the nodes to lower when errors are charged at a rate (cost units per squared error)."""
@@ -86,7 +85,7 @@ class CandidateSolver:
     def _lowered(self, decision: Decision, pins: Mapping[int, str]) -> Choice:
         return frozenset(
             unit.key
-            for unit in self.units
+            for unit in self.space.units
             if self._is_low(decision, unit) and unit.node not in pins
         )
 
@@ -117,7 +116,7 @@ class CandidateSolver:
     def connected(self, keys: Choice) -> list[list[str]]:
         """Return the parts of a choice that no value connects, each in execution order."""
         graph = self.base.graph
-        inside = {unit.node: unit.key for unit in self.units if unit.key in keys}
+        inside = {unit.node: unit.key for unit in self.space.units if unit.key in keys}
         joined = (
             (node, reader)
             for node in inside
@@ -131,8 +130,9 @@ class CandidateSolver:
         ]
 
     def price(self, keys: Iterable[str]) -> float:
-        """Return the sum of the prices of some nodes."""
-        return sum(self._price.get(key, 0.0) for key in keys)
+        """The sum of the prices of some nodes."""
+        prices = self._price
+        return sum(prices.get(key, 0.0) for key in keys)
 
     def work(self, unit: TunableNode) -> float:
         """Return the share of arithmetic and float traffic that a node does."""
@@ -174,10 +174,10 @@ class CandidateSolver:
             self._costs[low] = casts, bytes_, low
         return self._costs[low]
 
-    def retimed(self, space: SearchSpace) -> "CandidateSolver":
-        """Return the solver for other times of the same nodes; what choices take beside is shared."""
-        other = CandidateSolver(space, self.base, self.errors, self.pinned)
-        other._costs = self._costs
+    def priced(self, errors: ExpectedErrors, space: SearchSpace) -> "CandidateSolver":
+        """The solver for other errors and times of the same nodes; what choices take beside is shared."""
+        other = copy(self)
+        other.errors, other.space = errors, space
         return other
 
     def _rounding(self, decision: Decision) -> set[int]:

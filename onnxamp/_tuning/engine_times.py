@@ -16,10 +16,11 @@ from onnx import ModelProto
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
+from onnxamp._numerics.expected import node_key
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.runs import profile_nodes
-from onnxamp._tuning.space import Fusion, find_fusions, node_key
+from onnxamp._tuning.space import Fusion, find_fusions
 
 _CHEAPEST: Final = 0.1
 """The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""
@@ -142,7 +143,7 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
         made = converted_model(
-            job.planned(job.plan(low)),
+            job.lowering(low),
             job.prepared.stock.size,
             job.folder / f"timed{number}.onnx",
         )

@@ -11,10 +11,10 @@ from functools import cached_property
 from heapq import heappop, heappush, nlargest, nsmallest
 from itertools import pairwise
 from math import inf, log
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
-from onnxamp._tuning.arguments import is_slower, is_worth, standing
+from onnxamp._tuning.arguments import is_slower
 from onnxamp._tuning.candidates import CandidateSolver, Choice, Part, per_gain
 from onnxamp._tuning.results import Candidate
 
@@ -55,25 +55,18 @@ class Aim(NamedTuple):
     nothing: Candidate
     allow_slower: bool
 
-    def merit(self, one: Candidate) -> tuple[bool, float]:
+    def merit(self, one: Candidate) -> float:
         """Orders candidates, the best first."""
-        if self.allow_slower:
-            return False, -one.flops - one.bytes
-        return standing(one, self.nothing)
+        return -one.flops - one.bytes if self.allow_slower else one.time
 
     def are_near(self, one: Candidate, other: Candidate) -> bool:
-        """Return whether there is next to nothing between two candidates."""
-        (a, x), (b, y) = self.merit(one), self.merit(other)
-        unit = 1.0 if self.allow_slower or a else self.nothing.time
-        return a == b and abs(x - y) < _NEAR * unit
+        """Whether there is next to nothing between two candidates."""
+        unit = 1.0 if self.allow_slower else self.nothing.time
+        return abs(self.merit(one) - self.merit(other)) < _NEAR * unit
 
     def admits(self, one: Candidate) -> bool:
-        """Return whether a candidate is worth offering at all, whatever its error."""
-        return bool(one.low) and (self.allow_slower or is_worth(one, self.nothing))
-
-    def writes(self, one: Candidate) -> bool:
-        """Return whether a candidate may be written unasked: what is slower than float32 has to be picked."""
-        return self.allow_slower or not is_slower(one, self.nothing)
+        """Whether a candidate may be offered, whatever its error."""
+        return bool(one.low) and (self.allow_slower or not is_slower(one, self.nothing))
 
 
 class Frontier:
@@ -82,14 +75,15 @@ class Frontier:
     def __init__(self, solver: CandidateSolver, aim: Aim) -> None:
         self.solver, self.aim = solver, aim
         self._solvers = [solver]
-        for factor in () if aim.allow_slower else _FACTORS:
-            space = solver.space.with_casts(factor)
-            self._solvers.append(solver.retimed(space))
+        if not aim.allow_slower:
+            spaces = map(solver.space.with_casts, _FACTORS)
+            self._solvers = [solver.priced(solver.errors, space) for space in spaces]
 
     @cached_property
     def unpriced(self) -> list[Candidate]:
         """The choices that errors have no part in, best first."""
-        lows = dict.fromkeys(solver.choose(0.0) for solver in self._solvers)
+        solvers = dict.fromkeys((self.solver, *self._solvers))
+        lows = dict.fromkeys(solver.choose(0.0) for solver in solvers)
         return sorted(map(self._priced, lows), key=self.aim.merit)
 
     def choices(self) -> list[Candidate]:
@@ -107,13 +101,13 @@ class Frontier:
             lows |= dict.fromkeys(_rated(solver))
         found = list(map(self._priced, lows))
         found += self._between(self._front(found, free))
-        return self._front(found, free)
+        return self._admitted(self._front(found, free))
 
     def refined(self, before: Candidate, after: Candidate) -> list[Candidate]:
         """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
 
-        They take from ``before`` what costs least time for the error that it causes, or add to ``after`` what saves
-        most, with the Casts that this takes.
+        They take from ``before`` what costs least time for the error that it causes, or add to ``after`` or to nothing
+        what saves most, with the Casts that this takes.
 
         Complexity: some dozens of cuts.
         """
@@ -122,11 +116,14 @@ class Frontier:
         gap, merit = before.predicted**2 - after.predicted**2, self.aim.merit
         free = self.unpriced[0].low
         less = self._parts(before.low, _FINE * gap)
-        more = [part for part in self._parts(free - after.low, gap) if part[0] <= gap]
-        found = [
-            *self._steps(before, nlargest(_PARTS, less, key=itemgetter(0))),
-            *self._steps(after, nsmallest(_PARTS, more, key=per_gain)),
-        ]
+        found = [*self._steps(before, nlargest(_PARTS, less, key=itemgetter(0)))]
+        for low, start in {
+            after.low: after,
+            frozenset[str](): self.aim.nothing,
+        }.items():
+            most = before.predicted**2 - start.predicted**2
+            more = [part for part in self._parts(free - low, most) if part[0] <= most]
+            found += self._steps(start, nsmallest(_PARTS, more, key=per_gain))
         inside = [one for one in found if merit(before) < merit(one) < merit(after)]
         return [
             one
@@ -174,7 +171,7 @@ class Frontier:
         least, known = self.aim.merit(free[0]), {item.low for item in free}
         front, limit = list[Candidate](), inf
         for item in sorted(
-            self._admitted(items),
+            filter(attrgetter("low"), items),
             key=lambda item: (self.aim.merit(item), item.predicted),
         ):
             if self.aim.merit(item) < least and item.low not in known:

@@ -8,34 +8,34 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
-from onnxamp._convert.plan import Plan, PlanRow, make_plan
+from onnxamp._convert.plan import ExpectedError, Plan, PlanRow, make_plan
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
-from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
+from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
-from onnxamp._numerics.sensitivity import Sensitivities, SensitivityProbe
-from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
+from onnxamp._numerics.sensitivity import Sensitivities
+from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.engines import Engine, OutputCache
-from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.loop import observe_all
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.frontier import Aim, Frontier
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
 from onnxamp._tuning.runs import converted_error, device_noise, run_noise
-from onnxamp._tuning.sensitivity import ExpectedErrors
 from onnxamp._tuning.space import UNSEEN, SearchSpace, exactly
 from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""
+
+_UNSEEN_INSIDE: Final = frozenset({"Loop", "Scan"})
 
 _NEGLIGIBLE: Final = 5e-4
 """Share of the squared tolerance below which an error is negligible."""
@@ -58,10 +58,12 @@ class Job:
     errors: dict[frozenset[str], float] = field(default_factory=dict)
     """Low-precision nodes of a candidate -> error of the converted model."""
     references: OutputCache = field(default_factory=OutputCache)
-    sensitivities: Sequence[Sensitivities] = ()
-    """The measurements of each sample."""
-    _planned: tuple[Plan, Analysis] | None = None
-    """The last plan, and the analysis that it was made from."""
+    is_eager: bool = False
+    """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
+    told: tuple[str, ...] = ()
+    """Warnings beside those of plans."""
+    _lowering: tuple[frozenset[str], Analysis] | None = None
+    """The last choice that was converted or planned, and its analysis."""
 
     @property
     def samples(self) -> Samples:
@@ -80,17 +82,22 @@ class Job:
         share = 1.0
         if rounded is not None and rounded.before:
             share = (rounded.after / rounded.before) ** 2
-        return ExpectedErrors(
-            space=self.space,
-            samples=self.sensitivities,
-            weights=share,
-            is_joint=self.metric.is_joint,
+        samples = self.sensitivities
+        return replace(self._free.errors, samples=samples, weights=share)
+
+    def foreseen(self, low: frozenset[str]) -> ExpectedError:
+        """The error to expect of a choice."""
+        chosen = replace(
+            self.expected,
+            computing=[unit for unit in self.space.tunable if unit.key in low],
+            exact=[unit for unit in self.space.followers if unit.key in low],
         )
+        return chosen.foreseen()
 
     @cached_property
     def broken(self) -> dict[str, str]:
         """Nodes that go wrong on their own, with the reason."""
-        return self.expected.broken(self.low)
+        return self.expected.broken
 
     @cached_property
     def pins(self) -> dict[int, str]:
@@ -111,32 +118,30 @@ class Job:
             return self.space.all_low  # its pins are the same
         return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
-    def measure(self) -> None:
-        """Measure the sensitivities on each sample.
+    @cached_property
+    def sensitivities(self) -> Sequence[Sensitivities]:
+        """What each sample shows.
 
         Raises:
             RuntimeFailure: the model does not run, or a sample ends the processes that run it.
         """
-        if not self.space.tunable:
-            return
-        graph = plan_upgrade(self.space.all_low.graph, MIN_OPSET).result
-        probe = SensitivityProbe(
-            model=SentModel.of(Model(graph.model, graph.folder)),
-            engine=self.engine.reference,
-            low=self.low,
-            budget=self.run.budget,
-            arithmetic=self.engine.arithmetic,
-        )
-        samples = observe_all(
+        if not self.space.tunable or not (self.is_eager or self.pays):
+            return ()
+        return measured_sensitivities(
+            self.space.all_low.graph,
+            self.low,
             self.run,
-            probe,
-            "measuring sensitivities",
-            kept=self.state.measured(self.samples),
-            crashed="Sample {sample} of {total} cannot be measured. {crash} Leave it out of the inputs.",
-            failed="The model does not run",
-            model=self.prepared,
+            self.engine,
+            self.state.measured(self.samples),
         )
-        self.sensitivities = list(samples)
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a value exceeds the low-precision type, or may: what is inside of loops is not seen."""
+        if self.space.all_low.graph.nodes_of(_UNSEEN_INSIDE):
+            return True
+        sizes = self.expected.largest.values()
+        return max(sizes, default=0.0) > self.low.max_finite
 
     def made(self, analysis: Analysis) -> Model:
         """:func:`converted_model`; it is valid until the next one is made."""
@@ -144,20 +149,21 @@ class Job:
             self.rounded(analysis),
             self.prepared.stock.size,
             self.folder / "converted.onnx",
+            is_emulated=self.engine.emulates,
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
         """Return the analysis with the numbers of its weights, where the options ask for others than the nearest."""
         return with_rounding(analysis, self.rounder)[0]
 
-    def error(self, low: frozenset[str], plan: Plan) -> float:
-        """Return the error of the model converted by a plan, which lowers these nodes, on all samples."""
-        analysis, where = self.planned(plan), self.engine.name(self.low.name)
+    def error(self, low: frozenset[str]) -> float:
+        """The error of the model converted with these nodes in low precision, on all samples."""
+        where = self.engine.name(self.low.name)
 
         def measure() -> float:
             return converted_error(
                 self.prepared,
-                self.made(analysis),
+                self.made(self.lowering(low)),
                 self.run,
                 self.metric,
                 self.engine,
@@ -168,6 +174,12 @@ class Job:
         if low not in self.errors:
             self.errors[low] = self.state.error(low, where, measure)
         return self.errors[low]
+
+    def check_noise(self) -> float | None:
+        """Return :attr:`noise` of a model that is random; None for others."""
+        nodes = self.space.all_low.graph.nodes
+        is_random = any(node.key in op_facts().random for node in nodes)
+        return self.noise if is_random else None
 
     @cached_property
     def noise(self) -> float:
@@ -197,27 +209,27 @@ class Job:
             return None
         return device_noise(self.prepared, self.samples[0], self.metric, self.engine)
 
+    def lowering(self, low: frozenset[str]) -> Analysis:
+        """The analysis that lowers exactly these nodes."""
+        if self._lowering is None or self._lowering[0] != low:
+            prices = exactly(self.space, low, self.pins)
+            found = decided(self.space.all_low.problem, prices=prices)
+            self._lowering = low, found
+        return self._lowering[1]
+
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
-        """Return the plan that lowers exactly these nodes, with the measured reasons of the others."""
-        space = self.space
-        analysis = decided(space.all_low.problem, prices=exactly(space, low, self.pins))
+        """The plan that lowers exactly these nodes, with the measured reasons of the others."""
+        analysis = self.lowering(low)
         plan, rows = make_plan(analysis), list[PlanRow]()
         reasons = {
             row.node: f"{row.why}: {row.detail}" if row.detail else row.why
             for row in kept
         }
-        why = {unit.node: reasons.get(unit.label) for unit in space.tunable}
+        why = {unit.node: reasons.get(unit.label) for unit in self.space.tunable}
         for row, variable in zip(plan.rows, analysis.ports.variables, strict=True):
             text = None if row.low else why.get(variable.node)
             rows.append(replace(row, reason="measured", detail=text) if text else row)
-        self._planned = replace(plan, rows=tuple(rows)), analysis
-        return self._planned[0]
-
-    def planned(self, plan: Plan) -> Analysis:
-        """The inputs of the last plan."""
-        assert self._planned is not None
-        assert self._planned[0] is plan
-        return self._planned[1]
+        return replace(plan, rows=tuple(rows))
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
         """Return nodes that stay float32 because of a measurement, with the reason."""
@@ -259,20 +271,50 @@ class Job:
         share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
         return Compensation(share, rounding_seconds(weights))
 
+    @cached_property
+    def _free(self) -> CandidateSolver:
+        """The solver of the cut where errors have no price."""
+        space = self.space
+        errors = ExpectedErrors(
+            graph=space.all_low.graph,
+            low=self.low,
+            computing=space.tunable,
+            exact=space.followers,
+            samples=(),
+            is_joint=self.metric.is_joint,
+        )
+        return CandidateSolver(space, space.all_low, errors, space.pins)
+
+    @cached_property
+    def pays(self) -> bool:
+        """Whether any choice is estimated to be faster than float32, whatever its error."""
+        nothing = self._free.candidate(frozenset())
+        frontier = Frontier(self._free, Aim(nothing, allow_slower=False))
+        return any(map(frontier.aim.admits, frontier.unpriced))
+
     def solver(self) -> CandidateSolver:
-        """Return the solver of the cut for error prices."""
-        return CandidateSolver(self.space, self.base, self.expected, self.broken)
+        """The solver of the cut for error prices."""
+        if self.base is self.space.all_low:
+            return self._free.priced(self.expected, self.space)
+        return CandidateSolver(self.space, self.base, self.expected, self.pins)
 
 
-def converted_model(analysis: Analysis, size: int, path: Path) -> Model:
-    """Return the model converted as an analysis says; at ``path`` where its weights, of ``size`` bytes, are too large
-    for the memory.
+def converted_model(
+    analysis: Analysis, size: int, path: Path, *, is_emulated: bool = False
+) -> Model:
+    """The model converted as an analysis says.
+
+    Where its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; one that is emulated
+    casts them while it runs.
     """
     graph, low = analysis.graph, analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
         return Model(Model(rewritten(analysis), graph.folder).embedded())
     converter = WeightConverter(low, graph.folder, deferred=True)
-    save_model(rewritten(analysis, converter), path, converter, external=True)
+    made = rewritten(analysis, converter)
+    if is_emulated and converter.cast_in(made):
+        return Model(made, graph.folder)
+    save_model(made, path, converter, external=True)
     return Model.read(path)
 
 

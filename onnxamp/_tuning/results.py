@@ -108,17 +108,16 @@ class Tuned(Shown):
         kept: nodes that stay float32 because of a measurement.
         device: the device that times are for. times: where the candidates' times come from.
         held: whether ``error`` is within the tolerance.
-        stopped: whether the search reached its time limit.
-        rejected: the fastest candidate within the tolerance that was dropped from ``candidates`` because it
-            is slower than float32 and saves too few weights; None if there is none.
-        timed: seconds per run of the whole models "float32", "result" and possibly "level O2", timed in turns,
-            if times were measured on the device that runs the model.
-        exponents: the effect of exponents; None if they were requested or forbidden, or if no value can have one.
-        room: the largest share of the estimated time that a better use of the tolerance could still save,
-            judging by the errors of the candidates; None if the search did not minimize time, or timed whole models.
-        coarse: the part of the tolerance that allows for the error of the model's own rounding to integers.
-        compensation: the effect of compensated rounding; None if it was requested or
-            forbidden, or if the fastest candidate was chosen anyway.
+        stopped: whether the search ended because its time was over.
+        rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
+            float32; None if there is none.
+        timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
+            were measured on the device that runs the model.
+        exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
+        room: the share of the estimated time that a better use of the tolerance could still save, at most, by the
+            errors of the candidates; None where time was not what was saved, or was measured on whole models.
+        compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
+            fastest candidate was chosen, so that nothing was to be gained.
 
     Example:
         >>> import onnxamp
@@ -159,21 +158,6 @@ class Tuned(Shown):
     def is_slower(self) -> bool:
         """Whether the candidate that was written is slower than float32 by the estimate."""
         return self.candidates[self.chosen].time > self.candidates[-1].time
-
-    @property
-    def smaller(self) -> tuple[int, ...]:
-        """Positions of candidates within the tolerance that are slower than float32 and smaller than what was written.
-
-        ``pick`` writes one of them.
-        """
-        written, float32 = self.candidates[self.chosen], self.candidates[-1]
-        return tuple(
-            number
-            for number, one in enumerate(self.candidates)
-            if one.time > float32.time
-            and one.weights < written.weights
-            and one.best_known_error <= self.tolerance
-        )
 
     @property
     def float32_nodes(self) -> tuple[str, ...]:

@@ -15,13 +15,12 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._numerics.expected import node_key
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import (
     Engine,
     OutputCache,
     Session,
-    choose_engine,
     engine_on,
 )
 from onnxamp._runtime.fingerprints import SentModel
@@ -40,7 +39,6 @@ from onnxamp._runtime.samples import Sample
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import as_typed, check_inputs
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.space import node_key
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -62,25 +60,6 @@ def _without_empty_inputs(
     return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[
         0
     ].model
-
-
-def tuning_engine(provider: Provider | None, target: str = "cuda") -> Engine:
-    """Return what runs converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the CPU.
-
-    Args:
-        provider: where they run; None for CUDA if it is available, else the CPU.
-        target: whose sums are emulated, on the way to a plugin provider, too, unless that has a profile itself.
-
-    Raises:
-        ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
-    """
-    engine = choose_engine(provider)
-    return replace(
-        engine,
-        arithmetic=emulated_arithmetic(
-            target if engine.is_reference else engine.provider
-        ),
-    )
 
 
 def converted_error(

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._convert.analysis import analyse
 from onnxamp._convert.estimate import low_nodes
-from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._options.levels import Level
 from onnxamp._tuning.arguments import Search
@@ -23,7 +22,7 @@ from onnxamp._tuning.candidates import Choice
 from onnxamp._tuning.engine_times import whole_times
 from onnxamp._tuning.frontier import Aim, Frontier, room
 from onnxamp._tuning.job import Job
-from onnxamp._tuning.results import Candidate, KeptNode, Tuned
+from onnxamp._tuning.results import Candidate, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -70,20 +69,19 @@ class CandidateSearch:
 
     def best(self) -> Candidate | None:
         """The best candidate that may be written and holds the tolerance; None if float32 is."""
-        able = [one for one in self.front if self.aim.writes(one)]
-        end = self._searched(able)
+        able = self.front
+        end = self._searched(able, len(able))
         if end and not self.stopped:
             after = able[end] if end < len(able) else self.aim.nothing
-            refined = self.frontier.refined(able[end - 1], after)
-            more = list(filter(self.aim.writes, refined))
-            self.front = sorted([*self.front, *more], key=self.aim.merit)
+            more = self.frontier.refined(able[end - 1], after)
+            self.front = sorted([*able, *more], key=self.aim.merit)
             able = [*more, *able[end:]]
-            end = self._searched(able)
+            end = self._searched(able, len(more))
         return able[end] if end < len(able) else None
 
-    def _searched(self, able: Sequence[Candidate]) -> int:
-        """Return the position of the best candidate that holds; after the last if none does."""
-        first, end = 0, len(able)
+    def _searched(self, able: Sequence[Candidate], end: int) -> int:
+        """The position of the best candidate that holds, ``end`` if none before it does."""
+        first = 0
         while first < end:
             place = self._promising(able, first, end)
             if place is None:
@@ -121,7 +119,7 @@ class CandidateSearch:
         if low not in self.errors:
             job, count = self.job, len(self.errors) + 1
             job.run.report("verifying the converted model", count, count)
-            error = job.metric.amplitude(job.error(low, job.plan(low)))
+            error = job.metric.amplitude(job.error(low))
             predicted = job.expected.predicted(low)
             ratio = error / predicted if predicted else 1.0
             lowest, highest = sorted((ratio, self.ratio))
@@ -147,7 +145,7 @@ class CandidateSearch:
         )
 
     def rejected(self) -> Candidate | None:
-        """Return the fastest candidate that is not offered, as float32 is faster and it saves too little for that."""
+        """Return the fastest candidate that is not offered, as float32 is faster."""
         lost = [
             one
             for one in (self.frontier.unpriced if self.job.space.tunable else ())
@@ -158,11 +156,10 @@ class CandidateSearch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A tuning, and what it takes to write another candidate; ``told`` are warnings beside those of the plan."""
+    """A tuning, and what it takes to write another candidate."""
 
     tuned: Tuned
     job: Job
-    told: tuple[str, ...] = ()
 
     def picked(self, number: int) -> "Outcome":
         """Return the outcome with a candidate of the user's choice, converted and judged.
@@ -176,79 +173,76 @@ class Outcome:
                 f"There is no candidate {number}: there are {len(tuned.candidates)}, counted from 0."
             )
         rows = list(tuned.candidates)
-        low = rows[number].low
-        error = job.error(low, job.plan(low))
-        rows[number] = replace(rows[number], error=error, verified=True)
-        plan, kept = planned(job, low)
-        tuned = replace(
-            tuned,
-            plan=replace(plan, warnings=(*plan.warnings, *self.told)),
-            candidates=tuple(rows),
-            chosen=number,
-            kept=kept,
-            error=error,
-            held=job.metric.holds(error),
-            conversions=len(job.errors),
-            room=None,
-        )
-        return replace(self, tuned=tuned)
+        row = rows[number]
+        error = row.error if row.verified and row.error is not None else None
+        job.errors[row.low] = job.error(row.low) if error is None else error
+        rows[number] = replace(row, error=job.errors[row.low], verified=True)
+        written = _written(job, rows, row.low)
+        return replace(self, tuned=replace(tuned, **written, room=None))
 
 
-def planned(job: Job, low: Choice) -> tuple[Plan, tuple[KeptNode, ...]]:
-    """Return the plan that writes a choice, and the nodes that it keeps float32 because of measurements."""
+def _written(
+    job: Job, rows: Sequence[Candidate], low: Choice, noise: float | None = None
+) -> dict[str, Any]:
+    """What an outcome says of the choice that is written, one of its candidates."""
+    error = job.errors.get(low, noise or 0.0)
     kept = job.kept(low)
-    return job.plan(low, kept), tuple(kept)
+    plan = job.plan(low, kept)
+    return {
+        "plan": replace(
+            plan,
+            expected=job.foreseen(low),
+            warnings=(*plan.warnings, *job.told),
+        ),
+        "candidates": tuple(rows),
+        "chosen": next(number for number, row in enumerate(rows) if row.low == low),
+        "kept": tuple(kept),
+        "error": error,
+        "held": job.metric.holds(error),
+        "conversions": len(job.errors),
+    }
 
 
 def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples.
 
-    One that is slower than float32 is offered, and float32 is chosen, unless slower ones are allowed: so a wider
-    tolerance never takes longer.
+    None is slower than float32, unless that is allowed: so a wider tolerance never takes longer.
     """
     job, asked, nothing = search.job, search.asked, search.aim.nothing
     judge, best = job.metric, search.best()
     if best is None and search.errors and noise is None:
         noise = job.noise
     low = nothing.low if best is None else best.low
-    if best is None:
-        search.errors[low] = judge.amplitude(job.error(low, job.plan(low)))
-    is_same = job.space.all_low.options.keep_io_types is True
-    own = job.errors.get(nothing.low, noise or 0.0)
+    search.measure(low)
     front = (
         *map(search.told, search.front),
-        replace(nothing, error=own, verified=is_same or nothing.low in job.errors),
+        replace(nothing, error=job.errors.get(nothing.low, noise or 0.0)),
     )
-    chosen = next(number for number, item in enumerate(front) if item.low == low)
-    plan, kept = planned(job, low)
-    return Tuned(
-        plan=plan,
+    if nothing.low in job.errors or job.space.all_low.options.keep_io_types is True:
+        front = (*front[:-1], replace(front[-1], verified=True))
+    tuned = Tuned(
+        **_written(job, front, low),
         metric=judge.name,
         tolerance=judge.tolerance,
         inputs=job.samples.summary,
         samples=len(job.samples),
         noise=noise,
         device_noise=job.device_noise,
-        error=job.errors[low],
         ran_on=job.engine.name(job.low.name),
         runs=len(job.sensitivities) - job.state.recalled,
         recalled=job.state.recalled,
-        conversions=len(job.errors),
         units=len(job.space.tunable),
         unseen=tuple(unit.label for unit in job.space.tunable if not unit.seen),
-        candidates=front,
-        chosen=chosen,
-        kept=kept,
         device=asked.device,
         times=times,
-        held=judge.holds(job.errors[low]),
         stopped=search.stopped,
         rejected=search.rejected(),
         compensation=job.compensation(),
-        room=None
-        if asked.allow_slower
-        else room(front[chosen], front, judge.tolerance),
     )
+    if asked.allow_slower:
+        return tuned
+    chosen = front[tuned.chosen]
+    return replace(tuned, room=room(chosen, front, judge.tolerance))
 
 
 def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
@@ -278,50 +272,20 @@ def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
         if is_faster and search.measure(usual) <= search.limit:
             able.append(usual)
     best = min(able, key=lambda low: known[low] * (1 if low == own else _CLOSE))
-    shown = {
-        "float32": frozenset[str](),
-        "result": best or own or usual,
-        "level O2": usual,
-    }
-    return _written(
-        search,
-        replace(
-            tuned,
-            room=None,
-            timed=tuple(
-                (name, known[low]) for name, low in shown.items() if low in known
-            ),
-        ),
-        best,
-        known,
-    )
-
-
-def _written(
-    search: CandidateSearch,
-    tuned: Tuned,
-    best: Choice,
-    seconds: "dict[Choice, float]",
-) -> Tuned:
-    """Return the outcome with the best of the choices that were timed."""
-    job = search.job
     rows = [*tuned.candidates[:-1]]
     if best and best not in {row.low for row in rows}:
         rows.append(search.told(search.solver.candidate(best)))
     rows = [
-        replace(row, time=seconds.get(row.low, row.time * 1e-6) * 1e6)
+        replace(row, time=known.get(row.low, row.time * 1e-6) * 1e6)
         for row in (*rows, tuned.candidates[-1])
     ]
     front = (*sorted(rows[:-1], key=attrgetter("time")), rows[-1])
-    chosen = next(number for number, row in enumerate(front) if row.low == best)
-    plan, kept = planned(job, best)
+    names = {"float32": frozenset[str](), "result": best or own or usual}
+    shown = {**names, "level O2": usual}
+    times = ((name, known[low]) for name, low in shown.items() if low in known)
     return replace(
         tuned,
-        plan=plan,
-        candidates=front,
-        chosen=chosen,
-        kept=kept,
-        error=job.errors.get(best, tuned.noise or 0.0),
-        held=job.metric.holds(job.errors.get(best, tuned.noise or 0.0)),
-        conversions=len(job.errors),
+        **_written(job, front, best, tuned.noise),
+        room=None,
+        timed=tuple(times),
     )

@@ -11,14 +11,15 @@ from typing import Any, Final, NamedTuple
 from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
-from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate, low_ports
+from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Ports, View
+from onnxamp._graph.view import ABSENT, Ports
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
+from onnxamp._numerics.expected import LowNode, computes, low_node, node_key
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.patterns import patterns_of
@@ -27,11 +28,6 @@ from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._target.roofline import LAUNCH, Work
-
-
-def node_key(node: Node) -> str:
-    """The key of nodes in this module: their first output."""
-    return next((name for name in node.proto.output if name), "")
 
 
 class Fusion(NamedTuple):
@@ -102,19 +98,14 @@ _EAGER: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class TunableNode:
+class TunableNode(LowNode):
     """A node that can be low precision.
 
-    ``high`` and ``low`` are its microseconds in float32 and in low precision; ``names`` are those of its first output,
-    also as the result of an If; ``seen`` says whether any sample runs the node.
+    ``high`` and ``low`` are its microseconds in float32 and in low precision; ``seen`` says whether any sample runs it.
     """
 
-    key: str
-    names: tuple[str, ...]
-    node: int
     label: str
     op: str
-    ports: Ports
     work: Work
     high: float
     low: float
@@ -271,34 +262,29 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     """
     problem, nodes = find_problem(graph, options), graph.nodes
     taken = Counter(node_key(node) for node in nodes)
-    able = [node for node in nodes if _counts(node) or is_exact(node.proto)]
+    able = [node for node in nodes if computes(node) or is_exact(node.proto)]
     ambiguous = {node.index: _AMBIGUOUS for node in able if taken[node_key(node)] > 1}
-    eager = Prices(ambiguous, {node.index: _EAGER for node in able if _counts(node)})
+    eager = Prices(ambiguous, {node.index: _EAGER for node in able if computes(node)})
     all_low = decided(problem, prices=eager)
     tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
     for index in graph.order:
         node, device = graph.nodes[index], estimate.device
-        ports, launches, work = (
-            low_ports(all_low, node),
-            estimate.launches(node),
-            estimate.work(node),
-        )
+        launches, work = estimate.launches(node), estimate.work(node)
         high = work.time(device, low=None)
         rest += launches * LAUNCH_US
-        counts = _counts(node)
-        if (ports.inputs or ports.outputs) and (counts or is_exact(node.proto)):
+        if (lowered := low_node(all_low, node)) is not None:
             unit = TunableNode(
-                key=node_key(node),
-                names=(node_key(node), *_results(graph, node)),
+                key=lowered.key,
+                names=lowered.names,
                 node=index,
+                ports=lowered.ports,
                 label=node.label,
                 op=node.key,
-                ports=ports,
                 work=work,
                 high=high,
                 low=work.time(device, low=estimate.low),
             )
-            (tunable if counts else followers).append(unit)
+            (tunable if computes(node) else followers).append(unit)
         elif launches:
             rest += high
     return SearchSpace(
@@ -309,30 +295,6 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
         estimate=estimate,
         rest=rest,
     )
-
-
-def _counts(node: Node) -> bool:
-    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
-    moves = is_exact(node.proto) or node.key in op_facts().following
-    return not moves and node.signature is not None
-
-
-def _results(view: View, node: Node) -> list[str]:
-    """Return names of Ifs' outputs that the node's first output becomes."""
-    names: list[str] = []
-    value = next((value for value in node.outputs if value != ABSENT), ABSENT)
-    while value != ABSENT:
-        owners = (
-            (view.nodes[view.scopes[scope].owner], port)
-            for scope, port in view.results[value]
-            if scope
-        )
-        value = next(
-            (owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT
-        )
-        if value != ABSENT:
-            names.append(view.values[value].name)
-    return names
 
 
 def prices_for(

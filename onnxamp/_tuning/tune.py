@@ -1,7 +1,7 @@
 """Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
-   (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._tuning.sensitivity`).
+   (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._numerics.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.frontier`).
 3. The best one that is expected to hold is converted and compared on all samples, on CUDA if there is a device. What
@@ -22,14 +22,14 @@ from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.misspelt import reference_of
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT16
-from onnxamp._errors import InternalError, OnnxAmpError, RuntimeFailure
+from onnxamp._errors import InternalError, OnnxAmpError
 from onnxamp._model.model import Model
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
@@ -39,8 +39,8 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts
-from onnxamp._target.roofline import device_called
-from onnxamp._tuning.arguments import Search, is_slower, meant_device, standing
+from onnxamp._target.roofline import Device, device_called
+from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.engine_times import measure_times
 from onnxamp._tuning.job import Job
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
@@ -51,7 +51,7 @@ from onnxamp._tuning.results import (
     given_prints,
     options_print,
 )
-from onnxamp._tuning.runs import converted_error, tuning_engine
+from onnxamp._tuning.runs import converted_error
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
 from onnxamp._tuning.state import PARTS, TuningState, part_of
@@ -92,7 +92,7 @@ def tune(
     # Names were checked, and plans repeat what was measured.
     options = replace(options, strict_options=False)
     search = replace(search, device=meant_device(search.device, options.target))
-    engine = tuning_engine(run.provider, options.target)
+    engine = judging_engine(run.provider, options.target)
     listed = _listed(model, search.metric)
     metric = make_metric(search.metric, search.tolerance, listed, search.accept)
     coarse = _cost_of_integers(model, run, metric, engine)
@@ -109,7 +109,16 @@ def tune(
         for name in PARTS:
             state.check(name, given)  # before ranges are added to it
     with temporary_folder() as folder:
-        tuning = _Tuning(model, engine, metric, rounder, run, given, folder)
+        tuning = _Tuning(
+            model,
+            device_called(search.device),
+            engine,
+            metric,
+            rounder,
+            run,
+            given,
+            folder,
+        )
 
         def attempt(options: Options) -> Outcome:
             found = tuning.rounded(tuning.measured(options), search)
@@ -136,6 +145,7 @@ class _Tuning(NamedTuple):
     """A function that tunes a model with any options."""
 
     model: Model
+    device: Device
     engine: Engine
     metric: Metric
     rounder: WeightRounder | None
@@ -184,16 +194,18 @@ class _Tuning(NamedTuple):
         With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
         tolerance stays, then what takes less time, and then what has the smaller error.
         """
-        rescaled = self._rescaled(options)
+        job = self.job(options, search)
+        job.check_noise()  # before anything takes time
+        rescaled = self._rescaled(options, job)
         if rescaled is None or rescaled.rescaling is None:
-            return self.once(options, search)
+            return _tuned(job, search)
         values, begin = len(rescaled.rescaling.scaled), monotonic()
         best, other = self.once(rescaled, search), None
         first = best.tuned
         is_all_low = first.candidates[first.chosen].nodes == first.units
         used = first.held and is_all_low and not rescaled.rescaling.unfit
         if not used:
-            other = self.once(options, _shortened(search, begin))
+            other = _tuned(job, _shortened(search, begin))
             used = _rank(first, search) < _rank(other.tuned, search)
             best, other = (best, other) if used else (other, best)
         _LOG.info(
@@ -205,14 +217,12 @@ class _Tuning(NamedTuple):
             facts = replace(facts, other=left.candidates[left.chosen], error=left.error)
         return replace(best, tuned=replace(best.tuned, exponents=facts))
 
-    def _rescaled(self, options: Options) -> Options | None:
-        """Return the options with exponents; None where that is settled, or no value that overflows takes one."""
-        if options.rescale is not None or not options.low.is_narrow:
+    def _rescaled(self, options: Options, job: Job) -> Options | None:
+        """The options with exponents; None where that is settled, or no value that overflows takes one."""
+        is_open = options.rescale is None and options.low.is_narrow
+        if not is_open or not job.may_overflow:
             return None
-        try:
-            found = self.measured(replace(options, rescale=True))
-        except RuntimeFailure:  # tuning says what is wrong with the model
-            return None
+        found = self.measured(replace(options, rescale=True))
         scaled = found.rescaling.scaled if found.rescaling is not None else ()
         return (
             found
@@ -222,10 +232,14 @@ class _Tuning(NamedTuple):
 
     def once(self, options: Options, search: Search) -> Outcome:
         """Tune with the exponents of the options, or without."""
+        return _tuned(self.job(options, search), search)
+
+    def job(self, options: Options, search: Search) -> Job:
+        """The model as the options prepare it, and what can be low in it."""
         model, engine, run = self.model, self.engine, self.run
         if options.unsound:  # measured with more nodes to lower
             run = replace(run, state=None)
-        device, samples = device_called(search.device), run.samples
+        samples = run.samples
         usual = replace(options, level=Level.O2)
         reference = reference_of(model, options)
         proof = UpgradeProof(
@@ -237,7 +251,7 @@ class _Tuning(NamedTuple):
             replace(options, folded=analysis.options.folded),
         )
         feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
-        estimate = Estimate(graph, device, bound_shapes(graph, feeds), options.low)
+        estimate = Estimate(graph, self.device, bound_shapes(graph, feeds), options.low)
         space = find_space(graph, options, estimate)
         live = find_live(graph, samples, model)
         counts = len(space.tunable), len(samples)
@@ -260,7 +274,7 @@ class _Tuning(NamedTuple):
                 "the options": options_print(changed, space, options, engine),
             }
             part = run.state.part(part_of(options), facts, renew=run.renews)
-        job = Job(
+        return Job(
             prepared=ready,
             space=space,
             run=run,
@@ -269,14 +283,12 @@ class _Tuning(NamedTuple):
             engine=engine,
             folder=self.folder,
             rounder=self.rounder,
+            is_eager=search.allow_slower or search.times == "measured",
+            told=(
+                *upgraded.refused,
+                *([MADE_UP] if options.compensates and samples.made_up else ()),
+            ),
         )
-        told = (
-            *upgraded.refused,
-            *([MADE_UP] if options.compensates and samples.made_up else ()),
-        )
-        tuned = _tuned(job, search, device.name)
-        plan = replace(tuned.plan, warnings=(*tuned.plan.warnings, *told))
-        return Outcome(replace(tuned, plan=plan), job, told)
 
 
 def _shortened(search: Search, begin: float) -> Search:
@@ -285,36 +297,22 @@ def _shortened(search: Search, begin: float) -> Search:
     return replace(search, seconds=left)
 
 
-def _rank(tuned: Tuned, search: Search) -> tuple[bool, bool, float, float, float]:
-    """Return the order of outcomes, which is that of the candidates of one tuning."""
+def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
+    """What orders outcomes as the candidates of one tuning."""
     chosen = tuned.candidates[tuned.chosen]
-    if search.allow_slower:
-        return (
-            not tuned.held,
-            False,
-            -chosen.flops - chosen.bytes,
-            chosen.time,
-            tuned.error,
-        )
-    return (
-        not tuned.held,
-        *standing(chosen, tuned.candidates[-1]),
-        chosen.time,
-        tuned.error,
-    )
+    lowered = chosen.flops + chosen.bytes if search.allow_slower else 0.0
+    return not tuned.held, -lowered, chosen.time, tuned.error
 
 
-def _leaves_room(tuned: Tuned, search: Search) -> bool:
+def _leaves_room(tuned: Tuned) -> bool:
     """Return whether a smaller error at the same time could bring a candidate that is better and may be written."""
-    better, float32 = tuned.candidates[: tuned.chosen], tuned.candidates[-1]
-    able = (search.allow_slower or not is_slower(one, float32) for one in better)
-    return not tuned.held or any(able)
+    return not tuned.held or tuned.chosen > 0
 
 
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
     """Return the benefit known before compensation is tried, and the objections; None if there is nothing to gain."""
     known = tuned.compensation
-    if known is None or not known.seconds or not _leaves_room(tuned, search):
+    if known is None or not known.seconds or not _leaves_room(tuned):
         return None
     why = ""
     if known.share < _SHARE:
@@ -328,12 +326,10 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     return replace(known, why=why)
 
 
-def _tuned(job: Job, search: Search, device: str) -> Tuned:
+def _tuned(job: Job, search: Search) -> Outcome:
     """Measure sensitivities, search, and verify."""
-    space = job.space
-    random = any(node.key in op_facts().random for node in space.all_low.graph.nodes)
-    noise = job.noise if random else None  # before anything takes time
-    job.measure()
+    space, device = job.space, job.space.estimate.device.name
+    noise = job.check_noise()  # before anything takes time
     timing = f"estimates for {device} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":
         timing = measure_times(job, device)
@@ -341,7 +337,7 @@ def _tuned(job: Job, search: Search, device: str) -> Tuned:
     tuned = verified(candidates, noise, timing)
     if search.times == "measured" and not job.engine.emulates and space.tunable:
         tuned = timed(candidates, tuned)
-    return tuned
+    return Outcome(tuned, job)
 
 
 def _listed(model: Model, metric: MetricLike) -> frozenset[str]:

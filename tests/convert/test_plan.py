@@ -120,7 +120,7 @@ def test_plans_of_the_corpus(name: str) -> None:
 
 
 def test_a_plan_of_another_model_is_refused(plan: Plan) -> None:
-    with pytest.raises(onnxamp.ArgumentError, match=r"does not know 'renamed:T'.*another model"):
+    with pytest.raises(onnxamp.ArgumentError, match=r"does not contain 'renamed:T'.*another model"):
         onnxamp.apply_plan(parse(TEXT.replace("[first]", "[renamed]")), plan)
 
 

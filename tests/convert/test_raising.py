@@ -160,8 +160,8 @@ def test_what_was_done_is_told(tmp_path: Path) -> None:
     onnx.save(
         onnxamp.convert_model(low_model(PLAIN), "O0", from_dtype="auto", keep_io_types=False), tmp_path / "a.onnx"
     )
-    assert "holds no float16 values" in notes("a.onnx", from_dtype="float16")
-    assert "holds no low-precision values" in notes("a.onnx", from_dtype="auto")
+    assert "has no float16 values" in notes("a.onnx", from_dtype="float16")
+    assert "has no low-precision values" in notes("a.onnx", from_dtype="auto")
 
 
 def test_weights_in_data_files_stay_in_data_files(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def kinds(model: ModelProto) -> dict[str, int]:
     return {entry.name: entry.type.tensor_type.elem_type for entry in inferred.graph.value_info}
 
 
-WARNING = "stay float32, since the converted model would be wrong there otherwise"
+WARNING = "stay in float32, since the converted model would be wrong there otherwise"
 
 
 @pytest.mark.parametrize("options", [{}, {"target": "any", "dtype": "bfloat16"}, {"level": "O1"}])
@@ -128,7 +128,7 @@ def test_random_models_convert_whatever_casts_are_forgotten(monkeypatch: pytest.
             forget_casts(patch, keys[seed % len(keys)])
             result = onnxamp.convert_model(model, "O2", target="any", strict=True)
         texts = [str(item.message) for item in caught]
-        whole += any("The whole model stays float32" in text for text in texts)
+        whole += any("The whole model stays in float32" in text for text in texts)
         region += any(WARNING in text for text in texts)
         assert inference_error(result) is None
     assert (region > 2, whole) == (True, 0)

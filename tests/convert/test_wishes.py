@@ -114,7 +114,7 @@ def test_a_result_that_would_be_wrong_stays_float32(options: dict[str, Any], mon
         result = onnxamp.convert_model(model, **options)
     assert list(result.graph.node) == list(model.graph.node)
     assert {info.type.tensor_type.elem_type for info in (*result.graph.input, *result.graph.output)} == {1}
-    with pytest.warns(onnxamp.OptionWarning, match="The whole model stays float32"):
+    with pytest.warns(onnxamp.OptionWarning, match="The whole model stays in float32"):
         assert onnxamp.apply_plan(model, plan) == result
 
 

@@ -26,7 +26,7 @@ RANDOM = np.random.default_rng(0)
 def measured(model: ModelProto, feeds: dict[str, Any], budget: int = 1 << 27, target: str = "cuda") -> Sensitivities:
     proto = upgraded(Graph.of(model), 18).model
     executable = engine_on("cpu").open(Model(proto), budget=budget)
-    return GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run(feeds)
+    return next(GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run_together({0: feeds}))
 
 
 def rounding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -53,7 +53,7 @@ def test_costs_are_squared_gradients_times_known_roundings() -> None:
     assert found["h"].largest == pytest.approx(np.abs(h).max())
 
 
-@pytest.mark.parametrize("name", ["classifier", "encoder", "unet"])
+@pytest.mark.parametrize("name", ["classifier", "encoder", "recurrent", "unet"])
 def test_they_add_up_to_the_error_of_a_conversion(name: str) -> None:
     """Everything is in low precision, weights, inputs and outputs included."""
     model = onnx.load(ROOT / "models" / f"{name}.onnx")
@@ -144,6 +144,38 @@ def test_recurrent_nodes_after_one_another_are_all_unrolled() -> None:
     model = add_weights(parse(text, 18), {**weights, "axis": np.array([1])})
     found = measured(model, {"x": RANDOM.standard_normal((5, 2, 4)).astype(np.float32)}).values
     assert all(0 < found[name].costs[0] < 1e-5 for name in names)
+
+
+LOOP = """(float[4,8] x, int64 count) => (float[4,8] y, float[turns,4,8] steps) {
+    [loop] y, steps = Loop (count, , x) <
+        body = turn (int64 i, bool go, float[4,8] s) => (bool on, float[4,8] t, float[4,8] r) {
+            on = Identity (go) m = MatMul (s, w) t = Tanh (m) r = Exp (m)
+        }>
+}"""
+
+
+def test_loops_are_followed_turn_by_turn() -> None:
+    """As if the turns stood one after the other; each value of the body counts in every turn."""
+    once = "m{n} = MatMul ({s}, w) t{n} = Tanh (m{n}) r{n} = Exp (m{n}) u{n} = Unsqueeze (r{n}, zero)"
+    lines = " ".join(once.format(n=n, s=f"t{n - 1}" if n else "x") for n in range(3))
+    text = f"(float[4,8] x) => (float[4,8] t2, float[3,4,8] steps) {{ {lines} steps = Concat <axis = 0> (u0, u1, u2) }}"
+    weights = {"w": (0.5 * RANDOM.standard_normal((8, 8))).astype(np.float32)}
+    x = RANDOM.standard_normal((4, 8)).astype(np.float32)
+    plain = measured(add_weights(parse(text, 18), {**weights, "zero": np.array([0])}), {"x": x}).values
+    found = measured(add_weights(parse(LOOP, 18), weights), {"x": x, "count": np.array(3)})
+    assert found.spread == ()
+    for name in ("m", "r"):
+        total = np.sum([plain[f"{name}{turn}"].costs for turn in range(3)], axis=0)
+        assert found.values[name].costs == pytest.approx(total, rel=1e-3), name
+    assert found.values["w"].costs == pytest.approx(plain["w"].costs, rel=1e-3)
+
+
+def test_a_loop_that_may_end_early_is_moved_instead() -> None:
+    text = LOOP.replace("on = Identity (go) m", "sum = ReduceSum <keepdims = 0> (s) on = Less (sum, big) m")
+    weights = {"w": (0.5 * RANDOM.standard_normal((8, 8))).astype(np.float32), "big": np.full((), 1e9, np.float32)}
+    found = measured(add_weights(parse(text, 18), weights), {"x": np.ones((4, 8), np.float32), "count": np.array(3)})
+    assert found.spread == ("loop",)
+    assert found.values["y"].costs[0] > 0
 
 
 @pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "dynamic", "nbits", "nbits in qdq"])

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from commands import run
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from onnxamp import Prompts, diff_models
 
@@ -77,6 +77,18 @@ def test_tokens_that_masks_hide_do_not_count(home: Path) -> None:
     assert diff_models(model, model).perplexity is None  # random tokens are no text
 
 
+@pytest.mark.parametrize("vocabulary", [8, 20])
+def test_networks_that_predict_no_next_token_have_no_perplexity(vocabulary: int) -> None:
+    """They classify tokens, or fill gaps: what they take and give has the names and shapes of a decoder's."""
+    text = f"(int64[1,n] input_ids) => (float[1,n,{vocabulary}] logits) {{ logits = Gather (table, input_ids) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
+    table = np.random.default_rng(0).standard_normal((20, vocabulary)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    report = diff_models(model, model, {"input_ids": np.array([[3, 19, 2]])})
+    assert report.passed
+    assert report.perplexity is None
+
+
 def test_generation_ends_where_a_token_differs(home: Path) -> None:
     model = onnx.load(home / "model.onnx")
     other = decoders.disturbed(model)
@@ -135,6 +147,14 @@ def test_commands_show_the_figures(command: str) -> None:
     }[command]()
     assert found["perplexity"]["tokens"] == sum(len(words(text)) - 1 for text in TEXTS)
     assert found["tokens"][0]["sequences"] == len(TEXTS)
+
+
+@pytest.mark.usefixtures("home", "forked")
+def test_a_folder_tells_the_first_token_that_differs() -> None:
+    """bfloat16 keeps so few bits that tokens differ."""
+    printed = run("convert", "llama", "-o", "out", "--prompts", "prompts.txt", "--jobs", "1", "--dtype", "bfloat16")
+    assert printed.exit_code == 0, printed.output
+    assert "The first token that differs is number" in " ".join(printed.output.split())
 
 
 @pytest.mark.usefixtures("home")

@@ -17,6 +17,7 @@ from rich.console import Console
 import onnxamp
 from onnxamp import ArgumentError, convert_model, diff_models, random_samples
 from onnxamp._model.model import Model
+from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.sample_diff import noise_floor
 from onnxamp._report.comparison import diff_report
@@ -26,7 +27,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import EXACT, cuda_available, make_session
 from onnxamp._runtime.session import run as run_session
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import converted_error, device_noise, tuning_engine
+from onnxamp._tuning.runs import converted_error, device_noise
 
 on_cuda = pytest.mark.skipif(not cuda_available(), reason="no CUDA device")
 
@@ -214,7 +215,7 @@ class TestCuda:
 
     def test_a_tuned_model_is_confirmed(self) -> None:
         model = onnx.load(CLASSIFIER)
-        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), tuning_engine("cuda")
+        samples, metric, place = random_samples(model, 2), make_metric("rel-l2", 1e-2), judging_engine("cuda")
         assert converted_error(Model(model), Model(convert_model(model)), Run(inputs=samples), metric, place) <= 1e-2
         noise = device_noise(Model(model), samples[0], metric, place)
         assert noise is not None

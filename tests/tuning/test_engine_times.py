@@ -14,11 +14,12 @@ from onnxamp import RuntimeFailure, bench_models
 from onnxamp._bench.bench import BenchOptions
 from onnxamp._convert.analysis import decided
 from onnxamp._convert.estimate import low_nodes
+from onnxamp._numerics.expected import node_key
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.engine_times import apportioned
-from onnxamp._tuning.space import SearchSpace, exactly, find_fusions, node_key
+from onnxamp._tuning.space import SearchSpace, exactly, find_fusions
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {
     [p] a = MatMul (x, w)  [q] c = Add (a, b)  [r] d = Relu (c)  [s] e = MatMul (d, w)  [t] y = Tanh (e)

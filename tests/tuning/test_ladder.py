@@ -87,6 +87,17 @@ def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
     check_times(found)
 
 
+def test_a_search_that_ends_early_writes_the_best_that_holds() -> None:
+    model = network(3, size=2 * SIZE)
+    for limit in TOLERANCES:
+        for runs in (2, 3):
+            _, tuned = tune_model(model, limit, dtype="bfloat16", runs=runs, **HOW)
+            assert tuned.held
+            written = tuned.candidates[tuned.chosen]
+            for one in tuned.candidates:
+                assert not one.verified or one.best_known_error > limit or one.time >= written.time
+
+
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
 def test_a_wider_tolerance_never_lowers_less(seed: int) -> None:
@@ -131,7 +142,7 @@ class Sessions:
 
 
 def test_every_candidate_is_written_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, how = network(3), {**HOW, "state": tmp_path / "state", "dtype": "bfloat16"}
+    model, how = network(3, 2 * SIZE), {**HOW, "state": tmp_path / "state", "dtype": "bfloat16"}
     sessions = Sessions(monkeypatch)
     written, shown = tune_model(model, 2e-3, **how)
     assert len(shown.candidates) > 1
@@ -150,7 +161,8 @@ def test_every_candidate_is_written_from_a_state(tmp_path: Path, monkeypatch: py
 
 
 def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -> None:
-    model, samples = network(3), onnxamp.random_samples(network(3), 2)
+    model = network(3, 2 * SIZE)
+    samples = onnxamp.random_samples(model, 2)
     how: dict[str, Any] = {**HOW, "samples": samples, "state": tmp_path / "state", "dtype": "bfloat16"}
     _, shown = tune_model(model, 2e-3, **how)
     assert any(not row.verified for row in shown.candidates)
@@ -158,7 +170,7 @@ def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -
         result, _ = tune_model(model, 2e-3, pick=number, **how)
         report = onnxamp.diff_models(model, result, samples, provider="cpu")
         reached = max(output.rel_l2 for output in report.outputs)
-        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.5, abs=1e-4)
+        assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.3)
 
 
 def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +189,7 @@ def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_without_a_state_the_pick_is_converted_and_judged() -> None:
-    model = network(3)
+    model = network(3, 2 * SIZE)
     _, shown = tune_model(model, 2e-3, dtype="bfloat16", **HOW)
     number = next(number for number, row in enumerate(shown.candidates) if not row.verified)
     _, picked = tune_model(model, 2e-3, dtype="bfloat16", pick=number, **HOW)
@@ -190,7 +202,7 @@ def test_without_a_state_the_pick_is_converted_and_judged() -> None:
 
 def test_what_is_not_verified_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    onnx.save(network(3), "model.onnx")
+    onnx.save(network(3, 2 * SIZE), "model.onnx")
     arguments = ("tune", "model.onnx", "-o", "out.onnx", "--dtype", "bfloat16", "--tolerance", "2e-3", "--samples", 2,
                  "--device", "Xeon-8480", "--target", "any", "--provider", "cpu", "--state", "s")  # fmt: skip
     told = run(*arguments).output

@@ -32,6 +32,7 @@ from onnxamp import convert_model as convert_at_level
 from onnxamp import tune_model as tune_for_speed
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
+from onnxamp._numerics.expected import judging_engine
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
 from onnxamp._runtime.run import Run
@@ -39,7 +40,7 @@ from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.candidates import CandidateSolver
 from onnxamp._tuning.metric import make_metric
-from onnxamp._tuning.runs import converted_error, tuning_engine
+from onnxamp._tuning.runs import converted_error
 from onnxamp._tuning.space import find_live
 
 tune_model = partial(tune_for_speed, allow_slower=True)
@@ -86,7 +87,7 @@ LEVELS = [1e-2, 1e-3]
 def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float) -> None:
     model = onnx.load(path)
     samples = random_samples(model, 4, seed=1)
-    result, tuned = tune_for_speed(path, tolerance, samples=samples)
+    result, tuned = tune_model(path, tolerance, samples=samples, allow_slower=True)
     assert tuned.held
     assert tuned.error <= tolerance
     assert (tuned.runs, tuned.conversions <= MOST) == (4, True)
@@ -500,9 +501,9 @@ def test_without_emulation_the_converted_model_itself_runs(cuda_double: CudaDoub
 def test_what_does_not_run_is_not_written() -> None:
     model = onnx.load(called("classifier"))
     judge, samples = make_metric("rel-l2", 1), random_samples(model, 1)
-    assert converted_error(Model(model), Model(model), Run(inputs=samples), judge, tuning_engine("cpu")) == 0
+    assert converted_error(Model(model), Model(model), Run(inputs=samples), judge, judging_engine("cpu")) == 0
     low = convert_at_level(model, dtype="bfloat16")
-    assert converted_error(Model(model), Model(low), Run(inputs=samples), judge, tuning_engine("cpu")) < 0.1
+    assert converted_error(Model(model), Model(low), Run(inputs=samples), judge, judging_engine("cpu")) < 0.1
     assert (
         converted_error(Model(model), Model(low), Run(inputs=samples), judge, engine_on("cpu", emulates=False))
         == np.inf
@@ -524,11 +525,11 @@ def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().run_with_ort_values(*arguments, **given)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    error = converted_error(Model(model), Model(low), run, judge, tuning_engine("cpu"), references=references)
+    error = converted_error(Model(model), Model(low), run, judge, judging_engine("cpu"), references=references)
     assert len(runs) == 3
     del references.kept[1]
     assert (
-        converted_error(Model(model), Model(low), run, judge, tuning_engine("cpu"), references=references) == error > 0
+        converted_error(Model(model), Model(low), run, judge, judging_engine("cpu"), references=references) == error > 0
     )
     assert len(runs) == 3 + 4
     measured: list[int] = []
@@ -582,16 +583,16 @@ def test_what_does_not_run_once_rounded_stays_float32() -> None:
 def everything_low(model: ModelProto, samples: Samples) -> float:
     low = convert_at_level(model, "O3", hazards=False)
     return converted_error(
-        Model(model), Model(low), Run(inputs=samples), make_metric("rel-l2", 1), tuning_engine("cpu")
+        Model(model), Model(low), Run(inputs=samples), make_metric("rel-l2", 1), judging_engine("cpu")
     )
 
 
 def test_cuda_that_is_not_there() -> None:
     if cuda_available():
         pytest.skip("there is a CUDA device")
-    assert tuning_engine(None) == engine_on("cpu")
+    assert judging_engine(None) == engine_on("cpu")
     with pytest.raises(RuntimeFailure, match="CUDA cannot be used here"):
-        tuning_engine("cuda")
+        judging_engine("cuda")
 
 
 @pytest.mark.cuda
@@ -661,7 +662,7 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
         "import os, sys, onnxamp\n"
         "def hear(text, done, _):\n"
         "    if 'sensitivities' in text and done == 2: os.kill(os.getpid(), 9)\n"
-        "onnxamp.tune_model(sys.argv[1], count=4, state=sys.argv[2], progress=hear)\n"
+        "onnxamp.tune_model(sys.argv[1], count=4, allow_slower=True, state=sys.argv[2], progress=hear)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(called("recurrent")), str(state)], check=False)
     assert done.returncode != 0

@@ -1,0 +1,193 @@
+"""The errors that are expected before anything runs low, beside those that are measured.
+
+python benchmarks/expected.py [--shared FOLDER] [--quick] [--check]
+
+Every model of the repository, of a folder beside it and of the tests' corpus, at level O3, in float16 and bfloat16, on
+four inputs: real ones where an .npz of the model's name lies beside it. Those whose outputs have no gradient
+are counted apart: where a node selects by value, where one has no gradient, and where nothing could be measured. So are
+outputs of few numbers, of which chance decides. Writes benchmarks/results/expected.json and docs/expected.svg, unless
+``--quick`` asks for the repository's models alone.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import log10
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+from onnx import ModelProto
+
+import onnxamp
+from onnxamp import OnnxAmpError
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FACTOR, SHARE = 1.5, 0.9
+"""How far expected and measured errors may be apart, and the share of models that must hold this."""
+FEW: Final = 64
+"""Numbers of an output below which chance decides."""
+SAMPLES: Final = 4
+KINDS: Final = ("differentiable", "few numbers", "no gradient", "selects", "does not run")
+
+Facts = Mapping[str, Any]
+
+
+def models(shared: Path | None, *, quick: bool) -> Iterator[tuple[str, ModelProto, Path | None]]:
+    """Name, model, and the file of its inputs."""
+    folders = [ROOT / "models", *([shared] if shared else [])]
+    for path in (path for folder in folders for path in sorted(folder.glob("*.onnx"))):
+        inputs = path.with_suffix(".npz")
+        yield path.stem, onnx.load(path), inputs if inputs.exists() else None
+    if quick:
+        return
+    sys.path.insert(0, str(ROOT / "tests"))
+    from graphs import CASES  # noqa: PLC0415 - found on the line above
+
+    for name, case in CASES.items():
+        yield f"graphs/{name}", case.build(), None
+
+
+def measured(model: ModelProto, inputs: Path | None, dtype: Any) -> dict[str, Any]:
+    """What is expected of a conversion, and what its error is."""
+    try:
+        samples = onnxamp.load_samples(inputs) if inputs else onnxamp.random_samples(model, SAMPLES)
+        plan = onnxamp.plan_model(model, "O3", dtype=dtype, samples=samples)
+        expected = plan.expected
+        assert expected is not None
+        if expected.error is None:
+            return {"kind": "does not run", "why": expected.why}
+        low = onnxamp.apply_plan(model, plan)
+        report = onnxamp.diff_models(model, low, samples, provider="cpu", layers=False)
+    except OnnxAmpError as error:
+        return {"kind": "does not run", "why": str(error)}
+    worst = max((one for one in report.outputs if one.is_float), key=lambda one: one.rel_l2, default=None)
+    if worst is None:
+        return {"kind": "does not run", "why": "no output holds floats"}
+    kind = "few numbers" if worst.size < FEW * len(samples) else "differentiable"
+    kind = "no gradient" if expected.spread else kind
+    kind = "selects" if expected.jumps else kind
+    return {"kind": kind, "expected": expected.error, "bound": expected.bound, "measured": worst.rel_l2}
+
+
+def ratio(row: Facts) -> float | None:
+    """The measured error over the expected one; None where nothing is rounded, or all is lost."""
+    if not row.get("expected") or not 0 < row["measured"] < 1:
+        return None
+    return float(row["measured"] / row["expected"])
+
+
+def summary(rows: Sequence[Facts]) -> dict[str, Any]:
+    """By kind: how many there are, how many have an error, and how many errors are near, and within the bound."""
+    found = dict[str, Any]()
+    for kind in KINDS:
+        mine = [row for row in rows if row["kind"] == kind]
+        ratios = [one for one in map(ratio, mine) if one is not None]
+        within = sum(1 / FACTOR <= one <= FACTOR for one in ratios)
+        bounded = sum(ratio(row) is not None and row["measured"] <= row["bound"] for row in mine)
+        found[kind] = {
+            "conversions": len(mine),
+            "with an error": len(ratios),
+            "near": within,
+            "within the bound": bounded,
+        }
+    return found
+
+
+# --- the picture ------------------------------------------------------------------------------------------------
+
+SIZE, LEFT, TOP = 520, 70, 20
+"""Pixels: the square of both axes, and the space left of it and above."""
+FIRST, LAST = -6, 0
+"""Powers of ten at the ends of both axes."""
+FONT = 'font-family="sans-serif"'
+STYLE = """
+    text { fill: #1f2937; font-size: 13px } .dim { fill: #64748b } .axis { stroke: #cbd5e1 }
+    .near { fill: #2563eb; opacity: 0.08 } .equal { stroke: #2563eb } .bound { stroke: #b91c1c; stroke-dasharray: 5 4 }
+    .differentiable { fill: #2563eb } .few { fill: #94a3b8 } .no { fill: #d97706 } .selects { fill: #b91c1c }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #e5e7eb } .dim { fill: #94a3b8 } .axis { stroke: #475569 } .near { fill: #60a5fa }
+    }
+"""
+
+
+def draw(rows: Sequence[Facts]) -> str:
+    """A point for each conversion: the expected error to the right, the measured one upwards."""
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = ((min(max(log10(one), FIRST), LAST) - FIRST) / (LAST - FIRST) * SIZE for one in (x, y))
+        return round(LEFT + across, 1), round(TOP + SIZE - up, 1)
+
+    least, most, bound = 10.0**FIRST, 10.0**LAST, 3.891
+    ends = [
+        (least, least * FACTOR),
+        (most / FACTOR, most),
+        (most, most),
+        (most, most / FACTOR),
+        (least * FACTOR, least),
+    ]
+    area = " ".join(f"{x},{y}" for x, y in [at(least, least), *(at(*end) for end in ends)])
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE + LEFT + 190} {SIZE + TOP + 60}" {FONT}>',
+        "<title>Errors that were measured, against those that were expected before</title>",
+        f"<style>{STYLE}</style>",
+        f'<polygon class="near" points="{area}"/>',
+    ]
+    for power in range(FIRST, LAST + 1):
+        (x, low), (left, y) = at(10.0**power, least), at(least, 10.0**power)
+        lines += [
+            f'<line class="axis" x1="{x}" y1="{low}" x2="{x}" y2="{TOP}"/>',
+            f'<line class="axis" x1="{left}" y1="{y}" x2="{LEFT + SIZE}" y2="{y}"/>',
+            f'<text class="dim" x="{x}" y="{low + 18}" text-anchor="middle">1e{power}</text>',
+            f'<text class="dim" x="{left - 8}" y="{y + 4}" text-anchor="end">1e{power}</text>',
+        ]
+    for name, start, end in (
+        ("equal", (least, least), (most, most)),
+        ("bound", (least, least * bound), (most / bound, most)),
+    ):
+        (a, b), (c, d) = at(*start), at(*end)
+        lines.append(f'<line class="{name}" x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>')
+    for row in rows:
+        if ratio(row) is not None:
+            x, y = at(row["expected"], row["measured"])
+            lines.append(f'<circle class="{row["kind"].split()[0]}" cx="{x}" cy="{y}" r="3"/>')
+    counts = Counter(row["kind"] for row in rows if ratio(row) is not None)
+    for number, kind in enumerate(KINDS[:-1]):
+        y = TOP + 24 + 22 * number
+        lines.append(f'<circle class="{kind.split()[0]}" cx="{LEFT + SIZE + 20}" cy="{y - 4}" r="4"/>')
+        lines.append(f'<text x="{LEFT + SIZE + 32}" y="{y}">{kind}: {counts[kind]}</text>')
+    words = f"expected relative L2 error; upwards the measured one. Shaded: within {FACTOR:g} times. Dashed: the bound"
+    lines.append(f'<text class="dim" x="{LEFT}" y="{SIZE + TOP + 44}">{words}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shared", type=Path, help="a folder of more models, perhaps with inputs beside them")
+    parser.add_argument("--quick", action="store_true", help="the repository's models alone, and nothing is written")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if too few are near, or beyond the bound")
+    options = parser.parse_args(arguments)
+    rows = list[dict[str, Any]]()
+    for name, model, inputs in models(options.shared, quick=options.quick):
+        for dtype in ("float16", "bfloat16"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                row = measured(model, inputs, dtype)
+            rows.append({"model": name, "dtype": dtype, **row})
+            sys.stdout.write(json.dumps(rows[-1]) + "\n")
+    told = summary(rows)
+    sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    if not options.quick:
+        text = json.dumps({"summary": told, "rows": rows}, indent=1)
+        (ROOT / "benchmarks" / "results" / "expected.json").write_text(text + "\n", encoding="utf-8")
+        (ROOT / "docs" / "expected.svg").write_text(draw(rows), encoding="utf-8")
+    found = told["differentiable"]
+    if options.check and found["near"] < SHARE * found["with an error"]:
+        raise SystemExit("Too few errors are near the expected ones.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,469 @@
+"""Expected errors of choices, from what rounding each value costs (:mod:`onnxamp._numerics.sensitivity`).
+
+A value is rounded once: where its node is in low precision, or else where it is cast for a node that is. The squared
+errors of all that a choice rounds add up; the worst output on the worst sample counts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import sqrt
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.convert import analyse_safely
+from onnxamp._convert.estimate import low_ports
+from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
+from onnxamp._dtypes import Format
+from onnxamp._errors import OnnxAmpError
+from onnxamp._gradients.writer import MIN_OPSET
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, Ports, View
+from onnxamp._model.model import Model
+from onnxamp._numerics.sensitivity import Sensitivities, SensitivityProbe
+from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
+from onnxamp._runtime.engines import Engine, choose_engine
+from onnxamp._runtime.fingerprints import SentModel
+from onnxamp._runtime.loop import KeptSamples, observe_all
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.session import Provider
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+_HEADROOM: Final = 4.0
+"""Factor by which values of other samples may exceed the measured ones."""
+
+_VANISHING: Final = 0.05
+"""Share of the largest magnitude of a value that must not round to zero."""
+
+_PRIOR: Final = 1e-6
+"""Share of the squared error of everything that all nodes together cost beside their own: it ranks what costs none."""
+
+_MADE: Final = "\n"
+"""Stands for a value as its node makes it in low precision."""
+
+_REST: Final = "\n\n"
+"""Stands for a value as it is cast for readers of which nothing else is known."""
+
+_DECISIVE: Final = 16.0
+"""The weight of the squared error of values that decide a selection, relative to outputs."""
+
+_MOST: Final = 1e6
+"""The largest squared error that counts: beyond it, all is lost."""
+
+
+_QUANTILE: Final = 3.891
+"""What a normal error exceeds, in multiples of its standard deviation, in one of 10,000 cases. No sum of the squares of
+several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal probabilities for Gaussian quadratic forms, 2003)."""
+
+_SHOWN: Final = 10
+"""Nodes of which it is told what they contribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowNode:
+    """A node that is in low precision, or can be.
+
+    Attributes:
+        key: its first output.
+        names: those of its first output, also as the result of an If.
+        node: its index.
+        ports: those that are in low precision.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    node: int
+    ports: Ports
+
+
+def node_key(node: Node) -> str:
+    """The key of nodes in this module: their first output."""
+    return next((name for name in node.proto.output if name), "")
+
+
+def computes(node: Node) -> bool:
+    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
+    moves = is_exact(node.proto) or node.key in op_facts().following
+    return not moves and node.signature is not None
+
+
+def low_node(analysis: Analysis, node: Node) -> LowNode | None:
+    """Return what an analysis lowers of a node; None if that is nothing, or holds no numbers of its own."""
+    ports = low_ports(analysis, node)
+    if not (ports.inputs or ports.outputs):
+        return None
+    if not (computes(node) or is_exact(node.proto)):
+        return None
+    key = node_key(node)
+    return LowNode(key, (key, *_results(analysis.graph, node)), node.index, ports)
+
+
+def _results(view: View, node: Node) -> list[str]:
+    """Return names of Ifs' outputs that the node's first output becomes."""
+    names: list[str] = []
+    value = next((value for value in node.outputs if value != ABSENT), ABSENT)
+    while value != ABSENT:
+        owners = (
+            (view.nodes[view.scopes[scope].owner], port)
+            for scope, port in view.results[value]
+            if scope
+        )
+        value = next(
+            (owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT
+        )
+        if value != ABSENT:
+            names.append(view.values[value].name)
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedErrors:
+    """The costs of low precision, for any choice of the nodes that have it.
+
+    Attributes:
+        graph: of the float32 model.
+        low: the low-precision type.
+        computing: the nodes that compute, in execution order.
+        exact: those that only move numbers.
+        samples: what each sample shows.
+        weights: factor on the squared error that rounding a weight causes.
+        is_joint: whether the mean over all outputs counts, and not the worst.
+    """
+
+    graph: Graph
+    low: Format
+    computing: Sequence[LowNode]
+    exact: Sequence[LowNode]
+    samples: Sequence[Sensitivities]
+    weights: float = 1.0
+    is_joint: bool = False
+
+    @cached_property
+    def costs(self) -> Numbers:
+        """By row and column: the squared error that rounding a value causes in a group of outputs of a sample."""
+        return np.hstack([np.zeros((len(self._places), 1)), *self._columns])
+
+    @cached_property
+    def _columns(self) -> list[Numbers]:
+        """The costs of each sample in each group of outputs."""
+        own = [table[:, :-1] for table in self._tables]
+        if self.is_joint:
+            return [table.mean(axis=1, keepdims=True) for table in own]
+        return own
+
+    @cached_property
+    def decisive(self) -> Numbers:
+        """By row: the squared error of what decides about selections and branches, on the worst sample."""
+        none = np.zeros(len(self._places))
+        worst: Numbers = np.max([none, *(table[:, -1] for table in self._tables)], 0)
+        return worst
+
+    @cached_property
+    def _tables(self) -> list[Numbers]:
+        """The costs of each sample."""
+        found, constants = list[Numbers](), self.graph.constants.tensors
+        stored = {v.name for v in self.graph.values if v.index in constants}
+        weights = [row for (name, _), row in self._places.items() if name in stored]
+        for sample in self.samples:
+            groups = max((len(row.costs) for row in sample.values.values()), default=2)
+            table = np.zeros((len(self._places), groups))
+            for name, rounded in sample.values.items():
+                table[self._places[name, ""]] = rounded.costs
+                table[self._places[name, _MADE]] = rounded.summed or rounded.costs
+                for reader, costs in rounded.read.items():
+                    table[self._places[name, reader]] = costs
+                if rounded.read:
+                    known = np.minimum(np.sum([*rounded.read.values()], 0), _MOST)
+                    rest = np.minimum(rounded.costs, _MOST) - known
+                    table[self._places[name, _REST]] = np.maximum(rest, 0.0)
+            table[weights] *= self.weights
+            found.append(np.minimum(table, _MOST))
+        return found
+
+    @cached_property
+    def largest(self) -> Mapping[str, float]:
+        """The largest magnitude of each value."""
+        found = dict[str, float]()
+        for sample in self.samples:
+            for name, row in sample.values.items():
+                found[name] = max(found.get(name, 0.0), row.largest)
+        return found
+
+    @cached_property
+    def made(self) -> Mapping[str, tuple[int, ...]]:
+        """By key of a node that computes: the values that it rounds, as rows of the table.
+
+        What is inside of a loop rounds what the loop returns.
+        """
+        return {
+            unit.key: self._rows_of(self.graph.nodes[unit.node], unit)
+            for unit in self.computing
+        }
+
+    @cached_property
+    def read(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """By key: the values that are cast for it where they are float32, each after the key of its own node."""
+        found = dict[str, tuple[tuple[str, int], ...]]()
+        for unit in (*self.computing, *self.exact):
+            node = self.graph.nodes[unit.node]
+            values = dict.fromkeys(node.inputs[port] for port in unit.ports.inputs)
+            found[unit.key] = tuple(
+                (self._maker(value), row)
+                for value in values
+                for row in self._at(value, unit.key)
+            )
+        return found
+
+    def predicted(self, low: AbstractSet[str]) -> float:
+        """Return the relative error of the worst output on the worst sample where these nodes are in low precision."""
+        rows = {row for key in low for row in self.rounded(key, low)}
+        nodes = sum(key in self.made for key in low)
+        return sqrt(self._sum(rows) + nodes * self._prior)
+
+    def rounded(self, key: str, low: AbstractSet[str]) -> list[int]:
+        """Return the rows of what a node rounds in low precision: its results, and what is cast for it."""
+        cast = [row for made, row in self.read[key] if made not in low]
+        return [*self.made.get(key, ()), *cast]
+
+    def foreseen(self) -> ExpectedError:
+        """Return the error of all of these nodes in low precision."""
+        nodes = (*self.computing, *self.exact)
+        low = {node.key for node in nodes}
+        owners = dict[int, LowNode]()
+        for node in nodes:
+            for row in self.rounded(node.key, low):
+                owners.setdefault(row, node)
+        rows = list(owners)
+        by_sample = [
+            float(own[rows].sum(axis=0).max(initial=0.0)) for own in self._columns
+        ]
+        worst = self.costs[:, self.costs[rows].sum(axis=0).argmax()]
+        shares = dict[int, float]()
+        for row, node in owners.items():
+            shares[node.node] = shares.get(node.node, 0.0) + float(worst[row])
+        largest = sorted(shares, key=shares.__getitem__, reverse=True)[:_SHOWN]
+        total = max(by_sample, default=0.0)
+        decides = bool(rows) and self.decisive[rows].any()
+        jumps = self.graph.nodes_of(op_facts().selections) if decides else ()
+        return ExpectedError(
+            error=sqrt(total),
+            bound=_QUANTILE * sqrt(total),
+            least=sqrt(min(by_sample, default=0.0)),
+            samples=len(self.samples),
+            nodes=tuple(
+                ErrorShare(
+                    self.graph.nodes[index].label,
+                    self.graph.nodes[index].key,
+                    shares[index] / total,
+                )
+                for index in largest
+                if shares[index]
+            ),
+            jumps=tuple(node.label for node in jumps),
+            spread=tuple(
+                dict.fromkeys(
+                    label for sample in self.samples for label in sample.spread
+                )
+            ),
+        )
+
+    @cached_property
+    def prices(self) -> list[float]:
+        """The squared error that each node causes that computes, with the weights and inputs that it reads."""
+        rows = (
+            [*(self.made[unit.key] or self._cast(unit)), *self._sources(unit)]
+            for unit in self.computing
+        )
+        return [
+            self._sum(row) + _DECISIVE * float(self.decisive[row].sum()) + self._prior
+            for row in rows
+        ]
+
+    @cached_property
+    def broken(self) -> dict[str, str]:
+        """Nodes that go wrong on their own, by key, with the reason."""
+        found, low = dict[str, str](), self.low
+        for unit in self.computing:
+            node = self.graph.nodes[unit.node]
+            made = self._largest(node.outputs[port] for port in unit.ports.outputs)
+            made = made or max(map(self._size, unit.names))
+            stored = self.graph.constants.tensors
+            read = self._largest(
+                node.inputs[port]
+                for port in unit.ports.inputs
+                if node.inputs[port] not in stored
+            )
+            end = f"{low.name} ends at {low.max_finite:.6g}"
+            if made * _HEADROOM > low.max_finite:
+                found[unit.key] = f"it reaches {made:.4g}; {end}"
+            elif read > low.max_finite:
+                found[unit.key] = f"it reads {read:.4g}; {end}"
+            elif self.costs[list(self.made[unit.key])].max(initial=0.0) >= _MOST:
+                found[unit.key] = "it breaks the outputs"
+            elif 0 < made * _VANISHING < low.smallest_subnormal / 2:
+                found[unit.key] = f"it vanishes: its largest magnitude is {made:.4g}"
+        return found
+
+    def _largest(self, values: Iterable[int]) -> float:
+        names = (self.graph.values[value].name for value in values if value != ABSENT)
+        return max(map(self._size, names), default=0.0)
+
+    def _size(self, name: str) -> float:
+        return self.largest.get(name, 0.0)
+
+    @cached_property
+    def _prior(self) -> float:
+        everything = {row for rows in self.made.values() for row in rows}
+        whole = [row for row in everything if self.costs[row].max() < _MOST]
+        total = self._sum(whole) or self.low.epsilon**2
+        return _PRIOR * total / max(1, len(self.computing))
+
+    def _sum(self, rows: Iterable[int]) -> float:
+        return float(self.costs[list(rows)].sum(axis=0).max())
+
+    @cached_property
+    def _places(self) -> Mapping[tuple[str, str], int]:
+        """The row of each value: as it is cast, as its node makes it, and as it is cast for one of several readers."""
+        names = dict.fromkeys(
+            (name, what)
+            for sample in self.samples
+            for name, rounded in sample.values.items()
+            for what in ("", _MADE, *rounded.read, *([_REST] if rounded.read else []))
+        )
+        return {name: row for row, name in enumerate(names)}
+
+    @cached_property
+    def _keys(self) -> Mapping[int, str]:
+        """By index: the keys of the nodes that can be in low precision."""
+        return {unit.node: unit.key for unit in (*self.computing, *self.exact)}
+
+    def _at(self, value: int, what: str = "") -> tuple[int, ...]:
+        """Return the row of a value; none where no sample shows it."""
+        if value == ABSENT:
+            return ()
+        name = self.graph.values[value].name
+        keys = ((name, what), *([(name, _REST)] if what else []), (name, ""))
+        return tuple(self._places[key] for key in keys if key in self._places)[:1]
+
+    def _maker(self, value: int) -> str:
+        """Return the key of the node that makes a value; "" if that is always float32."""
+        return self._keys.get(self.graph.values[value].producer, "")
+
+    def _rows_of(self, node: Node, unit: LowNode) -> tuple[int, ...]:
+        rows = [
+            row
+            for port in unit.ports.outputs
+            for row in self._at(node.outputs[port], _MADE)
+        ]
+        keys = ((name, _MADE) for name in unit.names)
+        rows += [self._places[key] for key in keys if key in self._places]
+        scope = node.scope
+        while not rows and scope:
+            owner = self.graph.nodes[self.graph.scopes[scope].owner]
+            rows = [row for value in owner.outputs for row in self._at(value, _MADE)]
+            scope = owner.scope
+        return tuple(dict.fromkeys(rows))
+
+    def _cast(self, unit: LowNode) -> list[int]:
+        """Return the rows of what a node reads that makes no floats."""
+        return [row for _, row in self.read[unit.key]]
+
+    def _sources(self, unit: LowNode) -> list[int]:
+        """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
+        followers = {one.node: one for one in self.exact}
+        computing = {one.node for one in self.computing}
+        found, waiting, seen = list[int](), [unit], set[int]()
+        while waiting:
+            one = waiting.pop()
+            node = self.graph.nodes[one.node]
+            for value in (node.inputs[port] for port in one.ports.inputs):
+                if value == ABSENT or value in seen:
+                    continue
+                seen.add(value)
+                producer = self.graph.values[value].producer
+                if producer in followers:
+                    waiting.append(followers[producer])
+                elif producer not in computing:
+                    found += self._at(value, one.key)
+        return found
+
+
+def judging_engine(provider: Provider | None, target: str = "cuda") -> Engine:
+    """Return what runs converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the CPU.
+
+    Args:
+        provider: where they run; None for CUDA if it is available, else the CPU.
+        target: whose sums are emulated, on the way to a plugin provider, too, unless that has a profile itself.
+
+    Raises:
+        ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
+    """
+    engine = choose_engine(provider)
+    return replace(
+        engine,
+        arithmetic=emulated_arithmetic(
+            target if engine.is_reference else engine.provider
+        ),
+    )
+
+
+def measured_sensitivities(
+    graph: Graph,
+    low: Format,
+    run: Run,
+    engine: Engine,
+    kept: KeptSamples[Sensitivities] | None = None,
+) -> list[Sensitivities]:
+    """Return what rounding each value of a graph costs, on each sample.
+
+    Raises:
+        RuntimeFailure: the model does not run, or a sample ends the processes that run it.
+    """
+    newer = plan_upgrade(graph, MIN_OPSET).result
+    probe = SensitivityProbe(
+        model=SentModel.of(Model(newer.model, newer.folder)),
+        engine=engine.reference,
+        low=low,
+        budget=run.budget,
+        arithmetic=engine.arithmetic,
+    )
+    samples = observe_all(
+        run,
+        probe,
+        "measuring sensitivities",
+        kept=kept,
+        crashed="Sample {sample} of {total} cannot be measured. {crash} Leave it out of the inputs.",
+        failed="The model does not run",
+        model=Model(graph.model, graph.folder),
+    )
+    return list(samples)
+
+
+def with_expected_error(model: Model, plan: Plan, run: Run) -> Plan:
+    """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so."""
+    try:
+        analysis = analyse_safely(model, plan.options, plan)[1]
+        graph, low = analysis.graph, plan.options.low
+        if graph.nodes_of(op_facts().random):
+            why = "The model draws random numbers, so that two runs of it differ."
+            return replace(plan, expected=ExpectedError(why=why))
+        found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
+        nodes = [node for node in found if node is not None]
+        engine = judging_engine(run.provider, plan.target)
+        expected = ExpectedErrors(
+            graph=graph,
+            low=low,
+            computing=[node for node in nodes if computes(graph.nodes[node.node])],
+            exact=[node for node in nodes if not computes(graph.nodes[node.node])],
+            samples=measured_sensitivities(graph, low, run, engine),
+        ).foreseen()
+    except OnnxAmpError as error:
+        expected = ExpectedError(why=str(error))
+    return replace(plan, expected=expected)

@@ -1,0 +1,128 @@
+"""The error to expect before anything runs low: beside what is measured, in plans, files and commands."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from commands import report_of, run
+from graphs.case import add_weights, parse
+from repository import ROOT
+
+from onnxamp import Plan, convert_model, diff_models, load_plan, plan_model, random_samples, tune_model
+from onnxamp._convert.plan import ExpectedError
+from onnxamp._job import pipeline
+from onnxamp._model.model import Model
+
+MODELS = ROOT / "models"
+RANDOM = np.random.default_rng(0)
+
+
+def expected(model: Any, level: Any = "O2", **how: Any) -> ExpectedError:
+    found = plan_model(model, level, **how).expected
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("name", ["classifier", "decoder", "encoder", "recurrent"])
+def test_it_is_about_what_is_measured(name: str, level: Any, dtype: Any) -> None:
+    path = MODELS / f"{name}.onnx"
+    samples = random_samples(path, 2)
+    found = expected(path, level, samples=samples, dtype=dtype)
+    low = convert_model(path, level, dtype=dtype)
+    error = max(row.rel_l2 for row in diff_models(path, low, samples, provider="cpu", layers=False).outputs)
+    assert found.error is not None
+    assert found.bound is not None
+    assert 1 / 1.5 < error / found.error < 1.5
+    assert error < found.bound
+    assert (found.samples, found.why) == (2, "")
+
+
+def test_it_comes_from_the_nodes_that_round() -> None:
+    """Of two nodes in low precision, the one whose result cancels contributes all there is."""
+    text = "(float[64] x) => (float[64] y) { near = Tanh (x) far = Add (near, big) y = Sub (far, big) }"
+    model = add_weights(parse(text, 18), {"big": np.full(1, 256, np.float32)})
+    sample = {"x": RANDOM.uniform(0.1, 1, 64).astype(np.float32)}
+    found = expected(model, "O3", samples=sample, hazards=False)
+    first = found.nodes[0]
+    assert (first.node, first.op) == ("far", "Add")
+    assert 0.99 < sum(row.share for row in found.nodes) <= 1 + 1e-6
+    assert first.share > 0.9
+
+
+def test_nothing_low_has_no_error() -> None:
+    found = expected(MODELS / "encoder.onnx", "O0", samples=random_samples(MODELS / "encoder.onnx", 1))
+    assert (found.error, found.bound, found.nodes) == (0, 0, ())
+
+
+def test_selections_are_named() -> None:
+    found = expected(MODELS / "detector.onnx", samples=random_samples(MODELS / "detector.onnx", 1))
+    assert found.jumps == ("top/k", "nms")
+    assert found.error is not None
+
+
+def test_a_plan_keeps_it(tmp_path: Path) -> None:
+    path = MODELS / "encoder.onnx"
+    plan = plan_model(path, samples=random_samples(path, 1))
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert "99.99 % bound" in plan._repr_html_()
+    without = plan_model(path)
+    assert without.expected is None
+    assert "expected" not in without._repr_html_()
+
+
+def test_a_tuned_plan_tells_it_of_what_was_written() -> None:
+    _, tuned = tune_model(MODELS / "encoder.onnx", 3e-3, count=1, provider="cpu")
+    found = tuned.plan.expected
+    assert found is not None
+    assert found.error == pytest.approx(tuned.candidates[tuned.chosen].predicted, rel=1e-4)
+
+
+def test_what_does_not_run_has_none() -> None:
+    """The reason stands in its place."""
+    model = parse("(float[4] x) => (float[4] y) { t = Tanh (x) y = local.Unknown (t) }", 18)
+    found = expected(model, samples={"x": np.ones(4, np.float32)})
+    assert found.error is None
+    assert "Unknown" in found.why
+
+
+def test_without_a_runtime_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = MODELS / "encoder.onnx"
+    plan: Plan = plan_model(path)
+    monkeypatch.setattr(pipeline, "has_runtime", lambda: False)
+    monkeypatch.setattr(pipeline, "runtime_fault", lambda: "There is no ONNX Runtime.")
+    found = pipeline.foreseen(Model.of(path), plan, pipeline.RunOptions()).expected
+    assert found == ExpectedError(why="There is no ONNX Runtime.")
+
+
+def test_convert_shows_it_beside_what_is_measured(tmp_path: Path) -> None:
+    path = MODELS / "encoder.onnx"
+    arguments = ("convert", path, "-o", tmp_path / "low.onnx", "--expected-error", "--provider", "cpu")
+    told = " ".join(run(*arguments).output.split())
+    assert "expected 99.99 % bound measured" in told
+    found = report_of(run(*arguments, "--format", "json"))
+    errors = [row["rel_l2"] for row in found["validation"]["outputs"]]
+    assert max(errors) < found["plan"]["expected"]["bound"]
+    markdown = run(*arguments, "--format", "markdown").stdout
+    assert all(text in markdown for text in ("Error to expect", "| expected |", "| measured |"))
+    page = tmp_path / "page.html"
+    run(*arguments, "--html", page)
+    assert "99.99 % bound" in page.read_text(encoding="utf-8")
+    without = report_of(run(*arguments[:4], "--provider", "cpu", "--format", "json"))
+    assert without["plan"]["expected"] is None
+
+
+@pytest.mark.parametrize("command", ["inspect", "view"])
+def test_commands_that_write_no_model_show_it(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.load(MODELS / "encoder.onnx"), path)
+    np.savez(tmp_path / "inputs.npz", **random_samples(path, 1)[0])
+    for asked in (("--expected-error",), ("--inputs", tmp_path / "inputs.npz")):
+        told = run(command, path, *asked).stdout
+        assert "Error to expect" in told
+        assert "share of the squared error" in told
+    assert "Error to expect" not in run(command, path).stdout
