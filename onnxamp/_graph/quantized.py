@@ -104,6 +104,8 @@ def _factors(graph: Graph, node: Node, found: Mapping[int, Quantized]) -> str:
         maker = graph.producer(value)
         while maker is not None and maker.key in op_facts().carriers:
             maker = graph.producer(maker.input(0))
-        if maker is not None and maker.key in op_facts().dequantize:
+        if maker is None or maker.key not in op_facts().dequantize:
+            continue
+        if maker.index in found:  # the integers of a broken model may have no type
             names[found[maker.index].type] = None
     return " and ".join(names)
