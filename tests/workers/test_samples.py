@@ -145,8 +145,9 @@ def test_ranges_are_those_of_one_process(folder: Path) -> None:
 def test_a_sample_that_kills_ends_a_tuning_with_a_sentence(folder: Path, rescale: bool | None) -> None:
     readers = list(onnxamp.load_samples("samples").readers)
     bad, what = Samples("six", [*readers[:4], Fatal, readers[5]]), "The ranges of sample 5" if rescale else "Sample 5"
+    options: dict[str, Any] = {"provider": "cpu", "jobs": 2, "rescale": rescale, "allow_slower": True}
     with pytest.raises(onnxamp.RuntimeFailure, match=f"{what}.* cannot be measured. The worker process ended with"):
-        onnxamp.tune_model(model("classifier"), 5e-4, samples=bad, provider="cpu", jobs=2, rescale=rescale)
+        onnxamp.tune_model(model("classifier"), 5e-4, samples=bad, **options)
 
 
 def test_a_sample_that_kills_fails_alone(folder: Path, three: Processes) -> None:
@@ -183,7 +184,7 @@ def test_a_tuning_goes_on_where_it_stopped(folder: Path) -> None:
             if len(steps) == 3:
                 raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"samples": "samples", "provider": "cpu", "rounding": "nearest"}
+    options: dict[str, Any] = {"samples": "samples", "provider": "cpu", "rounding": "nearest", "allow_slower": True}
     with pytest.raises(KeyboardInterrupt):
         onnxamp.tune_model(model("classifier"), 5e-4, **options, state=state, jobs=2, progress=told)
     assert samples_in(state) == 3
