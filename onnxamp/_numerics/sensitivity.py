@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import groupby, islice
+from itertools import groupby
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._dtypes import FLOAT, Format
-from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.statistics import SENTINEL
@@ -38,7 +37,7 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.loop import Opened, Probe, SentSample, Told
+from onnxamp._runtime.loop import Opened, Probe, in_groups
 from onnxamp._runtime.pieces import (
     Piece,
     Runner,
@@ -50,7 +49,7 @@ from onnxamp._runtime.pieces import (
     start,
 )
 from onnxamp._runtime.session import make_session, run_values
-from onnxamp._runtime.values import Feeds, check_inputs, to_value
+from onnxamp._runtime.values import Feeds, to_value
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -124,20 +123,7 @@ class SensitivityProbe(Probe[Sensitivities]):
         model = self.engine.open(self.model.opened(), budget=self.budget)
         walk = GradientWalk(model, self.low, self.arithmetic)
 
-        def measure(
-            items: Iterator[SentSample], told: Told
-        ) -> Iterator[Sensitivities | RuntimeFailure]:
-            del told
-            while group := list(islice(items, _TOGETHER)):
-                feeds = {
-                    item.number: check_inputs(model.model.proto, item.read())
-                    for item in group
-                }
-                try:
-                    yield from walk.run_together(feeds)
-                except RuntimeFailure as failure:
-                    yield from [failure] * len(group)
-
+        measure = in_groups(_TOGETHER, model.model, walk.run_together)
         return Opened(model.prepare_sample, measure)
 
 

@@ -6,11 +6,11 @@ them from there, and reports progress.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
@@ -126,6 +126,36 @@ def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
                 yield failure
             else:
                 yield result
+
+    return measured
+
+
+def in_groups(
+    size: int, model: Model, measure: Callable[[Mapping[int, Sample]], Iterable[T]]
+) -> Measure[T]:
+    """Return what measures a few samples at a time.
+
+    Args:
+        size: how many samples are held at a time, at most.
+        model: the model that the samples have to suit.
+        measure: measures samples by number, in order; it raises RuntimeFailure if the model does not run.
+    """
+
+    def measured(
+        items: Iterator[SentSample], told: Told
+    ) -> Iterator[T | RuntimeFailure]:
+        del told
+        while group := list(islice(items, size)):
+            feeds = {
+                item.number: check_inputs(model.proto, item.read()) for item in group
+            }
+            done = 0
+            try:
+                for result in measure(feeds):
+                    done += 1
+                    yield result
+            except RuntimeFailure as failure:
+                yield from [failure] * (len(group) - done)
 
     return measured
 

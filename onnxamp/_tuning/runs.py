@@ -1,9 +1,8 @@
 """Everything tuning runs: converted models, and profiles."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import inf
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
@@ -28,8 +27,7 @@ from onnxamp._runtime.loop import (
     KeptSamples,
     Opened,
     Probe,
-    SentSample,
-    Told,
+    in_groups,
     observe_all,
     remembered,
 )
@@ -148,21 +146,10 @@ class ErrorProbe(Probe[float]):
                 if not executable.runs_whole(feeds):
                     executable.prepare(feeds)
 
-        def measure(
-            items: Iterator[SentSample], told: Told
-        ) -> Iterator[float | RuntimeFailure]:
-            del told
-            while group := list(islice(items, _TOGETHER)):
-                feeds = {
-                    item.number: check_inputs(original.model.proto, item.read())
-                    for item in group
-                }
-                try:
-                    yield from _errors(original, result, feeds, self.metric)
-                except RuntimeFailure as failure:
-                    yield from [failure] * len(group)
+        def measure(feeds: Mapping[int, Sample]) -> list[float]:
+            return _errors(original, result, feeds, self.metric)
 
-        return Opened(prepare, measure)
+        return Opened(prepare, in_groups(_TOGETHER, original.model, measure))
 
     def open_original(self) -> Session:
         """Return the original as it is run."""
