@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from onnxamp._audit.findings import (
     finding,
     ordered,
 )
-from onnxamp._audit.hazards import low_hazards, weight_findings, weight_types
+from onnxamp._audit.hazards import low_hazards, raised, weight_findings, weight_types
 from onnxamp._audit.scales import scales_at_risk
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
@@ -309,8 +310,9 @@ def _static(
     ]
     risky: tuple[ScaleAtRisk, ...] = ()
     if all(one.severity != "error" for one in contents):  # the weights can be read
-        risky = tuple(scales_at_risk(graph, sizes))
-        findings += low_hazards(graph, sizes, target)
+        view = cache(partial(raised, graph, shapes=sizes))
+        risky = tuple(scales_at_risk(graph, view))
+        findings += low_hazards(graph, view, target)
         if text := decomposed(graph):
             findings.append(finding("", "note", "fold", text, _FOLD))
     return Audit(

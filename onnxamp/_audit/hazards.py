@@ -148,11 +148,16 @@ LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
 
 
 def low_hazards(
-    graph: Graph, shapes: Sequence[Shape | None], target: str
+    graph: Graph, view_in: Callable[[Format], RaisedGraph], target: str
 ) -> list[Finding]:
     """Find low-precision nodes that are known to break.
 
     Of a float32 model: one note with the number of nodes that a conversion would keep float32.
+
+    Args:
+        graph: the model.
+        view_in: gives the graph with its values of a low type raised to float32, as :func:`raised` does.
+        target: where the model runs.
 
     Complexity: near linear in nodes, as the rules; weights are read once per low-precision type.
     """
@@ -162,7 +167,7 @@ def low_hazards(
     ]
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
-        view = raised(graph, low, shapes)
+        view = view_in(low)
         findings |= {
             (finding.node, finding.text): finding
             for rule in _RULES
@@ -170,7 +175,7 @@ def low_hazards(
         }
     if lows or FLOAT not in present:
         return list(findings.values())
-    view = raised(graph, FLOAT16, shapes)
+    view = view_in(FLOAT16)
     hazards = [
         *find_hazards(view, FLOAT16),
         *quantized.quantized_units(view, FLOAT16, target),

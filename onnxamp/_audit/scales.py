@@ -1,18 +1,14 @@
 """Scales of quantized numbers that low precision does not hold, in a model as it is."""
 
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterator
 
 from onnxamp._audit.findings import ScaleAtRisk
-from onnxamp._audit.hazards import raised
-from onnxamp._decide.hazards import scales
+from onnxamp._audit.hazards import RaisedGraph
+from onnxamp._decide.hazards.scales import magnitudes, with_zeros
 from onnxamp._dtypes import FLOAT16, FORMATS, Format, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
-from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.weights import read_array
 from onnxamp._ops.facts import op_facts
 
 _SCALE = 1
@@ -20,24 +16,27 @@ _SCALE = 1
 
 
 def scales_at_risk(
-    graph: Graph, shapes: Sequence[Shape | None]
+    graph: Graph, view_in: Callable[[Format], RaisedGraph]
 ) -> Iterator[ScaleAtRisk]:
     """Yield scales that leave the range of a low type of the model, are subnormal there, or move their grid.
 
     Of a model without low precision, those that float16 does not hold. Complexity: linear in nodes and scales.
+
+    Args:
+        graph: the model.
+        view_in: gives the graph with its values of a low type raised to float32, as :func:`raised` does.
     """
     facts = op_facts()
     nodes = graph.nodes_of(facts.quantize | facts.dequantize | facts.scales.keys())
-    rule = scales.KIND.audit.rule if scales.KIND.audit else None
-    if not nodes or rule is None:
+    if not nodes:
         return
     present = set(graph.types)
     lows = [low for low in FORMATS.values() if low.tensor in present] or [FLOAT16]
     quantized = graph.ask(quantized_nodes)
     for low in lows:
-        view = raised(graph, low, shapes)
+        view = view_in(low)
         lost = dict[int, str]()
-        for hazard in rule(view, low):
+        for hazard in with_zeros(view, low):
             lost.setdefault(hazard.node, hazard.detail)
         for node in nodes:
             ports = facts.scales.get(node.key, (_SCALE,))
@@ -56,14 +55,13 @@ def scales_at_risk(
 
 def _subnormal(graph: Graph, scale: int, low: Format) -> str:
     """Return how many of a node's scales have fewer digits in low precision, in a clause; "" if none has."""
-    tensor = graph.constants.tensors.get(graph.constants.source(scale))
-    if tensor is None:
+    known = magnitudes(graph, scale)
+    if known is None:
         return ""
-    magnitudes = np.abs(read_array(tensor, graph.folder).astype(np.float32))
-    small = magnitudes[(magnitudes > 0) & (magnitudes < low.smallest_normal)]
+    small = known[(known > 0) & (known < low.smallest_normal)]
     if not small.size:
         return ""
-    if magnitudes.size == 1:
+    if known.size == 1:
         return f"a scale of {small.min():.6g} is subnormal in {low.name}"
-    of = f"{small.size:,} of {magnitudes.size:,} scales"
+    of = f"{small.size:,} of {known.size:,} scales"
     return f"{of} are subnormal in {low.name}, down to {small.min():.6g}"

@@ -169,8 +169,13 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     """
     overrides: dict[int, Override] = {}
     named = (*options.keep_nodes, *options.keep_patterns, *options.low_patterns)
-    for node in graph.nodes if named or options.rule is not None else ():
-        matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
+    is_asked = named or options.rule is not None or options.weights_only
+    for node in graph.nodes if is_asked else ():
+        matching = [
+            *_from_patterns(graph, node, options),
+            *_from_rule(node, options),
+            *_from_weights_only(graph, node, options),
+        ]
         for one in matching:
             first = overrides.setdefault(node.index, one)
             if one.low != first.low:
@@ -179,15 +184,6 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
                 )
     weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
     if options.weights_only:
-        stored = graph.constants.tensors.keys()
-        for node in graph.nodes:
-            if not stored.isdisjoint(node.outputs):
-                continue  # a Constant
-            kept = Override(False, Reason.PATTERN, _WEIGHTS_ONLY)
-            if (first := overrides.setdefault(node.index, kept)).low:
-                raise ContradictionError(
-                    f"Node {node.label!r}: {first.detail} contradicts {_WEIGHTS_ONLY}; drop one."
-                )
         weights = dict.fromkeys(_all_weights(graph, options), _WEIGHTS_ONLY) | weights
     absent = absent_names(graph, options)
     warnings = [
@@ -326,6 +322,13 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
     if opinion is None:
         return []
     return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
+
+
+def _from_weights_only(graph: Graph, node: Node, options: Options) -> list[Override]:
+    is_constant = not graph.constants.tensors.keys().isdisjoint(node.outputs)
+    if is_constant or not options.weights_only:
+        return []
+    return [Override(False, Reason.PATTERN, _WEIGHTS_ONLY)]
 
 
 def unmet_lists(

@@ -72,10 +72,10 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     Complexity: near linear in nodes.
     """
     equations = find_equations(graph, borders=options.keep_io_types is True)
-    low, measured = options.low, _measured(graph, ranges.largest)
-    wanted = _wanted(graph, low, measured)
-    names = value_names(graph)
+    names, low = value_names(graph), options.low
     values = {name: value for value, name in names.items()}
+    measured = _measured(values, ranges.largest)
+    wanted = _wanted(graph, low, measured)
     sums = {values[name]: partial for name, partial in ranges.sums.items()}
     for value, window in wanted.items():
         if value in sums:
@@ -118,7 +118,8 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
     """Return nodes whose sums and means were measured, and fit float16: no guess counts there."""
     known = frozenset((options.rescaling or Rescaling()).sums)
-    fitting = (value for value, name in value_names(graph).items() if name in known)
+    names = value_names(graph).items() if known else ()
+    fitting = (value for value, name in names if name in known)
     return frozenset(graph.values[value].producer for value in fitting)
 
 
@@ -225,8 +226,9 @@ def value_names(graph: Graph) -> dict[int, str]:
     }
 
 
-def _measured(graph: Graph, largest: Mapping[str, float]) -> dict[int, float]:
-    values = {name: value for value, name in value_names(graph).items()}
+def _measured(
+    values: Mapping[str, int], largest: Mapping[str, float]
+) -> dict[int, float]:
     known = (
         (values[name], number) for name, number in largest.items() if name in values
     )

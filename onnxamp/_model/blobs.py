@@ -22,7 +22,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._errors import ExternalDataError
-from onnxamp._model.external_data import INSIDE, DataLocation, data_location
+from onnxamp._model.external_data import (
+    INSIDE,
+    DataLocation,
+    data_location,
+    external_tensor,
+)
 from onnxamp._model.lowering import ConversionCounts, Scratch, convert, lower
 from onnxamp._model.protos import stored_bytes
 from onnxamp._model.sources import check_opened
@@ -385,15 +390,11 @@ class WeightConverter:
             if not isinstance(blob, Stored) or blob.place.exponent:
                 return False
             name, place = f"{tensor.name}/float32", blob.place
-            found.append(TensorProto(name=name, data_type=1, dims=tensor.dims))
-            found[-1].data_location = TensorProto.EXTERNAL
-            facts = {
-                "location": os.path.relpath(place.path, self.base_dir),
-                "offset": place.offset,
-                "length": place.length,
-            }
-            for key, value in facts.items():
-                found[-1].external_data.add(key=key, value=str(value))
+            location = os.path.relpath(place.path, self.base_dir)
+            stored = external_tensor(location, place.offset, place.length)
+            stored.name, stored.data_type = name, TensorProto.FLOAT
+            stored.dims.extend(tensor.dims)
+            found.append(stored)
             casts.append(
                 helper.make_node("Cast", [name], [tensor.name], name, to=self.low.elem)
             )

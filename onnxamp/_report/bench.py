@@ -10,6 +10,7 @@ from onnxamp._bench.records import (
     Generation,
     GenerationReport,
     OpTime,
+    Ratio,
     Timing,
 )
 from onnxamp._report.machine import document
@@ -115,7 +116,7 @@ def _models(models: Sequence[Bench]) -> Table:
         options = [
             f"{name}={value}" for name, value in model.options.items() if value != "0"
         ]
-        memory = "–" if model.memory is None else size(model.memory)
+        memory = _size(model.memory)
         nodes = ", ".join(f"{count} {name}" for name, count in assigned)
         rows.append(
             (model.model, f"{model.load:.2f}", nodes, memory, ", ".join(options) or "–")
@@ -140,15 +141,10 @@ def _timings(timings: Sequence[Timing]) -> Table:
 
 
 def _timing(timing: Timing) -> tuple[str, ...]:
-    latency, ratio = timing.latency, timing.speedup
+    latency = timing.latency
     times = (
         f"{seconds * 1e3:.3f}"
         for seconds in (latency.first, latency.median, latency.p90, latency.p99)
-    )
-    speedup = (
-        ""
-        if ratio is None
-        else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     )
     batch = "–" if timing.batch is None else str(timing.batch)
     return (
@@ -157,8 +153,20 @@ def _timing(timing: Timing) -> tuple[str, ...]:
         *times,
         f"{timing.throughput:.1f}",
         str(latency.runs),
-        speedup,
+        _with_interval(timing.speedup),
     )
+
+
+def _with_interval(ratio: Ratio | None) -> str:
+    return (
+        ""
+        if ratio is None
+        else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    )
+
+
+def _size(memory: int | None) -> str:
+    return "–" if memory is None else size(memory)
 
 
 def _ops(models: Sequence[Bench]) -> Table:
@@ -237,7 +245,6 @@ _MEMORY: Final = "Memory is the most that a process held, with Python, the engin
 
 
 def _generation(one: Generation, tokens: int) -> tuple[str, ...]:
-    sped = one.step_ratio
     return (
         one.model,
         one.runtime,
@@ -245,10 +252,10 @@ def _generation(one: Generation, tokens: int) -> tuple[str, ...]:
         f"{one.first.median * 1e3:.1f}",
         f"{one.prefill:.0f}",
         f"{one.decode:.1f}",
-        "" if sped is None else f"{sped.value:.2f} [{sped.low:.2f}, {sped.high:.2f}]",
+        _with_interval(one.step_ratio),
         f"{one.same:,} of {tokens:,}",
-        "–" if one.memory is None else size(one.memory),
-        "–" if one.device_memory is None else size(one.device_memory),
+        _size(one.memory),
+        _size(one.device_memory),
     )
 
 

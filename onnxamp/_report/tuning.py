@@ -297,23 +297,21 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
 def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
     """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
     timed = dict(tuned.timed)
-    held = [
-        one
-        for one in tuned.candidates
-        if one.nodes and one.best_known_error <= tuned.tolerance
-    ]
-    if held and not timed.get("result"):
-        return Verdict(
-            status,
-            f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.",
-            (text,),
-        )
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         return Verdict(
             status,
             "No candidate is faster: the model stays as it is.",
             (f"Timed whole, the candidate takes {lead}.", text),
+        )
+    if any(
+        one.nodes and one.best_known_error <= tuned.tolerance
+        for one in tuned.candidates
+    ):
+        return Verdict(
+            status,
+            f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.",
+            (text,),
         )
     if (lost := tuned.rejected) is not None:
         return Verdict(

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 from conversions import count
+from graphs.case import add_weights, parse
 from judge_kernels import typed_nodes
-from onnx import ModelProto, numpy_helper
+from judge_numbers import session
+from onnx import ModelProto
 
 import onnxamp
 from onnxamp._runtime.emulate import emulate
@@ -103,20 +103,13 @@ FEEDS = {"x": RANDOM.standard_normal((3, WIDTH)).astype(np.float32)}
 
 
 def network(case: Case) -> ModelProto:
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
-        g (float[3,{WIDTH}] x) => (float[N,{WIDTH}] y) {{ a = MatMul (x, k) {case.node} y = MatMul (b, k) }}"""
-    )
-    arrays = {"k": KERNEL, **case.weights}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    return model
+    nodes = f"a = MatMul (x, k) {case.node} y = MatMul (b, k)"
+    model = parse(f"(float[3,{WIDTH}] x) => (float[N,{WIDTH}] y) {{ {nodes} }}", 21, 10, {"com.microsoft": 1})
+    return add_weights(model, {"k": KERNEL, **case.weights})
 
 
 def outputs(model: ModelProto) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, FEEDS)[0])
+    return np.asarray(session(model, optimized=True).run(None, FEEDS)[0])
 
 
 def floats(model: ModelProto, op: str) -> set[str]:

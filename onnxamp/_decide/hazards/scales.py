@@ -44,7 +44,7 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         is_made = node.key in facts.dequantize
         quantized = node.input(0) if is_made else node.outputs[0]
         grid = grids().get(element_name(graph.types[quantized]))
-        bounds = _bounds(graph, node.input(1))
+        bounds = graph.ask(_bounds, node.input(1))
         if grid is None or bounds is None:
             continue
         smallest, largest = bounds
@@ -74,7 +74,7 @@ def vanishing_scales(
     for node in graph.nodes_of(op_facts().dequantize):
         scale = node.input(1)
         grid = grids().get(element_name(graph.types[node.input(0)]))
-        bounds = _bounds(graph, scale)
+        bounds = graph.ask(_bounds, scale)
         if grid is None or bounds is None or not _are_weights(graph, node, grid):
             continue
         smallest, largest = bounds
@@ -96,7 +96,7 @@ def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     scales = op_facts().scales
     for node in graph.nodes_of(scales):
-        known = (_bounds(graph, node.input(port)) for port in scales[node.key])
+        known = (graph.ask(_bounds, node.input(port)) for port in scales[node.key])
         for _, largest in filter(None, known):
             if why := _lost(low, grids()["int8"], largest, largest):
                 yield Hazard(node.index, KIND, why)
@@ -104,12 +104,19 @@ def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
     """Return the smallest and the largest magnitude of a scale, but for zeros; None if it is computed, or zero."""
+    found = magnitudes(graph, scale)
+    if found is None:
+        return None
+    scales = found[found > 0]
+    return (float(scales.min()), float(scales.max())) if scales.size else None
+
+
+def magnitudes(graph: Graph, scale: int) -> NDArray[np.float32] | None:
+    """Return the magnitudes of a scale; None if it is computed."""
     tensor = graph.constants.tensors.get(graph.constants.source(scale))
     if tensor is None:
         return None
-    magnitudes = np.abs(read_array(tensor, graph.folder).astype(np.float32))
-    scales = magnitudes[magnitudes > 0]
-    return (float(scales.min()), float(scales.max())) if scales.size else None
+    return np.abs(read_array(tensor, graph.folder).astype(np.float32))
 
 
 def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
@@ -142,7 +149,7 @@ def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from contrib_scales(graph, low)
 
 
-def _with_zeros(graph: Graph, low: Format) -> Iterator[Hazard]:
+def with_zeros(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield all of these in a converted model, where a scale may have become zero."""
     facts = op_facts()
     for node in graph.nodes_of(facts.quantize | facts.dequantize):
@@ -157,5 +164,5 @@ KIND: Final = Kind(
     title="low precision cannot hold its scale, or the numbers that it scales to",
     rule=_rule,
     is_cured_by_exponents=True,
-    audit=Audit(6, "its scale does not suit LOW: {detail}", rule=_with_zeros),
+    audit=Audit(6, "its scale does not suit LOW: {detail}", rule=with_zeros),
 )
