@@ -39,7 +39,7 @@ from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
-"""Return the end of a line: the CRC-32 of the text before it."""
+"""The end of a line: the CRC-32 of the text before it."""
 _SAVE_EVERY: Final = 5.0
 """Seconds between two uploads of a state at a URL, which cannot be added to: what a killed job loses at most."""
 

@@ -23,7 +23,7 @@ from onnxamp.train._optimizers import OPTIMIZERS
 
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
-"""Return the line about an epoch."""
+"""The columns that tell about an epoch."""
 
 
 def run(given: Given) -> None:

@@ -110,7 +110,7 @@ def _extremes(call: Call) -> Several:
 
 
 def _clip(call: Call) -> Several:
-    """Return values on a bound pass their gradient on; a bound gets the gradients of what it clips."""
+    """Return the gradients of Clip: values on a bound pass theirs on; a bound gets those of what it clips."""
     x = call.x
     low, high = (*call.inputs[1:], None, None)[:2]
 

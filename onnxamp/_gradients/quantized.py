@@ -29,7 +29,7 @@ _MOST: Final = 2**36
 
 
 def _quantize(call: Call) -> Grads:
-    """Return a number moves its integer by a step of the grid, unless that is at an end.
+    """Return the gradients of a quantizer: a number moves its integer by a step of the grid, unless that is at an end.
 
     What the scale changes here, it takes back where the integers are dequantized.
     """
@@ -37,7 +37,10 @@ def _quantize(call: Call) -> Grads:
 
 
 def _dequantize(call: Call) -> Grads:
-    """Return an integer moves its number by the scale. That of a stored weight moves all numbers by their integers."""
+    """Return the gradients of a dequantizer: an integer moves its number by the scale.
+
+    The scale of a stored weight moves all numbers by their integers.
+    """
     view, integers = call.writer.editor.view, call.node.inputs[0]
     is_stored = view.values[integers].origin is Origin.INITIALIZER
     return [
@@ -144,4 +147,4 @@ RULES: Final[Mapping[str, Rule]] = {
 QUANTIZE: Final = frozenset(
     {"DynamicQuantizeLinear", "QuantizeLinear", "com.microsoft::QuantizeLinear"}
 )
-"""Return the nodes where integers with gradients begin."""
+"""Nodes where integers with gradients begin."""

@@ -84,7 +84,7 @@ def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """Return the relations between dimensions that follow from the ops of a graph."""
+    """The relations between dimensions that follow from the ops of a graph."""
 
     multiples: list[tuple[_Letter, int, int | str]] = field(default_factory=list)
     """Each dimension that is a factor times a letter."""

@@ -56,7 +56,7 @@ _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 @record
 class _Kind:
-    """Return the facts about all nodes of an op type."""
+    """The facts about all nodes of an op type."""
 
     key: str
     signature: Signature | None

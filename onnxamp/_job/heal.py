@@ -1,7 +1,7 @@
-"""Repair of conversions that fail validation. The search
+"""Repair of conversions that fail validation.
 
-finds nodes that must stay in float32, and the conversion with these is written instead. It also tries level O1 and
-level auto, and writes the float32 model as a last resort. A failing result never replaces another file.
+The search finds nodes that must stay in float32, and the conversion with these is written instead. It also tries level
+O1 and level auto, and writes the float32 model as a last resort. A failing result never replaces another file.
 """
 
 import logging

@@ -120,7 +120,7 @@ class Model(Asked):
         """Return the model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
 
         Raises:
-            ArgumentTypeError: ``plan`` is not a plan. ModelError: the file cannot be read, or the model is broken.
+            ArgumentTypeError: it means no model. ModelError: the file cannot be read, or the model is broken.
         """
         if isinstance(source, Model):
             return source

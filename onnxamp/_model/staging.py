@@ -356,7 +356,7 @@ class RemoteStage(Stage):
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""
     kept: Part | None = None
-    """Return the state that records where data files are written, so that the next run can continue."""
+    """The state that records where data files are written, so that the next run can continue."""
     is_committed: bool = False
 
     @property

@@ -43,7 +43,7 @@ class Replay(NamedTuple):
     nodes: tuple[int, ...]
     reads: tuple[str, ...]
     rounded: frozenset[str]
-    """Return the ``reads`` that are low precision in the result, but not in the reference."""
+    """The ``reads`` that are low precision in the result, but not in the reference."""
 
 
 class Pairing(NamedTuple):
@@ -409,7 +409,7 @@ class SideBySide:
     reference: Session
     result: Session
     paired: Callable[[Flow, Flow], Pairing] = pair
-    """Return the values to compare."""
+    """Finds the values to compare."""
     _walk: Walk | None = None
 
     def prepare(self, sample: Feeds) -> None:

@@ -345,7 +345,7 @@ def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None
 
 
 Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
-"""Yield the measurements of each part of a model as soon as it has run; an error of the model ends the sequence."""
+"""The measurements of each part of a model, as soon as it has run; an error of the model ends the sequence."""
 
 _CHECKED: Final = "checked model"
 """The key of the model in the memory of a process."""

@@ -71,7 +71,7 @@ def checked_flag(name: str, value: bool) -> bool:
     """Return a bool.
 
     Raises:
-        ArgumentTypeError: ``plan`` is not a plan.
+        ArgumentTypeError: it is no bool.
     """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")

@@ -139,7 +139,7 @@ def _find_removal(
 
 
 class _Removal:
-    """Return the new input of each Cast, and the replacement for the output of each removed Cast."""
+    """Collects the new input of each Cast, and the replacement for the output of each removed Cast."""
 
     def __init__(
         self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]

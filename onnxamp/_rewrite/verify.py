@@ -126,7 +126,7 @@ def _inferred(
 _WRONG_TYPE: Final = re.compile(
     r"\[TypeInferenceError\]|has (inconsistent|unsupported) type"
 )
-"""Return onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
+"""Finds onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
 
 
 def nodes_around(

@@ -22,7 +22,7 @@ ROOM: Final = 64 << 20
 
 
 class Spool(Sequence[Callable[[], "Feeds"]]):
-    """Return a reader of each sample of an iterator. Asking for a sample consumes those before it; asking for
+    """The readers of the samples of an iterator. Asking for a sample consumes those before it; asking for
     their number consumes all.
 
     Args:

@@ -237,7 +237,7 @@ def _tried(function: Callable[[], Any]) -> Any:
 
 
 def ending(code: int | None) -> str:
-    """Return a predicate about the end of a process; ``code`` is its exit code, negative for a signal."""
+    """Return how a process ended, in a predicate; ``code`` is its exit code, negative for a signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     name = next(
