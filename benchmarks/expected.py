@@ -24,6 +24,7 @@ from onnx import ModelProto
 
 import onnxamp
 from onnxamp import OnnxAmpError
+from onnxamp._numerics.expected import QUANTILE
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FACTOR, SHARE = 1.5, 0.9
@@ -121,7 +122,7 @@ def draw(rows: Sequence[Facts]) -> str:
         across, up = ((min(max(log10(one), FIRST), LAST) - FIRST) / (LAST - FIRST) * SIZE for one in (x, y))
         return round(LEFT + across, 1), round(TOP + SIZE - up, 1)
 
-    least, most, bound = 10.0**FIRST, 10.0**LAST, 3.891
+    least, most, bound = 10.0**FIRST, 10.0**LAST, QUANTILE
     ends = [
         (least, least * FACTOR),
         (most / FACTOR, most),
@@ -187,6 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = told["differentiable"]
     if options.check and found["near"] < SHARE * found["with an error"]:
         raise SystemExit("Too few errors are near the expected ones.")
+    if options.check and found["within the bound"] < found["with an error"]:
+        raise SystemExit("An error is beyond its bound.")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Shown:
     __slots__ = ()
 
     views: ClassVar[Callable[[], Any]]
-    """The function that returns the module with the reports of results. The package sets it, since reports are made above all data."""
+    """Gives the module that makes reports of results. The package sets it, since reports are made above all data."""
 
     def __repr__(self) -> str:
         text: str = Shown.views().as_screen(self)

@@ -103,7 +103,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _einsum(call: Call) -> Grads:
-    """Return the gradient of each operand: the Einsum of the output gradient and the other operands onto its letters."""
+    """Return the gradients of operands: Einsums of the output gradient and the other operands onto their letters."""
     equation = call.attribute("equation").replace(" ", "")
     left, _, result = equation.partition("->")
     terms = left.split(",")

@@ -16,7 +16,7 @@ from onnxamp._gradients import linear
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.view import Origin
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import attribute_of
+from onnxamp._ops.facts import attribute_of, op_facts
 
 _SCALE: Final = 1
 _ZERO: Final = 2
@@ -135,16 +135,12 @@ def _matmul_n_bits(call: Call) -> Grads:
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("QuantizeLinear", "com.microsoft::QuantizeLinear"), _quantize),
-    **dict.fromkeys(
-        ("DequantizeLinear", "com.microsoft::DequantizeLinear"), _dequantize
-    ),
+    **dict.fromkeys(op_facts().quantize, _quantize),
+    **dict.fromkeys(op_facts().dequantize, _dequantize),
     "ConvInteger": _product(linear.RULES["Conv"]),
     "DynamicQuantizeLinear": _dynamically,
     "com.microsoft::MatMulNBits": _matmul_n_bits,
     "MatMulInteger": _product(linear.RULES["MatMul"]),
 }
-QUANTIZE: Final = frozenset(
-    {"DynamicQuantizeLinear", "QuantizeLinear", "com.microsoft::QuantizeLinear"}
-)
+QUANTIZE: Final = op_facts().quantize | {"DynamicQuantizeLinear"}
 """Nodes where integers with gradients begin."""

@@ -145,7 +145,7 @@ class WrittenPiece:
         self.noted[key] = cost if known is None else known + cost
 
     def _output(self, tensor: Tensor) -> str:
-        if tensor.name not in {*self.gradients.values(), *self.costs.values()}:
+        if tensor.name not in self.gradients.values():
             self.writer.output(tensor, None)
         return tensor.name
 

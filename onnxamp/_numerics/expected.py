@@ -58,7 +58,7 @@ _MOST: Final = 1e6
 """The largest squared error that counts: beyond it, all is lost."""
 
 
-_QUANTILE: Final = 3.891
+QUANTILE: Final = 3.891
 """What a normal error exceeds, in multiples of its standard deviation, in one of 10,000 cases. No sum of the squares of
 several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal probabilities for Gaussian quadratic forms, 2003)."""
 
@@ -188,6 +188,12 @@ class ExpectedErrors:
         return found
 
     @cached_property
+    def price_of(self) -> Mapping[str, float]:
+        """By key: the price of a node that computes."""
+        keys = (unit.key for unit in self.computing)
+        return dict(zip(keys, self.prices, strict=True))
+
+    @cached_property
     def largest(self) -> Mapping[str, float]:
         """The largest magnitude of each value."""
         found = dict[str, float]()
@@ -232,10 +238,9 @@ class ExpectedErrors:
         cast = [row for made, row in self.read[key] if made not in low]
         return [*self.made.get(key, ()), *cast]
 
-    def foreseen(self) -> ExpectedError:
-        """Return the error of all of these nodes in low precision."""
-        nodes = (*self.computing, *self.exact)
-        low = {node.key for node in nodes}
+    def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
+        """Return the error to expect where these nodes are in low precision."""
+        nodes = [unit for unit in (*self.computing, *self.exact) if unit.key in low]
         owners = dict[int, LowNode]()
         for node in nodes:
             for row in self.rounded(node.key, low):
@@ -254,7 +259,7 @@ class ExpectedErrors:
         jumps = self.graph.nodes_of(op_facts().selections) if decides else ()
         return ExpectedError(
             error=sqrt(total),
-            bound=_QUANTILE * sqrt(total),
+            bound=QUANTILE * sqrt(total),
             least=sqrt(min(by_sample, default=0.0)),
             samples=len(self.samples),
             nodes=tuple(
@@ -344,6 +349,11 @@ class ExpectedErrors:
         """By index: the keys of the nodes that can be in low precision."""
         return {unit.node: unit.key for unit in (*self.computing, *self.exact)}
 
+    @cached_property
+    def _followers(self) -> Mapping[int, LowNode]:
+        """By index: the nodes that only move numbers."""
+        return {unit.node: unit for unit in self.exact}
+
     def _at(self, value: int, what: str = "") -> tuple[int, ...]:
         """Return the row of a value; none where no sample shows it."""
         if value == ABSENT:
@@ -377,8 +387,6 @@ class ExpectedErrors:
 
     def _sources(self, unit: LowNode) -> list[int]:
         """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
-        followers = {one.node: one for one in self.exact}
-        computing = {one.node for one in self.computing}
         found, waiting, seen = list[int](), [unit], set[int]()
         while waiting:
             one = waiting.pop()
@@ -388,9 +396,9 @@ class ExpectedErrors:
                     continue
                 seen.add(value)
                 producer = self.graph.values[value].producer
-                if producer in followers:
-                    waiting.append(followers[producer])
-                elif producer not in computing:
+                if producer in self._followers:
+                    waiting.append(self._followers[producer])
+                elif producer not in self._keys:
                     found += self._at(value, one.key)
         return found
 
@@ -463,7 +471,7 @@ def with_expected_error(model: Model, plan: Plan, run: Run) -> Plan:
             computing=[node for node in nodes if computes(graph.nodes[node.node])],
             exact=[node for node in nodes if not computes(graph.nodes[node.node])],
             samples=measured_sensitivities(graph, low, run, engine),
-        ).foreseen()
+        ).foreseen({node.key for node in nodes})
     except OnnxAmpError as error:
         expected = ExpectedError(why=str(error))
     return replace(plan, expected=expected)

@@ -206,7 +206,7 @@ def partial_sums(
     return found
 
 
-_ROUNDS: Final = frozenset({"Loop", "Scan"})
+ROUNDS: Final = frozenset({"Loop", "Scan"})
 """Ops that run their body in rounds, and stack what it returns."""
 
 _LEAST_OPSET: Final = 9
@@ -251,7 +251,7 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
 
 
 def _is_open(graph: Graph, node: Node) -> bool:
-    known = node.key == "If" or node.key in _ROUNDS
+    known = node.key == "If" or node.key in ROUNDS
     return known and not any(graph.scopes[body].opaque for _, body in node.bodies)
 
 

@@ -219,7 +219,11 @@ class GradientWalk:
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
-        key = (*part, *shapes.items(), *dims.items())
+        loops = (
+            flow.nodes[node] for node in part if flow.nodes[node].op_type == "Loop"
+        )
+        turns = [_number(values, node.input[0]) for node in loops]
+        key = (*part, *shapes.items(), *dims.items(), *turns)
         if key not in self._sessions:
             self._sessions[key] = self._load(flow, part, values, dims, runner)
         backward = self._sessions[key]

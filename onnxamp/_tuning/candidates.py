@@ -61,12 +61,6 @@ class CandidateSolver:
         self.problem = CutProblem(base.problem, base.pins)
         self._costs = dict[Choice, tuple[list[int], int, Choice]]()
 
-    @property
-    def _price(self) -> dict[str, float]:
-        """By key: the price of a node."""
-        keys = (unit.key for unit in self.space.tunable)
-        return dict(zip(keys, self.errors.prices, strict=True))
-
     def choose(self, rate: float) -> Choice:
         """Return the nodes to lower when errors are charged at a rate (cost units per squared error)."""
         units, pins = self.space.tunable, self.pins
@@ -131,7 +125,7 @@ class CandidateSolver:
 
     def price(self, keys: Iterable[str]) -> float:
         """The sum of the prices of some nodes."""
-        prices = self._price
+        prices = self.errors.price_of
         return sum(prices.get(key, 0.0) for key in keys)
 
     def work(self, unit: TunableNode) -> float:

@@ -8,7 +8,7 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
-from onnxamp._convert.plan import ExpectedError, Plan, PlanRow, make_plan
+from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.decision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
@@ -18,6 +18,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
 from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
+from onnxamp._numerics.ranges import ROUNDS
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
 from onnxamp._numerics.sensitivity import Sensitivities
 from onnxamp._ops.facts import op_facts
@@ -34,8 +35,6 @@ from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""
-
-_UNSEEN_INSIDE: Final = frozenset({"Loop", "Scan"})
 
 _NEGLIGIBLE: Final = 5e-4
 """Share of the squared tolerance below which an error is negligible."""
@@ -85,15 +84,6 @@ class Job:
         samples = self.sensitivities
         return replace(self._free.errors, samples=samples, weights=share)
 
-    def foreseen(self, low: frozenset[str]) -> ExpectedError:
-        """The error to expect of a choice."""
-        chosen = replace(
-            self.expected,
-            computing=[unit for unit in self.space.tunable if unit.key in low],
-            exact=[unit for unit in self.space.followers if unit.key in low],
-        )
-        return chosen.foreseen()
-
     @cached_property
     def broken(self) -> dict[str, str]:
         """Nodes that go wrong on their own, with the reason."""
@@ -138,7 +128,7 @@ class Job:
     @property
     def may_overflow(self) -> bool:
         """Whether a value exceeds the low-precision type, or may: what is inside of loops is not seen."""
-        if self.space.all_low.graph.nodes_of(_UNSEEN_INSIDE):
+        if self.space.all_low.graph.nodes_of(ROUNDS):
             return True
         sizes = self.expected.largest.values()
         return max(sizes, default=0.0) > self.low.max_finite
@@ -177,8 +167,7 @@ class Job:
 
     def check_noise(self) -> float | None:
         """Return :attr:`noise` of a model that is random; None for others."""
-        nodes = self.space.all_low.graph.nodes
-        is_random = any(node.key in op_facts().random for node in nodes)
+        is_random = self.space.all_low.graph.nodes_of(op_facts().random)
         return self.noise if is_random else None
 
     @cached_property

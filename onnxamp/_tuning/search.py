@@ -191,7 +191,7 @@ def _written(
     return {
         "plan": replace(
             plan,
-            expected=job.foreseen(low),
+            expected=job.expected.foreseen(low),
             warnings=(*plan.warnings, *job.told),
         ),
         "candidates": tuple(rows),
@@ -220,6 +220,7 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     )
     if nothing.low in job.errors or job.space.all_low.options.keep_io_types is True:
         front = (*front[:-1], replace(front[-1], verified=True))
+    recalled = job.state.recalled if job.sensitivities else 0
     tuned = Tuned(
         **_written(job, front, low),
         metric=judge.name,
@@ -229,8 +230,8 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
         noise=noise,
         device_noise=job.device_noise,
         ran_on=job.engine.name(job.low.name),
-        runs=len(job.sensitivities) - job.state.recalled,
-        recalled=job.state.recalled,
+        runs=len(job.sensitivities) - recalled,
+        recalled=recalled,
         units=len(job.space.tunable),
         unseen=tuple(unit.label for unit in job.space.tunable if not unit.seen),
         device=asked.device,

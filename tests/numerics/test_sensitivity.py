@@ -24,9 +24,16 @@ RANDOM = np.random.default_rng(0)
 
 
 def measured(model: ModelProto, feeds: dict[str, Any], budget: int = 1 << 27, target: str = "cuda") -> Sensitivities:
+    (found,) = together(model, {0: feeds}, budget, target)
+    return found
+
+
+def together(
+    model: ModelProto, feeds: dict[int, dict[str, Any]], budget: int = 1 << 27, target: str = "cuda"
+) -> list[Sensitivities]:
     proto = upgraded(Graph.of(model), 18).model
     executable = engine_on("cpu").open(Model(proto), budget=budget)
-    return next(GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run_together({0: feeds}))
+    return list(GradientWalk(executable, FLOAT16, emulated_arithmetic(target)).run_together(feeds))
 
 
 def rounding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -168,6 +175,20 @@ def test_loops_are_followed_turn_by_turn() -> None:
         total = np.sum([plain[f"{name}{turn}"].costs for turn in range(3)], axis=0)
         assert found.values[name].costs == pytest.approx(total, rel=1e-3), name
     assert found.values["w"].costs == pytest.approx(plain["w"].costs, rel=1e-3)
+
+
+def test_loops_of_samples_that_are_measured_together_may_turn_more_or_less_often() -> None:
+    text = """(float[4,8] x, int64 count) => (float[4,8] y) {
+        y = Loop (count, , x) <body = turn (int64 i, bool go, float[4,8] s) => (bool on, float[4,8] t) {
+            on = Identity (go) m = MatMul (s, w) t = Tanh (m)
+        }>
+    }"""
+    weights = {"w": (0.5 * RANDOM.standard_normal((8, 8))).astype(np.float32)}
+    model, x = add_weights(parse(text, 18), weights), RANDOM.standard_normal((4, 8)).astype(np.float32)
+    feeds = {number: {"x": x, "count": np.array(turns)} for number, turns in enumerate((3, 9))}
+    for number, found in enumerate(together(model, feeds)):
+        (alone,) = together(model, {number: feeds[number]})
+        assert found.values["m"].costs == pytest.approx(alone.values["m"].costs)
 
 
 def test_a_loop_that_may_end_early_is_moved_instead() -> None:

@@ -684,6 +684,14 @@ def test_a_pick_measures_no_more_than_the_converted_model(tmp_path: Path) -> Non
     assert is_low(result)
 
 
+def test_what_a_state_holds_is_not_counted_where_it_is_not_read(tmp_path: Path) -> None:
+    """Without ``allow_slower``, nothing is measured where float32 is the fastest."""
+    state = tmp_path / "state.json"
+    tune_model(called("classifier"), 5e-4, count=2, state=state)
+    _, tuned = tune_model(called("classifier"), 5e-4, count=2, state=state, allow_slower=False)
+    assert (tuned.runs, tuned.recalled) == (0, 0)
+
+
 def test_another_tolerance_recalls_and_other_weights_are_refused(tmp_path: Path) -> None:
     state, model = tmp_path / "state.json", onnx.load(called("recurrent"))
     _, first = tune_model(model, 5e-4, count=1, state=state)
