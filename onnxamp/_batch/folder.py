@@ -353,7 +353,7 @@ def run_folder(
                 made_with = prints.failure if row.has_failed else prints.result
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 kept[row.name] = None if result.may_pass else as_data(entry)
-        _share(found, rows, kept)
+        _share(options, found, rows, kept)
         shipped = tuple(_shipped(found, rows, source, target, state))
     report = FolderReport(
         source=source,
@@ -385,12 +385,14 @@ def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
             )
 
 
-def _share(jobs: Sequence[Job], rows: dict[str, Row], kept: Part) -> None:
+def _share(
+    options: FolderOptions, jobs: Sequence[Job], rows: dict[str, Row], kept: Part
+) -> None:
     """Let results share the weights that their models share, and remember them as they are then."""
     done = [job for job in jobs if not rows[job.name].has_failed]
     if all(rows[job.name].outcome == "up to date" for job in done):
         return
-    for job, size in share_weights(done):
+    for job, size in share_weights(done, options):
         entry, row = from_data(Entry, kept[job.name]), rows[job.name]
         rows[job.name] = replace(row, bytes_after=size)
         told = replace(entry.row, bytes_after=size)

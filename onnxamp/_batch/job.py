@@ -302,13 +302,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     job.target.parent.mkdir(parents=True, exist_ok=True)
     if job.search is not None:
         job.search.parent.mkdir(parents=True, exist_ok=True)
-    sink = Sink(
-        target=job.target,
-        external_data=options.external_data,
-        shard_bytes=options.shard_bytes,
-        data_names="onnx" if job.package is None else job.package.kind.data_names,
-    )
-    outcome = convert_to_file(_request(options, job, model), sink)
+    outcome = convert_to_file(_request(options, job, model), sink_of(options, job))
     conversion = outcome.conversion
     row = _noting(_row(job, conversion, outcome.samples), unmatched)
     if job.page is not None:
@@ -320,6 +314,16 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
     cured = conversion.plan.options.as_json() if is_cured else None
     return Entry(row=row, read=read, written=written_by(job), cured=cured)
+
+
+def sink_of(options: FolderOptions, job: Job) -> Sink:
+    """Return where, and how, the result of a job is written."""
+    return Sink(
+        target=job.target,
+        external_data=options.external_data,
+        shard_bytes=options.shard_bytes,
+        data_names="onnx" if job.package is None else job.package.kind.data_names,
+    )
 
 
 def written_by(job: Job) -> Mapping[str, Stamp]:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._batch.job import Job
+from onnxamp._batch.job import FolderOptions, Job, sink_of
 from onnxamp._dtypes import FLOAT16
+from onnxamp._job.writing import Sink
 from onnxamp._model.blobs import PIECE, WeightConverter
 from onnxamp._model.data_files import (
     data_files_of,
@@ -21,6 +22,7 @@ from onnxamp._model.data_files import (
     referring_models,
 )
 from onnxamp._model.external_data import (
+    DataFile,
     DataLocation,
     data_location,
     external_tensor,
@@ -39,11 +41,12 @@ class Shared(NamedTuple):
     size: int
 
 
-def share_weights(jobs: Iterable[Job]) -> Iterator[Shared]:
+def share_weights(jobs: Iterable[Job], options: FolderOptions) -> Iterator[Shared]:
     """Let results share the weights that their originals share.
 
     Args:
         jobs: models that have results.
+        options: how results are written.
 
     Returns:
         Those whose results were written anew.
@@ -56,7 +59,7 @@ def share_weights(jobs: Iterable[Job]) -> Iterator[Shared]:
     for group in _groups(jobs):
         stored: dict[bytes, DataLocation] = {}
         for job in group:
-            size = _refer(job.target, stored)
+            size = _refer(sink_of(options, job), stored)
             if size is not None:
                 yield Shared(job, size)
         _remove_unused(group)
@@ -66,23 +69,29 @@ def _groups(jobs: Iterable[Job]) -> list[list[Job]]:
     """The models with results on this machine, in one folder, that share data files with each other."""
     by_file: dict[tuple[Path, Path], list[Job]] = {}
     for job in jobs:
+        if job.package is not None and job.package.kind.data_names != "onnx":
+            continue  # that software finds a data file by the name of its own model
         if not is_remote(job.source) and not is_remote(job.target):
             for name in data_files_of(job.source):
                 place = job.source.parent / name, job.target.parent
                 by_file.setdefault(place, []).append(job)
-    return [group for group in by_file.values() if len(group) > 1]
+    shared = (group for group in by_file.values() if len(group) > 1)
+    # Models that share several files are one group.
+    return [*{tuple(job.name for job in group): group for group in shared}.values()]
 
 
-def _refer(path: Path, stored: dict[bytes, DataLocation]) -> int | None:
+def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
     """Let a result refer to weights that are ``stored`` already, which get those that are not.
 
     Returns:
         The bytes that are left in it; None where nothing changed.
     """
+    path = sink.target
     model, folder = load_model(path), folder_of(path)
     others, own = set[Path](), dict[bytes, DataLocation]()
-    for tensor, place in _placed(model, folder):
-        digest = _digest(place)
+    digests = dict[int, bytes]()
+    for number, tensor, place in _placed(model, folder):
+        digest = digests[number] = _digest(place)
         known = stored.get(digest, place)
         own[digest] = place
         if known.path != place.path:
@@ -92,11 +101,24 @@ def _refer(path: Path, stored: dict[bytes, DataLocation]) -> int | None:
     if others:
         elsewhere = {place.path for place in stored.values()}
         converter = WeightConverter(FLOAT16, folder)
-        save_model(model, path, converter, external=True, keep=others, stay=elsewhere)
-        placed = list(_placed(model, folder))
-        own = {_digest(place): place for _, place in placed}
+        save_model(
+            model,
+            path,
+            converter,
+            external=True,
+            shard_bytes=sink.shard_bytes,
+            data_names=sink.data_names,
+            keep=others,
+            stay=elsewhere,
+        )
+        placed = list(
+            _placed(model, folder)
+        )  # what was inside of the model has no digest yet
+        own = {
+            digests.get(number) or _digest(place): place for number, _, place in placed
+        }
         size = weight_bytes(model) - sum(
-            place.length for _, place in placed if place.path in elsewhere
+            place.length for *_, place in placed if place.path in elsewhere
         )
     for digest, place in own.items():
         stored.setdefault(digest, place)
@@ -118,12 +140,15 @@ def _remove_unused(group: Sequence[Job]) -> None:
 
 def _placed(
     model: ModelProto, folder: Path
-) -> Iterator[tuple[TensorProto, DataLocation]]:
-    """The weights in data files, with their places."""
-    for tensor in tensors_of(model):
-        place = data_location(tensor, folder) if has_data_file(tensor) else None
+) -> Iterator[tuple[int, TensorProto, DataLocation]]:
+    """Yield the weights in data files, numbered among all, with their places."""
+    known = dict[str, DataFile]()
+    for number, tensor in enumerate(tensors_of(model)):
+        if not has_data_file(tensor):
+            continue
+        place = data_location(tensor, folder, known)
         if place is not None:
-            yield tensor, place
+            yield number, tensor, place
 
 
 def _point(tensor: TensorProto, place: DataLocation, folder: Path) -> None:

@@ -82,6 +82,7 @@ def bench_decoders(
         for path in models:
             task = Path(folder, f"{len(runs)}.pickle")
             runs += _loaded(
+                model=first if path == models[0] else Model.of(path),
                 path=path,
                 task=task,
                 read=read,
@@ -134,6 +135,7 @@ class _Run:
 
 
 def _loaded(
+    model: Model,
     path: Path,
     task: Path,
     read: Sequence[Feeds],
@@ -147,7 +149,6 @@ def _loaded(
     Raises:
         ArgumentError: it has no caches. RuntimeFailure: ONNX Runtime does not load it.
     """
-    model = Model.of(path)
     decoder = Decoder.of(model)
     if not decoder.caches:
         raise ArgumentError(

@@ -19,9 +19,7 @@ from onnxamp._report.bench import (
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.decoder import reads_prompts
 
-_OF_RUNS = frozenset(
-    {"batches", "tf32", "nhwc", "cuda_graph", "no_profile", "inputs", "samples"}
-)
+_OF_RUNS = frozenset({"batches", "tf32", "nhwc", "cuda_graph", "no_profile", "inputs"})
 """Options for models that run once, and generate nothing."""
 
 

@@ -214,7 +214,7 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
 
     That is said, unless the command is quiet: converting the folder does more.
     """
-    package = _package_of(model)
+    package = model.ask(_package_of)
     if package is None or options.dtype not in package.kind.dtypes:
         return options
     if not given.quiet:
@@ -230,7 +230,7 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
 
 def limits_in_its_folder(model: Model) -> Mapping[str, Mapping[str, float]]:
     """Return the limits that suffice for a model of such a folder, by metric and output."""
-    package = _package_of(model)
+    package = model.ask(_package_of)
     return {} if package is None else package.kind.limits_of(model)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from typing import TYPE_CHECKING
 
 from onnxamp._cli.common import Given, show, tell
 from onnxamp._cli.given import options_of
@@ -25,6 +26,9 @@ from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 
+if TYPE_CHECKING:
+    from onnxamp._numerics.expected import Known
+
 _LEVELS = ("O1", "O2", "O3")
 
 
@@ -32,6 +36,7 @@ def run(given: Given) -> None:
     """Run ``onnxamp inspect``."""
     opened = Model.of(given.model)
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
+    known: Known = {}  # levels share it, as most prepare the same model
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
     levels = ("O0", *(given.levels or _LEVELS))
@@ -52,7 +57,7 @@ def run(given: Given) -> None:
                 plan = make_plan(analysis)
                 if given.expected_error or given.inputs:
                     inputs = RunOptions(samples=given.inputs)
-                    plan = foreseen(opened, plan, inputs)
+                    plan = foreseen(opened, plan, inputs, known)
                 plans[level] = (
                     plan,
                     dict(summarize(ready, analysis).nodes),

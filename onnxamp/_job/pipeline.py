@@ -27,6 +27,7 @@ from onnxamp._tuning.arguments import Search
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion, Sink
     from onnxamp._numerics.diff import Comparison
+    from onnxamp._numerics.expected import Known
     from onnxamp._numerics.results import DiffReport
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
@@ -129,8 +130,16 @@ def _expecting(request: Request, job: Job, plan: Plan) -> Plan:
     return foreseen(job.model, plan, job.run) if request.expects else plan
 
 
-def foreseen(model: Model, plan: Plan, run: Run | RunOptions) -> Plan:
+def foreseen(
+    model: Model, plan: Plan, run: Run | RunOptions, known: "Known | None" = None
+) -> Plan:
     """Return a plan with the error to expect of its result, or with what keeps that unknown.
+
+    Args:
+        model: the original.
+        plan: of its conversion.
+        run: the samples, and where the model runs on them.
+        known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
 
     Raises:
         ArgumentError: a sample does not fit the model.
@@ -141,7 +150,7 @@ def foreseen(model: Model, plan: Plan, run: Run | RunOptions) -> Plan:
 
     if isinstance(run, RunOptions):
         run = Run(inputs=run.draw(model), report=run.report)
-    return with_expected_error(model, plan, run)
+    return with_expected_error(model, plan, run, known)
 
 
 @contextmanager

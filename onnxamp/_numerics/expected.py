@@ -29,7 +29,7 @@ from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
-from onnxamp._runtime.fingerprints import SentModel
+from onnxamp._runtime.fingerprints import SentModel, model_print
 from onnxamp._runtime.loop import KeptSamples, observe_all
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
@@ -454,8 +454,24 @@ def measured_sensitivities(
     return list(samples)
 
 
-def with_expected_error(model: Model, plan: Plan, run: Run) -> Plan:
-    """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so."""
+Known: TypeAlias = dict[tuple[str, str, str], list[Sensitivities]]
+"""The sensitivities of models by fingerprint, low-precision type and target."""
+
+
+def with_expected_error(
+    model: Model,
+    plan: Plan,
+    run: Run,
+    known: Known | None = None,
+) -> Plan:
+    """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so.
+
+    Args:
+        model: the original.
+        plan: of its conversion.
+        run: the samples, and where the model runs on them.
+        known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
+    """
     try:
         analysis = analyse_safely(model, plan.options, plan)[1]
         graph, low = analysis.graph, plan.options.low
@@ -465,12 +481,20 @@ def with_expected_error(model: Model, plan: Plan, run: Run) -> Plan:
         found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
         nodes = [node for node in found if node is not None]
         engine = judging_engine(run.provider, plan.target)
+        if known is None:
+            samples = measured_sensitivities(graph, low, run, engine)
+        else:
+            model = Model(graph.model, graph.folder)
+            key = model_print(model), low.name, plan.target
+            if key not in known:
+                known[key] = measured_sensitivities(graph, low, run, engine)
+            samples = known[key]
         expected = ExpectedErrors(
             graph=graph,
             low=low,
             computing=[node for node in nodes if computes(graph.nodes[node.node])],
             exact=[node for node in nodes if not computes(graph.nodes[node.node])],
-            samples=measured_sensitivities(graph, low, run, engine),
+            samples=samples,
         ).foreseen({node.key for node in nodes})
     except OnnxAmpError as error:
         expected = ExpectedError(why=str(error))

@@ -296,10 +296,10 @@ def _maker(
         if axis and is_open(dim)
     )
     length = sizes.get(next(inner, ""), 1)
-    counts = [sizes[name] for name in named.counted]
+    count = next((sizes[name] for name in named.counted), 0)
+    extent = _extent(entries, sizes)
     uses = {
-        value: _completed(use, length, next(iter(counts), 0), _extent(entries, sizes))
-        for value, use in uses.items()
+        value: _completed(use, length, count, extent) for value, use in uses.items()
     }
     return InputMaker(
         graph=graph,

@@ -9,7 +9,7 @@ from onnxamp._dtypes import ELEM_NUMBERS, FLOAT
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import copied, copy_without
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute, op_facts
 
 
@@ -23,7 +23,7 @@ def with_defined_windows(graph: Graph) -> Graph:
     ]
     if not sliding:
         return graph
-    editor = GraphEditor(graph, copy_without(graph.model))
+    editor = GraphEditor(graph)
     for node in sliding:
         editor.replace(node.index, [*_defined(editor, graph, node)])
     return Graph.of(editor.finish())

@@ -224,6 +224,21 @@ def test_results_share_the_weights_that_their_models_share(share: bool) -> None:
     assert [row.outcome for row in convert().rows] == ["up to date", "up to date"]
 
 
+def test_software_that_looks_for_data_by_the_name_of_the_model_gets_them() -> None:
+    """transformers.js fetches ``NAME_data`` for a model and no other file."""
+    two_decoders(share=True)
+    Path("in/onnx").mkdir()
+    for path in [*Path("in").glob("*.onnx"), Path("in/weights.data")]:
+        path.rename(Path("in/onnx", path.name))
+    config = json.loads(Path("in/config.json").read_text())
+    config["transformers.js_config"] = {"use_external_data_format": True}
+    Path("in/config.json").write_text(json.dumps(config))
+    assert {row.outcome for row in convert(external_data="always").rows} == {"converted"}
+    data = {path.name: path.stat().st_size for path in Path("out/onnx").glob("*_data")}
+    assert set(data) == {"a_fp16.onnx_data", "b_fp16.onnx_data"}
+    assert len({*data.values()}) == 1
+
+
 @pytest.mark.parametrize(
     ("mark", "model", "kind"),
     [
