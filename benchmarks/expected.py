@@ -167,7 +167,8 @@ def draw(rows: Sequence[Facts]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shared", type=Path, help="a folder of more models, perhaps with inputs beside them")
+    shared = "a folder with more models; their inputs may lie beside them as .npz files"
+    parser.add_argument("--shared", type=Path, help=shared)
     parser.add_argument("--quick", action="store_true", help="the repository's models alone, and nothing is written")
     parser.add_argument("--check", action="store_true", help="exit code 1 if too few are near, or beyond the bound")
     options = parser.parse_args(arguments)

@@ -490,7 +490,7 @@ def _work(
     *,
     once: bool,
 ) -> Generator[tuple[Entry, int]]:
-    """Yield the result of each job when it is done, and the number of workers. What those leave that die is removed.
+    """Yield the result of each job when it is done, and the number of workers. Files of dead workers are removed.
 
     Plugins keep compiled kernels from one model to the next, and may mix them up: each worker does one job ``once``.
     """

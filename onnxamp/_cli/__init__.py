@@ -23,7 +23,7 @@ def main() -> None:
             sys.stdout.write(f"{answer}\n")
             sys.stdout.flush()
     except OSError as error:  # of help, which is printed before there is a command
-        if not isinstance(error, BrokenPipeError):  # there, nobody reads on
+        if not isinstance(error, BrokenPipeError):  # a closed pipe is no fault
             sys.stderr.write(f"Error: Cannot print: {error.strerror}.\n")
         raise SystemExit(1) from None
     finally:

@@ -192,7 +192,7 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert [word for word in files if not (ROOT / word).is_file()] == []
 
 
-CONTEXT = click.Context(group)
+CONTEXT = click.Context(group, **group.context_settings)  # click keeps what help is called at first
 SUBCOMMANDS = {name: group.get_command(CONTEXT, name) for name in group.list_commands(CONTEXT)}
 OPTIONS = {
     flag
