@@ -222,7 +222,7 @@ def test_rows_of_a_dataset_are_samples(machines: Any) -> None:
 
 def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Path) -> None:
     (source := tmp_path / "in").mkdir()
-    for number in range(8):
+    for number in range(40):
         shutil.copy(MODELS[0], source / f"{number}.onnx")
     # whoever runs tests in the background ignores SIGINT, and children would, too
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -231,7 +231,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Pat
     command += ["--cluster", machines.address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
-        while not process.stderr.readline().startswith("[1/8] "):  # a slow machine tells how far it is
+        while not process.stderr.readline().startswith("[1/40] "):  # a slow machine tells how far it is
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
         rest = process.stderr.read()
@@ -239,8 +239,8 @@ def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Pat
     assert rest.endswith("Aborted!\n")
     assert "Traceback" not in rest
     report = onnxamp.convert_folder(source, tmp_path / "out", cluster=machines.address)
-    assert 0 < report.count("up to date") < 8
-    assert report.count("converted") == 8 - report.count("up to date")
+    assert 0 < report.count("up to date") < 40
+    assert report.count("converted") == 40 - report.count("up to date")
 
 
 ALONE = """
