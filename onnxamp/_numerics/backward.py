@@ -68,7 +68,7 @@ class WrittenPiece:
         self.shared = {
             name
             for name, count in Counter(
-                name for reads in flow.reads for name in set(reads)
+                name for reads in (*flow.reads, flow.outputs) for name in set(reads)
             ).items()
             if count > 1
         }
