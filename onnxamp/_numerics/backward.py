@@ -196,10 +196,8 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
         names = _run_again(call, position, x + step * signs)
         for port, y, dy in seen:
             change = finite((Tensor(writer, names[port], y.elem) - y) * dy)
-            if y.dims:
-                change = change.op("ReduceSum", writer.ints([-1]), keepdims=0)
-            else:
-                change = change.op("ReduceSum", keepdims=0)
+            row = [writer.ints([-1])] if y.dims else []
+            change = change.op("ReduceSum", *row, keepdims=0)
             energy += change.op("ReduceSumSquare", keepdims=0)
     size = step.op("ReduceL2", keepdims=0).op("Max", x.like(1e-30))
     return signs * ((energy * (1 / moves)).op("Sqrt") / size)

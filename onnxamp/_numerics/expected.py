@@ -20,7 +20,7 @@ from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._dtypes import Format
-from onnxamp._errors import OnnxAmpError
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Ports, View
@@ -291,6 +291,14 @@ class ExpectedErrors:
         """Return the rows of what is rounded beside what these nodes round, each with the name of its value."""
         return {row: name for row, name, makers in self._settled if not makers & low}
 
+    def squares(self, low: AbstractSet[str]) -> list[Numbers]:
+        """Return the squared error to expect of each group of outputs, by sample."""
+        rows = [
+            *{row for key in low for row in self.rounded(key, low)}
+            | self._given(low).keys()
+        ]
+        return [own[rows].sum(axis=0) for own in self._columns]
+
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
         """Return the error to expect where these nodes are in low precision."""
         nodes = [unit for unit in (*self.computing, *self.exact) if unit.key in low]
@@ -300,9 +308,7 @@ class ExpectedErrors:
             for row in self.rounded(one.key, low):
                 owners.setdefault(row, (node.label, node.key))
         rows = list(owners)
-        by_sample = [
-            float(own[rows].sum(axis=0).max(initial=0.0)) for own in self._columns
-        ]
+        by_sample = [float(own.max(initial=0.0)) for own in self.squares(low)]
         worst = self.costs[:, self.costs[rows].sum(axis=0).argmax()]
         shares = dict[tuple[str, str], float]()
         for row, owner in owners.items():
@@ -509,6 +515,41 @@ Known: TypeAlias = dict[tuple[str, str, str], list[Sensitivities]]
 """The sensitivities of models by fingerprint, low-precision type and target."""
 
 
+def expected_errors(
+    model: Model,
+    plan: Plan,
+    run: Run,
+    known: Known | None = None,
+) -> tuple[ExpectedErrors, AbstractSet[str]]:
+    """Return the costs of low precision in a model, and the nodes that a plan lowers; see :func:`with_expected_error`.
+
+    Raises:
+        OnnxAmpError: the model does not run, or its results are random.
+    """
+    analysis = analyse_safely(model, plan.options, plan)[1]
+    graph, low = analysis.graph, plan.options.low
+    if graph.nodes_of(op_facts().random):
+        raise RuntimeFailure(
+            "The model draws random numbers, so that two runs of it differ."
+        )
+    found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
+    nodes = [node for node in found if node is not None]
+    engine = judging_engine(run.provider, plan.target)
+    known = {} if known is None else known
+    key = model_print(Model(graph.model, graph.folder)), low.name, plan.target
+    if key not in known:
+        known[key] = measured_sensitivities(graph, low, run, engine)
+    errors = ExpectedErrors(
+        graph=graph,
+        low=low,
+        computing=[node for node in nodes if computes(graph.nodes[node.node])],
+        exact=[node for node in nodes if not computes(graph.nodes[node.node])],
+        samples=known[key],
+        settled=Settled.of(analysis),
+    )
+    return errors, {node.key for node in nodes}
+
+
 def with_expected_error(
     model: Model,
     plan: Plan,
@@ -524,30 +565,7 @@ def with_expected_error(
         known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
     """
     try:
-        analysis = analyse_safely(model, plan.options, plan)[1]
-        graph, low = analysis.graph, plan.options.low
-        if graph.nodes_of(op_facts().random):
-            why = "The model draws random numbers, so that two runs of it differ."
-            return replace(plan, expected=ExpectedError(why=why))
-        found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
-        nodes = [node for node in found if node is not None]
-        engine = judging_engine(run.provider, plan.target)
-        if known is None:
-            samples = measured_sensitivities(graph, low, run, engine)
-        else:
-            model = Model(graph.model, graph.folder)
-            key = model_print(model), low.name, plan.target
-            if key not in known:
-                known[key] = measured_sensitivities(graph, low, run, engine)
-            samples = known[key]
-        expected = ExpectedErrors(
-            graph=graph,
-            low=low,
-            computing=[node for node in nodes if computes(graph.nodes[node.node])],
-            exact=[node for node in nodes if not computes(graph.nodes[node.node])],
-            samples=samples,
-            settled=Settled.of(analysis),
-        ).foreseen({node.key for node in nodes})
+        errors, low = expected_errors(model, plan, run, known)
     except OnnxAmpError as error:
-        expected = ExpectedError(why=str(error))
-    return replace(plan, expected=expected)
+        return replace(plan, expected=ExpectedError(why=str(error)))
+    return replace(plan, expected=errors.foreseen(low))
