@@ -15,13 +15,23 @@ class Listed(NamedTuple):
 
     Attributes:
         white, black: those that the user's lists mean -> what to call the entry; black where both do.
-        usual_white, usual_black: those that the preset means besides its op types -> the entry.
+        usual_white, usual_black: those that the preset's lists mean, where the user's op types do not overrule them.
     """
 
     white: Mapping[int, str]
     black: Mapping[int, str]
     usual_white: Mapping[int, str]
     usual_black: Mapping[int, str]
+
+    def is_white(self, node: int) -> bool:
+        """Return whether a white list means the node."""
+        return node in self.white or node in self.usual_white
+
+    def black_entry(self, node: int) -> str | None:
+        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
+        if node in self.white:
+            return None
+        return self.black.get(node) or self.usual_black.get(node)
 
 
 def find_listed(graph: Graph, options: Options) -> Listed:
@@ -33,8 +43,16 @@ def find_listed(graph: Graph, options: Options) -> Listed:
     return Listed(
         {node: entry for node, entry in white.items() if node not in black},
         black,
-        _forms(graph, preset.white_names if is_read else ()),
-        _forms(graph, preset.black_names if is_read else ()),
+        _meant(
+            graph,
+            preset.white_names if is_read else (),
+            options.white - options.user_white,
+        ),
+        _meant(
+            graph,
+            preset.black_names if is_read else (),
+            options.black - options.user_black,
+        ),
     )
 
 
