@@ -124,6 +124,15 @@ def test_an_infinite_derivative_does_not_spread() -> None:
     assert all(np.isfinite(row.costs).all() for row in measured(model, {"x": x}).values.values())
 
 
+def test_a_mask_that_is_exact_costs_nothing_however_large_its_gradient_is() -> None:
+    text = "(float[8] x, float[8] m) => (float[8] y) { i = Sub (one, m) l = Mul (i, low) s = Mul (x, c) y = Add (s, l) }"
+    weights = {"one": 1.0, "low": np.finfo(np.float32).min, "c": 1e-3}
+    model = add_weights(parse(text, 18), {name: np.full(1, n, np.float32) for name, n in weights.items()})
+    x = RANDOM.standard_normal(8).astype(np.float32)
+    found = measured(model, {"x": x, "m": np.arange(8, dtype=np.float32).clip(0, 1)}).values
+    assert found["i"].costs[0] == 0 < found["s"].costs[0] < 1e-6
+
+
 def test_accumulators_of_the_target_count() -> None:
     model = add_weights(
         parse("(float[4,3000] x) => (float[4,4] y) { y = MatMul (x, w) }", 18),
