@@ -72,9 +72,11 @@ def measured(model: ModelProto, inputs: Path | None, dtype: Any) -> dict[str, An
         runs = [[one.run(sample) for sample in samples] for one in pairs]
     except OnnxAmpError as error:
         return {"kind": "does not run", "why": str(error)}
-    floats = [name for name, array in runs[0][0].items() if getattr(array, "dtype", None) == np.float32]
+    made = {name for node in model.graph.node for name in node.output}
+    arrays = {name: array for name, array in runs[0][0].items() if name in made and hasattr(array, "dtype")}
+    floats = [name for name, array in arrays.items() if array.dtype == np.float32]
     if not floats:
-        return {"kind": "does not run", "why": "no output holds floats"}
+        return {"kind": "does not run", "why": "no output holds floats that are computed"}
     told = errors.foreseen(low)
     kind = "selects" if told.jumps else "no gradient" if told.spread else "differentiable"
     return {"kind": kind, **_worst(floats, errors.squares(low), *runs)}
@@ -88,7 +90,7 @@ def _worst(
     for place, name in enumerate(floats):
         pairs = [(one[name].astype(np.float64), other[name]) for one, other in zip(originals, results, strict=True)]
         pairs = [(one, other if one.shape == other.shape else np.zeros_like(one)) for one, other in pairs]
-        finite = [np.isfinite(one) & np.isfinite(other) for one, other in pairs]
+        finite = [np.isfinite(one) for one, _ in pairs]
         norms = np.array([np.sum(one[held] ** 2) for (one, _), held in zip(pairs, finite, strict=True)])
         off = np.array([np.sum((other - one)[held] ** 2) for (one, other), held in zip(pairs, finite, strict=True)])
         foreseen = np.array([own[place % len(own)] for own in squares]) * norms
@@ -97,14 +99,18 @@ def _worst(
                 "numbers": min(one.size for one, _ in pairs),
                 "expected": _root(foreseen.sum(), norms.sum()),
                 "measured": _root(off.sum(), norms.sum()),
-                "ratios": [round(_root(one, other), 4) for one, other in zip(off, foreseen, strict=True) if other],
+                "ratios": [
+                    round(_root(one, other), 4)
+                    for one, other in zip(off, foreseen, strict=True)
+                    if other and np.isfinite(one)
+                ],
             }
         )
     return max(found, key=lambda row: float(row["expected"]))
 
 
 def _root(part: float, whole: float) -> float:
-    return float(np.sqrt(part / whole)) if whole else 0.0
+    return float(np.sqrt(part / whole)) if whole and np.isfinite(part) else 0.0
 
 
 def ratio(row: Facts) -> float | None:

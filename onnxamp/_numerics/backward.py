@@ -31,6 +31,9 @@ SUMMED: Final = "\n"
 _STEP: Final = 2.0**-8
 """The relative change of the inputs of a node without a rule."""
 
+_MOST: Final = 3e38
+"""The largest gradient that counts, such as that of a mask."""
+
 _MOVES: Final = 4
 """How often an input is moved where outputs have few rows."""
 
@@ -145,6 +148,8 @@ class WrittenPiece:
         return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
+        if key[0] in self.flow.maker:  # infinite times an error of 0 is no number
+            gradient = gradient.op("Clip", gradient.like(-_MOST), gradient.like(_MOST))
         change = gradient * error
         if key[0] in self.partial:  # some elements are undefined, or meet no gradient
             change = change.op("IsNaN").where(0.0, change)
