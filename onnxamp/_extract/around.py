@@ -33,7 +33,7 @@ from onnxamp._runtime.pieces import Runner, Side, run_alone
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Array, Feed, check_inputs
+from onnxamp._runtime.values import Array, Feed, check_inputs, shapes_of
 
 
 def values_of(
@@ -305,11 +305,11 @@ def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> 
 
 
 def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
-    shapes = {
-        name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
-    }
     return make_flow(
-        opened.proto, opened.folder, emulated=run.engine.emulates, shapes=shapes
+        opened.proto,
+        opened.folder,
+        emulated=run.engine.emulates,
+        shapes=shapes_of(feeds),
     )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
+from onnxamp._model.protos import small_model
 from onnxamp._ops.facts import op_facts
 
 _SAMPLE: Final = 5
@@ -282,10 +283,7 @@ def _matrix(
     inputs = [x, helper.make_tensor_value_info("given", kind, [2])]
     reads = ["x", "", "given"] if scale else ["x", "", "", "given"]
     node = helper.make_node("Resize", reads, ["y"], **attributes)
-    graph = helper.make_graph([node], "resize", inputs, [y])
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8
-    )
+    model = small_model([node], inputs, [y])
     feeds = {"x": np.eye(before, dtype=np.float32), "given": given}
     weights: NDArray[np.float32] = run(make_session(model), feeds)["y"]
     return weights

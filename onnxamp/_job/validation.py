@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.request import Job, Validation
 from onnxamp._job.writing import Conversion, Sink, write_conversion
@@ -27,7 +25,7 @@ from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.values import check_inputs, shapes_of
 from onnxamp._state import Part
 from onnxamp._target.targets import older_installed, target_of, version_meant
 
@@ -193,8 +191,7 @@ def _shapes(comparison: Comparison) -> Mapping[str, tuple[int, ...]] | None:
     samples = comparison.run.samples
     if not samples.has(0):
         return None
-    feeds = samples[0].items()
-    return {name: feed.shape for name, feed in feeds if isinstance(feed, np.ndarray)}
+    return shapes_of(samples[0])
 
 
 def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxamp._dtypes import FORMATS, Format
-from onnxamp._model.protos import record
+from onnxamp._model.protos import record, small_model
 from onnxamp._optional import has_runtime
 
 _BLOCK: Final = 1 << 18
@@ -43,8 +43,6 @@ class ConversionCounts:
 
 _WIDEST: Final = max(low.bytes for low in FORMATS.values())
 """Bytes of a number in the widest format."""
-_CAST_OPSET: Final = max(low.min_opset for low in FORMATS.values())
-"""An opset whose Cast knows all formats."""
 
 
 class Scratch:
@@ -224,11 +222,7 @@ def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], 
     node = helper.make_node("Cast", ["x"], ["y"], to=target)
     x = helper.make_tensor_value_info("x", source, ["n"])
     y = helper.make_tensor_value_info("y", target, ["n"])
-    model = helper.make_model(
-        helper.make_graph([node], "cast", [x], [y]),
-        opset_imports=[helper.make_opsetid("", _CAST_OPSET)],
-        ir_version=8,
-    )
+    model = small_model([node], [x], [y])
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1  # write_blobs has its own; idle ones would spin
     session = ort.InferenceSession(

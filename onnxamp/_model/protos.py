@@ -13,7 +13,15 @@ from typing import Any, Final, TypeAlias, TypeVar, dataclass_transform
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 from onnx.defs import onnx_opset_version
 
 PLAIN: Final = frozenset(
@@ -41,6 +49,18 @@ _PACKED: Final = {
     26: 2,
 }
 """Bits of element types of which one byte holds several."""
+
+
+def small_model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+) -> ModelProto:
+    """Return a model that is made to have an engine compute something, at opset 18."""
+    graph = helper.make_graph(nodes, "small", inputs, outputs)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8
+    )
 
 
 def default_domain(domain: str) -> str:

@@ -38,7 +38,7 @@ from onnxamp._runtime.loop import (
 )
 from onnxamp._runtime.pieces import Runner, start
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed, check_inputs
+from onnxamp._runtime.values import Feed, check_inputs, shapes_of
 from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
@@ -440,13 +440,7 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     if profile is None or not watched:
         return graph, Ranges(found)
     feeds = check_inputs(graph.model, run.samples[0])
-    shapes = graph.shapes_of(
-        {
-            name: feed.shape
-            for name, feed in feeds.items()
-            if isinstance(feed, np.ndarray)
-        }
-    )
+    shapes = graph.shapes_of(shapes_of(feeds))
     sums = partial_sums(graph, profile, watched, largest, shapes)
     return graph, Ranges(found, sums, centred_norms(graph, profile, watched, largest))
 

@@ -70,8 +70,8 @@ class ExponentRule(NamedTuple):
     """(is output, position) of the ports that may have any exponent."""
     attributes: Mapping[str, ScaledAttribute] | None = None
     power: int | None = None
-    needs: tuple[int, ...] = ()
-    without: tuple[int, ...] = ()
+    needs: Sequence[int] = ()
+    without: Sequence[int] = ()
     outputs: int | None = None
     logarithm: bool = False
     when: Mapping[str, Sequence[Any]] | None = None
@@ -94,27 +94,21 @@ def exponent_rules() -> Mapping[str, ExponentRule]:
     """Op -> its rule, for all ops that have one."""
     rules: dict[str, ExponentRule] = {}
     for row in read_table("exponents")["rules"]:
-        sides = (equation.split("=") for equation in row.get("equations", ()))
+        ops = row.pop("ops")
+        sides = (equation.split("=") for equation in row.pop("equations", ()))
+        free = row.pop("free", ())
         rule = ExponentRule(
-            same=row.get("same", False),
             equations=tuple(
                 (parse_sum(left), parse_sum(right)) for left, right in sides
             ),
-            free=frozenset(
-                (text[0] == "y", int(text[1:])) for text in row.get("free", ())
-            ),
+            free=frozenset((text[0] == "y", int(text[1:])) for text in free),
             attributes={
                 name: ScaledAttribute(parse_sum(item["by"]), item.get("default"))
-                for name, item in row.get("attributes", {}).items()
+                for name, item in row.pop("attributes", {}).items()
             },
-            power=row.get("power"),
-            needs=tuple(row.get("needs", ())),
-            without=tuple(row.get("without", ())),
-            outputs=row.get("outputs"),
-            logarithm=row.get("logarithm", False),
-            when=row.get("when"),
+            **row,
         )
-        rules |= dict.fromkeys(row["ops"], rule)
+        rules |= dict.fromkeys(ops, rule)
     return rules
 
 

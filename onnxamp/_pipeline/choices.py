@@ -28,7 +28,7 @@ from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feed, check_inputs
+from onnxamp._runtime.values import Feed, check_inputs, shapes_of
 from onnxamp._target.roofline import Device
 from onnxamp._tuning.arguments import is_slower
 
@@ -62,12 +62,7 @@ class Calls:
 
     def note(self, feeds: Mapping[str, Feed]) -> None:
         """Note a call. Complexity: linear in the bytes of calls that are kept."""
-        arrays = (
-            (name, feed.shape)
-            for name, feed in sorted(feeds.items())
-            if isinstance(feed, np.ndarray)
-        )
-        self.shapes[tuple(arrays)] += 1
+        self.shapes[tuple(sorted(shapes_of(feeds).items()))] += 1
         if self.count % self.stride == 0:
             self.samples.append({name: _copied(feed) for name, feed in feeds.items()})
         if len(self.samples) > 2 * SAMPLES:

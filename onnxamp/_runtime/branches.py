@@ -36,7 +36,7 @@ from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, Shell, flow_of, take_weights
 from onnxamp._runtime.pieces import Runner, run_alone
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feed, Feeds
+from onnxamp._runtime.values import Feed, Feeds, shapes_of
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each a truth value. It must not change or keep the model."""
@@ -301,13 +301,6 @@ def _truth(feed: Feed) -> bool | None:
         return True
     is_one = isinstance(feed, np.ndarray) and feed.dtype == bool and feed.size == 1
     return bool(feed) if is_one else None
-
-
-def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of those that are tensors."""
-    return {
-        name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
-    }
 
 
 def settle(

@@ -279,7 +279,7 @@ def _wrong_type(what: str) -> ArgumentTypeError:
 def load_samples(path: str | PathLike[str]) -> Samples:
     """Return the samples in a file or folder.
 
-    This reads names, and the positions of samples in a JSON file, but no arrays.
+    This reads names, and looks through a JSON file for its samples, but keeps no arrays.
 
     Args:
         path: an ``.npz`` file (one sample: its arrays by input name), a JSON file (a list of objects, or one object, of

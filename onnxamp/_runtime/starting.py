@@ -26,6 +26,7 @@ from onnxamp._model.protos import (
     copied,
     copy_without,
     has_external_data,
+    small_model,
     stored_bytes,
     tensors_of,
 )
@@ -35,7 +36,7 @@ from onnxamp._model.weights import embed
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED
 from onnxamp._optional import require_runtime
-from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._paths.paths import as_path, is_remote, reason_of
 from onnxamp._public import active_within
 from onnxamp._workers.executor import temporary_folder, thread_limit
 
@@ -134,11 +135,8 @@ def _load(path: Path) -> None:
     try:
         options.register_custom_ops_library(str(path))
     except Exception as error:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(
-            "."
-        )
         raise ArgumentError(
-            f"ONNX Runtime cannot load custom ops from {str(path)!r}: {text}."
+            f"ONNX Runtime cannot load custom ops from {str(path)!r}: {reason_of(error)}."
         ) from error
 
 
@@ -255,10 +253,7 @@ def trial() -> ModelProto:
     ports = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"
     ]
-    graph = helper.make_graph([node], "trial", ports[:1], ports[1:])
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7
-    )
+    return small_model([node], ports[:1], ports[1:])
 
 
 def start_session(

@@ -22,6 +22,7 @@ from onnx import (
 from onnxamp._dtypes import ELEM_NUMBERS, LOW_ELEMS, tensor_type
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.types import declared_type, type_proto
+from onnxamp._model.protos import small_model
 from onnxamp._optional import require_runtime
 from onnxamp._runtime.plugins import bytes_on_device
 
@@ -67,6 +68,13 @@ def as_array(item: Any) -> Feed:
 def is_foreign(feed: Feed) -> bool:
     """Return whether the array's element type comes from another package than NumPy (``ml_dtypes``)."""
     return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2
+
+
+def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of those that are tensors."""
+    return {
+        name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
+    }
 
 
 def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
@@ -217,12 +225,8 @@ def _passed(value: "ort.OrtValue") -> Any:
     """
     kind = str(value.data_type())
     entry = ValueInfoProto(name="y", type=typed(kind))
-    graph = helper.make_graph([], "pass", [entry], [entry])
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
     with _failures(kind):
-        return _loaded(model).run(["y"], {"y": value})[0]
+        return _loaded(small_model([], [entry], [entry])).run(["y"], {"y": value})[0]
 
 
 def _inner(kind: str) -> str:
@@ -261,13 +265,8 @@ def _session(
 ) -> "ort.InferenceSession":
     node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
     entries = [ValueInfoProto(name=name, type=typed(held)) for name, held in inputs]
-    graph = helper.make_graph(
-        [node], op, entries, [ValueInfoProto(name="y", type=typed(kind))]
-    )
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
-    return _loaded(model)
+    made = ValueInfoProto(name="y", type=typed(kind))
+    return _loaded(small_model([node], entries, [made]))
 
 
 def _loaded(model: ModelProto) -> "ort.InferenceSession":

@@ -16,6 +16,7 @@ from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
+from onnxamp._model.protos import small_model
 from onnxamp._options.checks import (
     WHOLE,
     checked_flag,
@@ -119,12 +120,8 @@ class Loss:
         """
         given = np.asarray(output, np.float32)
         entry = helper.make_tensor_value_info("train/output", _FLOAT, given.shape)
-        empty = helper.make_model(
-            helper.make_graph([], "loss", [entry], []),
-            opset_imports=[helper.make_opsetid("", 18)],
-            ir_version=9,
-        )
-        writer = Writer(GraphEditor(Graph.of(empty)), "train/loss")
+        graph = Graph.of(small_model([], [entry], []))
+        writer = Writer(GraphEditor(graph), "train/loss")
         value = self.write(
             writer.input(entry.name, _FLOAT, given.shape),
             writer.input(self.label, self.label_type, self.label_shape(given.shape)),
