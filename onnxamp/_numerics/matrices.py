@@ -2,7 +2,7 @@
 
 The gradient of the matrix is as large as the matrix, and is never formed. What a product makes of the matrix's rounding
 errors is the error of its result: column by column, its scalar product with the result's gradient is what the errors of
-one column of the matrix do. The many columns are independent of each other. Rows that are gathered count once.
+one column of the matrix do. The many columns are independent of each other. Of rows that are gathered, each counts once.
 """
 
 from collections.abc import Mapping, Sequence
