@@ -2,16 +2,16 @@
 
 The gradient of the matrix is as large as the matrix, and is never formed. What a product makes of the matrix's rounding
 errors is the error of its result: column by column, its scalar product with the result's gradient is what the errors of
-one column of the matrix do. The many columns are independent of each other. Of rows that are gathered, each counts once.
+one column of the matrix do. The many columns are independent of each other. A row that is gathered counts once.
 """
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import parser
+from onnx import NodeProto, TensorProto, parser
 
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._model.lowering import rounded
@@ -34,35 +34,19 @@ product (float[n,k] x, float[k,m] w, float[r,m] dy) => (float[n,m] moved, float[
 }}"""
 
 
-class Reader(NamedTuple):
-    """A node that multiplies by a large matrix, or gathers rows of it.
-
-    Attributes:
-        matrix: the name of the matrix.
-        x: what is multiplied, or the numbers of rows.
-        y: what the node makes.
-    """
-
-    matrix: str
-    x: str
-    y: str
-    is_product: bool
-
-
-def matrix_readers(flow: Flow) -> Mapping[int, Reader]:
-    """Return such nodes, by number, where the matrix has many columns."""
-    found = dict[int, Reader]()
+def matrix_readers(flow: Flow) -> Mapping[int, NodeProto]:
+    """Return nodes that multiply by a large matrix of many columns, or gather its rows, by number."""
+    found = dict[int, NodeProto]()
     for number, node in enumerate(flow.nodes):
-        is_product = op_key(node) == "MatMul"
-        if not is_product and (op_key(node) != "Gather" or attribute(node, "axis")):
-            continue
-        x, matrix = node.input if is_product else node.input[::-1]
-        tensor = flow.shell.weights.get(matrix)
-        if tensor is None or matrix in flow.defaults or flow.types[matrix] != FLOAT:
-            continue
-        is_wide = len(tensor.dims) == 2 and tensor.dims[1] >= _COLUMNS
-        if is_wide and (x in flow.maker or not is_product):
-            found[number] = Reader(matrix, x, node.output[0], is_product)
+        key = op_key(node)
+        if key == "MatMul" or (key == "Gather" and not attribute(node, "axis")):
+            x, matrix = node.input if key == "MatMul" else node.input[::-1]
+            tensor = flow.shell.weights.get(matrix, TensorProto())
+            dims = () if matrix in flow.defaults else tuple(tensor.dims)
+            is_wide = len(dims) == 2 and dims[-1] >= _COLUMNS
+            is_float = flow.types.get(node.output[0]) == FLOAT
+            if is_wide and is_float and (key == "Gather" or x in flow.maker):
+                found[number] = node
     return found
 
 

@@ -19,6 +19,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from onnx import NodeProto
 
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.collecting import no_collections
@@ -32,7 +33,6 @@ from onnxamp._numerics.backward import (
 )
 from onnxamp._numerics.matrices import (
     Floats,
-    Reader,
     matrix_readers,
     rounding_error,
     squared,
@@ -203,7 +203,7 @@ class GradientWalk:
         again = Counter(
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
-        again.update(reader.y for reader in readers.values())
+        again.update(reader.output[0] for reader in readers.values())
         passes = [_Passes.begin(runner, feeds, again) for feeds in samples.values()]
         for part in whole:
             for one in passes:
@@ -266,9 +266,10 @@ class GradientWalk:
         side.used(reads)
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _step_together(self, passes: "Sequence[_Passes]", reader: Reader) -> None:
+    def _step_together(self, passes: "Sequence[_Passes]", reader: NodeProto) -> None:
         """Run the backward pass of a node that reads a large matrix."""
-        name, x, y, is_product = reader
+        is_product, y = op_key(reader) == "MatMul", reader.output[0]
+        x, name = reader.input if is_product else reader.input[::-1]
         runner = passes[0].side.runner
         xs = [np.asarray(one.side.output(x)) for one in passes]
         moved = [rounding_error(one.side.output(y), self.low) for one in passes]

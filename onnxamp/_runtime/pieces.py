@@ -133,7 +133,9 @@ def _rank(
 
 @dataclass(slots=True)
 class Runner:
-    """Runs pieces. Some sessions are kept for further samples, weights until :meth:`forget`."""
+    """Runs pieces. Some sessions are kept for further samples; until :meth:`forget` where weights are large, as these
+    are.
+    """
 
     flow: Flow
     provider: Provider
@@ -157,7 +159,7 @@ class Runner:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
         loaded = self._sessions.get(piece) or self._load(piece, values)
-        if len(self._sessions) < (0 if self.flow.large else _SESSIONS):
+        if len(self._sessions) < _SESSIONS:
             self._sessions[piece] = loaded
         session, entries = loaded
         feeds = {
@@ -167,8 +169,10 @@ class Runner:
         return run_values(session, feeds, piece.wanted)
 
     def forget(self) -> None:
-        """Drop the weights that were read for earlier pieces."""
+        """Drop the weights that were read for earlier pieces, and the sessions that would hold memory for each."""
         self._weights.clear()
+        if self.flow.large:
+            self._sessions.clear()
 
     def _load(
         self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
