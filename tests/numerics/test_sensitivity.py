@@ -261,7 +261,8 @@ def test_large_matrices_cost_what_their_gradients_say() -> None:
             ("e", 1): np.sum(rounding(rows.astype(np.float32)) ** 2),
         }
         for (name, group), cost in costs.items():
-            assert found.values[name].costs[group] == pytest.approx(cost / norms[group], rel=0.1), name
+            rel = 0.25 if name == "t" else 0.01
+            assert found.values[name].costs[group] == pytest.approx(cost / norms[group], rel=rel), name
 
 
 def test_readers_of_a_large_matrix_and_of_what_it_multiplies_are_told_apart() -> None:
