@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto
 
 from onnxamp._dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._errors import ExternalDataError
@@ -26,10 +26,11 @@ from onnxamp._model.external_data import (
     INSIDE,
     DataLocation,
     data_location,
-    external_tensor,
+    forget_location,
+    inside_tensor,
 )
 from onnxamp._model.lowering import ConversionCounts, Scratch, convert, lower
-from onnxamp._model.protos import stored_bytes
+from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.sources import check_opened
 from onnxamp._model.weights import read_array, times_power
 from onnxamp._paths.paths import is_remote, read_range, writing
@@ -379,37 +380,18 @@ class WeightConverter:
         number = location.removeprefix(_PENDING)
         return None if number == location else self._pending[int(number)]
 
-    def cast_in(self, model: ModelProto) -> bool:
-        """Have a model cast its pending weights while it runs, from the files that hold them; whether it can."""
-        assert self.base_dir is not None
-        found, casts = list[TensorProto](), dict[str, NodeProto]()
-        for tensor in model.graph.initializer:
+    def leave(self, model: ModelProto) -> None:
+        """Have pending weights of a model converted whenever they are read, from the files that hold them."""
+        for tensor in tensors_of(model):
             blob = self.pending(tensor)
-            if blob is None:
-                continue
-            if not isinstance(blob, Stored) or blob.place.exponent:
-                return False
-            name, place = f"{tensor.name}/float32", blob.place
-            location = os.path.relpath(place.path, self.base_dir)
-            stored = external_tensor(location, place.offset, place.length)
-            stored.name, stored.data_type = name, TensorProto.FLOAT
-            stored.dims.extend(tensor.dims)
-            found.append(stored)
-            casts[tensor.name] = helper.make_node(
-                "Cast", [name], [tensor.name], name, to=self.low.elem
-            )
-        if len(found) < len(self._pending):  # others are in bodies
-            return False
-        kept = [one for one in model.graph.initializer if self.pending(one) is None]
-        nodes = list[NodeProto]()  # each Cast right before its first reader
-        for node in model.graph.node:
-            nodes += [casts.pop(name) for name in node.input if name in casts]
-            nodes.append(node)
-        nodes = [*casts.values(), *nodes]
-        del model.graph.initializer[:], model.graph.node[:]
-        model.graph.initializer.extend([*kept, *found])
-        model.graph.node.extend(nodes)
-        return True
+            if isinstance(blob, Stored):
+                place = replace(blob.place, saturate_at=blob.saturate_at)
+                left = inside_tensor(place, was_default=False)
+                del tensor.external_data[:]
+                tensor.external_data.extend(left.external_data)
+            elif blob is not None:
+                tensor.raw_data = bytes(blob.view)
+                forget_location(tensor)
 
     def share(self, known: Mapping[Blob, Blob]) -> None:
         """Replace pending blobs by the equal ones in ``known``, so that each is converted and counted once."""

@@ -27,6 +27,8 @@ _WAS_DEFAULT: Final = "onnxamp:default"
 """Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
 _EXPONENT: Final = "onnxamp:exponent"
 """Key of an entry with :attr:`DataLocation.exponent`; it counts where :data:`INSIDE` does."""
+_SATURATE: Final = "onnxamp:saturate"
+"""Key of an entry with :attr:`DataLocation.saturate_at`, likewise."""
 _STAMP: Final = "onnxamp:stamp"
 """Key of an entry with :attr:`DataLocation.stamp`, likewise."""
 
@@ -42,14 +44,16 @@ class DataFile(NamedTuple):
 class DataLocation:
     """The location of a tensor's data in a file: ``length`` bytes from byte ``offset``.
 
-    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``. The ``stamp``
-    is that of the file when it was first read; None if it was not checked.
+    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``; with
+    ``saturate_at``, the tensor is in low precision, and is to be converted from them. The ``stamp`` is that of the file
+    when it was first read; None if it was not checked.
     """
 
     path: Path
     offset: int
     length: int
     exponent: int = 0
+    saturate_at: float | None = None
     stamp: FileStamp | None = field(default=None, compare=False, repr=False)
 
     @contextmanager
@@ -106,6 +110,7 @@ def data_location(
             offset=int(entries["offset"]),
             length=int(entries["length"]),
             exponent=int(entries.get(_EXPONENT, 0)),
+            saturate_at=float(entries[_SATURATE]) if _SATURATE in entries else None,
             stamp=FileStamp.parse(entries[_STAMP]) if _STAMP in entries else None,
         )
     known = {} if known is None else known
@@ -205,6 +210,8 @@ def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
         tensor.external_data.add(key=_WAS_DEFAULT)
     if place.exponent:
         tensor.external_data.add(key=_EXPONENT, value=str(place.exponent))
+    if place.saturate_at is not None:
+        tensor.external_data.add(key=_SATURATE, value=repr(place.saturate_at))
     if place.stamp is not None:
         tensor.external_data.add(key=_STAMP, value=str(place.stamp))
     return tensor

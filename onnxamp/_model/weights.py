@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxamp._dtypes import low_type
 from onnxamp._errors import ModelError
 from onnxamp._model.external_data import DataLocation, data_location, forget_location
+from onnxamp._model.lowering import Scratch, lower
 from onnxamp._paths.paths import as_path, is_remote
 
 MAPPED: Final = 1 << 16
@@ -45,12 +47,23 @@ def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
     if place is None:
         return
     data = place.read()
-    tensor.raw_data = (
-        times_power(np.frombuffer(data, "<f4"), place.exponent).tobytes()
-        if place.exponent
-        else data
-    )
+    if place.exponent or place.saturate_at is not None:
+        data = _computed(tensor, place, np.frombuffer(data, "<f4")).tobytes()
+    tensor.raw_data = data
     forget_location(tensor)
+
+
+def _computed(
+    tensor: TensorProto, place: DataLocation, stored: NDArray[np.float32]
+) -> NDArray[Any]:
+    """Return the numbers of a tensor from those that its file holds."""
+    numbers = times_power(stored, place.exponent) if place.exponent else stored
+    if place.saturate_at is None:
+        return numbers
+    low = low_type(tensor.data_type)
+    flat = np.ascontiguousarray(numbers).reshape(-1)
+    bits, _ = lower(flat, low, place.saturate_at, Scratch(flat.size))
+    return bits.view(_stored_kind(low.elem)).reshape(stored.shape)
 
 
 def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
@@ -66,6 +79,8 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     shape = tuple(tensor.dims[:])
     count, kind = prod(shape), _stored_kind(tensor.data_type)
     if place is not None:
+        if place.saturate_at is not None:
+            kind = _stored_kind(TensorProto.FLOAT)
         is_near = not is_remote(place.path)
         flat = (
             _stored(place, kind, shape)
@@ -73,7 +88,7 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
             else np.frombuffer(place.read(), kind)
         )
         array = flat.reshape(shape)
-        return times_power(array, place.exponent) if place.exponent else array
+        return _computed(tensor, place, array)
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
         if len(data) == kind.itemsize * count:

@@ -1,13 +1,13 @@
-"""The backward pass through nodes that read a large matrix, for all samples and vectors of signs at once.
+"""The backward pass through products with a large matrix, for all samples and vectors of signs at once.
 
 The gradient of the matrix is as large as the matrix, and is never formed. What a product makes of the matrix's rounding
 errors is the error of its result: column by column, its scalar product with the result's gradient is what the errors of
-one column of the matrix do. The many columns are independent of each other. Rows that are gathered count once.
+one column of the matrix do. The many columns are independent of each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,35 +34,22 @@ product (float[n,k] x, float[k,m] w, float[r,m] dy) => (float[n,m] moved, float[
 }}"""
 
 
-class Reader(NamedTuple):
-    """A node that multiplies by a large matrix, or gathers rows of it.
-
-    Attributes:
-        matrix: the name of the matrix.
-        x: what is multiplied, or the numbers of rows.
-        y: what the node makes.
-    """
-
-    matrix: str
-    x: str
-    y: str
-    is_product: bool
-
-
-def matrix_readers(flow: Flow) -> Mapping[int, Reader]:
-    """Return such nodes, by number, where the matrix has many columns."""
-    found = dict[int, Reader]()
+def matrix_readers(flow: Flow) -> set[int]:
+    """Return the nodes that multiply by a large matrix of many columns, or gather its rows."""
+    matrices = {
+        name
+        for name, tensor in flow.shell.weights.items()
+        if len(tensor.dims) == 2 and tensor.dims[1] >= _COLUMNS
+    } - flow.defaults
+    found = set[int]()
     for number, node in enumerate(flow.nodes):
         is_product = op_key(node) == "MatMul"
         if not is_product and (op_key(node) != "Gather" or attribute(node, "axis")):
             continue
         x, matrix = node.input if is_product else node.input[::-1]
-        tensor = flow.shell.weights.get(matrix)
-        if tensor is None or matrix in flow.defaults or flow.types[matrix] != FLOAT:
-            continue
-        is_wide = len(tensor.dims) == 2 and tensor.dims[1] >= _COLUMNS
-        if is_wide and (x in flow.maker or not is_product):
-            found[number] = Reader(matrix, x, node.output[0], is_product)
+        is_fed = x in flow.maker or (not is_product and x in flow.inputs)
+        if matrix in matrices and is_fed and flow.types.get(node.output[0]) == FLOAT:
+            found.add(number)
     return found
 
 
@@ -108,21 +95,3 @@ def _parted(rows: Floats, like: Sequence[Floats]) -> list[Floats]:
 def rounding_error(array: Floats, low: Format) -> Floats:
     """Return by how much rounding moves each element."""
     return rounded(array, low, inf) - array
-
-
-def squared(gradient: Floats, error: Floats, rows: Any = None) -> float:
-    """Return the squared error of what moves a result along its gradient.
-
-    Args:
-        gradient: of the result.
-        error: by how much each of its elements is moved.
-        rows: what moves each row of the result, so that the same counts once; None where each element is on its own.
-    """
-    moved = gradient * error.reshape(gradient.shape)
-    if rows is not None:
-        moved = moved.reshape(-1, moved.shape[-1])
-        _, places = np.unique(rows, return_inverse=True)
-        sums = np.zeros_like(moved)
-        np.add.at(sums, places.reshape(-1), moved)
-        moved = sums
-    return float(np.sum(np.square(moved), dtype=np.float64))

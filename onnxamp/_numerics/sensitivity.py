@@ -34,10 +34,8 @@ from onnxamp._numerics.backward import (
 )
 from onnxamp._numerics.matrices import (
     Floats,
-    Reader,
     matrix_readers,
     rounding_error,
-    squared,
     stepped_back,
 )
 from onnxamp._numerics.turns import without_loops
@@ -174,6 +172,8 @@ class GradientWalk:
     """Values that have gradients although they are not float32."""
     _shared: Container[str] = ()
     """Values that several nodes read."""
+    _gathers: Container[int] = ()
+    """Nodes that gather rows of a large matrix."""
 
     def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
         """Measure numbered samples; those that take the same branches share what is loaded. Numbers seed the signs.
@@ -196,7 +196,7 @@ class GradientWalk:
             name for names in (*flow.reads, flow.outputs) for name in set(names)
         )
         self._shared = {name for name, count in reads.items() if count > 1}
-        readers = {} if self.arithmetic is not None else matrix_readers(flow)
+        readers = set() if self.arithmetic is not None else matrix_readers(flow)
         whole = list(parts_of(flow, range(len(flow.nodes)), self.model.budget // 4))
         parts = [
             tuple(nodes)
@@ -207,7 +207,9 @@ class GradientWalk:
         again = Counter(
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
-        again.update(reader.y for reader in readers.values())
+        products = {one for one in readers if flow.nodes[one].op_type == "MatMul"}
+        again.update(flow.nodes[one].output[0] for one in products)
+        self._gathers = readers - products
         passes = [_Passes.begin(runner, feeds, again) for feeds in samples.values()]
         for part in whole:
             for one in passes:
@@ -216,8 +218,8 @@ class GradientWalk:
         for number, one in zip(samples, passes, strict=True):
             one.turn(np.random.default_rng(number))
         for part in reversed(parts):
-            if part[0] in readers:
-                self._step_together(passes, readers[part[0]])
+            if part[0] in products:
+                self._step_together(passes, part[0])
                 continue
             for one in passes:
                 self._step(one, part)
@@ -236,6 +238,12 @@ class GradientWalk:
             name: side.values[name] if name in side.values else runner.weight(name)
             for name in reads
         }
+        if part[0] in self._gathers:  # only the rows that are gathered cost anything
+            table, places = flow.nodes[part[0]].input
+            used, new = np.unique(side.output(places), return_inverse=True)
+            rows = flow.shell.array(table, raised=flow.emulated)[used]
+            values[table] = to_value(rows)
+            values[places] = to_value(new.reshape(values[places].shape()))
         made = [name for node in part for name in flow.nodes[node].output if name]
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
@@ -280,42 +288,44 @@ class GradientWalk:
         side.used(reads)
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _step_together(self, passes: "Sequence[_Passes]", reader: Reader) -> None:
-        """Run the backward pass of a node that reads a large matrix."""
-        name, x, y, is_product = reader
+    def _step_together(self, passes: "Sequence[_Passes]", number: int) -> None:
+        """Run the backward pass of a product with a large matrix."""
         runner = passes[0].side.runner
-        xs = [np.asarray(one.side.output(x)) for one in passes]
-        moved = [rounding_error(one.side.output(y), self.low) for one in passes]
-        errors = moved
+        flow, low = runner.flow, self.low
+        (x, name), (y,) = flow.nodes[number].input, flow.nodes[number].output
         starts = [
-            (number, seed, rest, rest.pop(y))
-            for number, one in enumerate(passes)
+            (one, seed, rest, rest.pop(y))
+            for one in passes
             for seed, rest in zip(one.seeds, one.waiting, strict=True)
             if y in rest
         ]
-        dxs: Sequence[Floats | None] = [None] * len(starts)
-        if is_product and starts:
-            matrix = runner.flow.shell.array(name, raised=runner.flow.emulated)
-            dys = [dy for *_, dy in starts]
-            moved, dxs = stepped_back(matrix, xs, dys, self.low, runner.provider)
-        for (number, seed, rest, dy), dx in zip(starts, dxs, strict=True):
-            rows = xs[number] if dx is None else np.zeros(dy.size // dy.shape[-1], int)
-            costs = {
-                (y, ""): squared(dy, errors[number]),
-                (name, ""): squared(dy, moved[number], rows),
-            }
-            if name in self._shared:
-                costs[name, y] = costs[name, ""]
-            if dx is not None:
-                gradient = dx.reshape(xs[number].shape)
-                rest[x] = rest[x] + gradient if x in rest else gradient
-                if x in self._shared:
-                    error = rounding_error(xs[number], self.low)
-                    costs[x, y] = squared(gradient, error)
-            for what, cost in costs.items():
-                passes[number].found.add(what, seed.group, cost / seed.probes)
+        xs, ys = (
+            [np.asarray(one.side.output(value)) for one in passes] for value in (x, y)
+        )
         for one in passes:
             one.side.used([x, y])
+        if not starts:
+            return
+        matrix = flow.shell.array(name, raised=flow.emulated)
+        dys = [dy for *_, dy in starts]
+        moved, dxs = stepped_back(matrix, xs, dys, low, runner.provider)
+        errors = {
+            id(one): (rounding_error(own, low), rounding_error(made, low), rows)
+            for one, own, made, rows in zip(passes, xs, ys, moved, strict=True)
+        }
+        for (one, seed, rest, dy), rows in zip(starts, dxs, strict=True):
+            of_x, of_y, of_rows = errors[id(one)]
+            dx = rows.reshape(of_x.shape)
+            columns = np.sum(dy.reshape(of_rows.shape) * of_rows, axis=0)
+            costs = {(y, ""): dy * of_y, (name, ""): columns}
+            if name in self._shared:
+                costs[name, y] = columns
+            if x in self._shared:
+                costs[x, y] = dx * of_x
+            for what, effect in costs.items():
+                cost = float(np.sum(np.square(effect), dtype=np.float64))
+                one.found.add(what, seed.group, cost / seed.probes)
+            rest[x] = rest[x] + dx if x in rest else dx
 
     @no_collections()
     def _load(

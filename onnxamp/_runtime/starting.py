@@ -240,6 +240,7 @@ def session_options(
     if lean:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     register_libraries(options)
     if profile_to is not None:
         options.enable_profiling = True

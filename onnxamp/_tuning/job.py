@@ -298,15 +298,16 @@ def converted_model(
 ) -> Model:
     """The model converted as an analysis says.
 
-    Where its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; one that is emulated
-    casts them while it runs.
+    Where its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; those of one that is
+    emulated are converted when they are read.
     """
     graph, low = analysis.graph, analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
         return Model(Model(rewritten(analysis), graph.folder).embedded())
     converter = WeightConverter(low, graph.folder, deferred=True)
     made = rewritten(analysis, converter)
-    if is_emulated and converter.cast_in(made):
+    if is_emulated:
+        converter.leave(made)
         return Model(made, graph.folder)
     save_model(made, path, converter, external=True)
     return Model.read(path)

@@ -283,3 +283,55 @@ def test_what_is_saturated_has_no_gradient(kind: str, zero: int, ends: tuple[int
         y = run_original(parse(text, 21), {"x": x})[0]
         cost = np.sum(rounding(counted) ** 2) / y[0, 0] ** 2
         assert measured(parse(text, 21), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
+
+
+def test_large_matrices_cost_what_their_gradients_say() -> None:
+    """A product's columns, and rows that are gathered twice; each sum over rows has one gradient whatever the signs."""
+    text = """(float[6,1024] x, int64[4] ids) => (float[1,2304] y, float[1,300] s) {
+        t = Tanh (x)
+        m = MatMul (t, w)
+        y = ReduceSum (m, rows)
+        e = Gather (table, ids)
+        s = ReduceSum (e, rows)
+    }"""
+    w, table = RANDOM.standard_normal((1024, 2304)), RANDOM.standard_normal((64, 300))
+    weights = {"w": w.astype(np.float32), "table": table.astype(np.float32), "rows": np.array([0])}
+    model = add_weights(parse(text, 18), weights)
+    feeds = {
+        number: {"x": RANDOM.standard_normal((6, 1024)).astype(np.float32), "ids": np.array([number, 7, 9, 7])}
+        for number in range(2)
+    }
+    for found, sample in zip(together(model, feeds), feeds.values(), strict=True):
+        t = np.tanh(sample["x"].astype(np.float64))
+        y, rows = (t @ weights["w"]).sum(axis=0), weights["table"][sample["ids"]].astype(np.float64)
+        counts = np.bincount(sample["ids"], minlength=64)[:, None]
+        own, gathered = t @ rounding(weights["w"]), counts * rounding(weights["table"])
+        norms = np.sum(y**2), np.sum(rows.sum(axis=0) ** 2)
+        costs = {
+            ("w", 0): np.sum(own.sum(axis=0) ** 2),
+            ("m", 0): np.sum(rounding((t @ weights["w"]).astype(np.float32)) ** 2),
+            ("t", 0): np.sum((rounding(t.astype(np.float32)) ** 2) * np.sum(weights["w"] ** 2.0, axis=1)),
+            ("table", 1): np.sum(gathered**2),
+            ("e", 1): np.sum(rounding(rows.astype(np.float32)) ** 2),
+        }
+        for (name, group), cost in costs.items():
+            rel = 0.25 if name == "t" else 0.01
+            assert found.values[name].costs[group] == pytest.approx(cost / norms[group], rel=rel), name
+
+
+def test_readers_of_a_large_matrix_and_of_what_it_multiplies_are_told_apart() -> None:
+    text = (
+        "(float[2,3,1536] x) => (float[2,3,1536] y) { t = Tanh (x) a = MatMul (t, w) b = MatMul (a, w) y = Add (t, b) }"
+    )
+    w = (0.1 * RANDOM.standard_normal((1536, 1536))).astype(np.float32)
+    x = RANDOM.standard_normal((2, 3, 1536)).astype(np.float32)
+    found = measured(add_weights(parse(text, 18), {"w": w}), {"x": x}).values
+    assert found["t"].read.keys() == {"a", "y"}
+    assert found["t"].read["a"][0] > 20 * found["t"].read["y"][0] > 0
+    assert found["w"].read.keys() == {"a", "b"}
+    assert found["w"].costs[0] == pytest.approx(found["w"].read["a"][0] + found["w"].read["b"][0])
+    b = (t := np.tanh(x.astype(np.float64))) @ w @ w
+    moved = t @ rounding(w) @ w, t @ w @ rounding(w)
+    for reader, error in zip("ab", moved, strict=True):
+        cost = np.sum(error**2) / np.sum((t + b) ** 2)
+        assert found["w"].read[reader][0] == pytest.approx(cost, rel=0.2)
