@@ -38,7 +38,7 @@ from onnxamp._numerics.matrices import (
     rounding_error,
     stepped_back,
 )
-from onnxamp._numerics.turns import without_loops
+from onnxamp._numerics.turns import counting, without_loops
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
@@ -248,22 +248,19 @@ class GradientWalk:
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
-        loops = (
-            flow.nodes[node] for node in part if flow.nodes[node].op_type == "Loop"
-        )
-        turns = [_number(values, node.input[0]) for node in loops]
+        turns = self._turns(runner, part, values)
         partial = frozenset(
             name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
         )
         seen = {name: one.shapes[name] for name in made if name in one.shapes}
         key = (
             *part,
-            *map(tuple, (shapes.items(), dims.items(), seen.items(), turns)),
+            *map(tuple, (shapes.items(), dims.items(), seen.items(), turns.items())),
             partial,
         )
         if key not in self._sessions:
             self._sessions[key] = self._load(
-                flow, part, values, dims, runner, partial, seen
+                flow, part, values, dims, runner, partial, seen, turns
             )
         backward = self._sessions[key]
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
@@ -327,6 +324,19 @@ class GradientWalk:
                 one.found.add(what, seed.group, cost / seed.probes)
             rest[x] = rest[x] + dx if x in rest else dx
 
+    def _turns(
+        self, runner: Runner, part: Sequence[int], values: "Mapping[str, ort.OrtValue]"
+    ) -> Mapping[str, int]:
+        """Return how often each Loop of a piece turns, by its first output."""
+        flow = runner.flow
+        if not any(flow.nodes[node].op_type == "Loop" for node in part):
+            return {}
+        kinds = {name: str(value.data_type()) for name, value in values.items()}
+        model, rows = counting(piece_model(flow, Piece(tuple(part), ()), kinds))
+        session = make_session(model, runner.provider, optimize=False, lean=flow.large)
+        found = run_values(session, dict(values), list(rows.values()))
+        return {name: found[output].shape()[0] for name, output in rows.items()}
+
     @no_collections()
     def _load(
         self,
@@ -337,6 +347,7 @@ class GradientWalk:
         runner: Runner,
         partial: Container[str],
         seen: Mapping[str, Sequence[int]],
+        counts: Mapping[str, int],
     ) -> _Backward:
         """Write the backward pass of a piece whose inputs have these shapes, and load it."""
         kinds = {name: str(value.data_type()) for name, value in values.items()}
@@ -348,7 +359,7 @@ class GradientWalk:
             make_tensor_value_info(name, TensorProto.FLOAT, shape)
             for name, shape in seen.items()
         )
-        model, turns = without_loops(model, lambda name: _number(values, name))
+        model, turns = without_loops(model, counts)
         graph = Graph.of(expanded(model))
         written = WrittenPiece(
             graph=graph,
@@ -554,12 +565,6 @@ def _known(cost: float, *, is_plain: bool) -> float:
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost
-
-
-def _number(values: "Mapping[str, ort.OrtValue]", name: str) -> int | None:
-    """The whole number that a value is; None if it is not known, or holds several."""
-    array = values[name].numpy() if name in values else np.zeros(0)
-    return int(array.item()) if array.size == 1 else None
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:

@@ -1,10 +1,11 @@
 """Loops written as their turns, one after the other, so that their bodies have gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
+from onnx.helper import make_tensor_value_info
 
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -16,14 +17,35 @@ _MOST: Final = 2048
 """Nodes at most that a loop is written as."""
 
 
+def counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:
+    """Return a model that returns a row for each turn of its Loops, and the name of that output by the loop's first."""
+    model, outputs = copied(model), dict[str, str]()
+    for node in model.graph.node:
+        made = next(filter(None, node.output), "")
+        if node.op_type != "Loop" or not made:
+            continue
+        body = next(item.g for item in node.attribute if item.name == "body")
+        outputs[made] = f"{made}/turns"
+        held = len(body.output) - 1
+        node.output.extend([*[""] * (held - len(node.output)), outputs[made]])
+        body.node.add(
+            op_type="Identity", input=[body.output[0].name], output=[outputs[made]]
+        )
+        body.output.append(
+            make_tensor_value_info(outputs[made], TensorProto.BOOL, None)
+        )
+        model.graph.output.add(name=outputs[made])
+    return model, outputs
+
+
 def without_loops(
-    model: ModelProto, number: Callable[[str], int | None]
+    model: ModelProto, turns: Mapping[str, int]
 ) -> tuple[ModelProto, Mapping[str, str]]:
-    """Return a model with its loops written out whose turns are counted and do not end early.
+    """Return a model with its loops written out, except for those in others and around others.
 
     Args:
         model: the model.
-        number: the whole number that an input of the model is, if that is known.
+        turns: how often each Loop turns, by its first output; the shape of its input tells that of a Scan.
 
     Returns:
         The model, and for each value of a turn the value of the body that it is.
@@ -31,39 +53,18 @@ def without_loops(
     graph, names = Graph.of(model), dict[str, str]()
     editor = GraphEditor(graph)
     for node in graph.nodes_of({"Loop", "Scan"}):
-        count = _scanned if node.key == "Scan" else _counted
         body = graph.scopes[node.bodies[0][1]]
-        is_flat = not any(graph.nodes[index].bodies for index in body.nodes)
-        turns = count(graph, node, number) if is_flat and not node.scope else None
-        if turns and turns * len(body.nodes) <= _MOST:
-            editor.replace(node.index, _Written(graph, node, editor, names).all(turns))
+        if node.scope or any(graph.nodes[index].bodies for index in body.nodes):
+            continue
+        made = next(filter(None, node.proto.output), "")
+        count = _scanned(graph, node) if node.key == "Scan" else turns.get(made)
+        if count and count * len(body.nodes) <= _MOST:
+            editor.replace(node.index, _Written(graph, node, editor, names).all(count))
     return (editor.finish() if names else model), names
 
 
-def _counted(
-    graph: Graph, node: Node, number: Callable[[str], int | None]
-) -> int | None:
-    """How many turns a Loop takes; None if that is not known, or it may end early."""
-    count, going = node.input(0), node.input(1)
-    body = graph.scopes[node.bodies[0][1]]
-    if count == ABSENT or going != ABSENT:
-        return None
-    passed = body.outputs[0]
-    maker = graph.producer(passed)
-    while maker is not None and maker.key == "Identity":
-        passed = maker.inputs[0]
-        maker = graph.producer(passed)
-    if passed != body.inputs[1]:
-        return None
-    known = graph.constants.integers(count)
-    return known[0] if known else number(graph.values[count].name)
-
-
-def _scanned(
-    graph: Graph, node: Node, number: Callable[[str], int | None]
-) -> int | None:
+def _scanned(graph: Graph, node: Node) -> int | None:
     """How many turns a Scan takes; None if that is not known."""
-    del number
     axes = _numbers(node, "scan_input_axes", 1)
     shape = graph.shapes[node.inputs[-attribute(node.proto, "num_scan_inputs")]]
     turns = shape[axes[0]] if shape else None

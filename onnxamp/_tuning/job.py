@@ -65,6 +65,8 @@ class Job:
     """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
     told: tuple[str, ...] = ()
     """Warnings beside those of plans."""
+    before: "Job | None" = None
+    """An earlier tuning on the same samples, whose sensitivities count where the graph is the same."""
     _lowering: tuple[frozenset[str], Analysis] | None = None
     """The last choice that was converted or planned, and its analysis."""
 
@@ -113,6 +115,14 @@ class Job:
         return decided(self.space.all_low.problem, prices=Prices(self.pins))
 
     @cached_property
+    def origin(self) -> "Job":
+        """The tuning that measures the sensitivities: an earlier one of the same graph, or this one."""
+        model, before = self.space.all_low.graph.model, self.before
+        if before is not None and before.space.all_low.graph.model == model:
+            return before.origin
+        return self
+
+    @cached_property
     def sensitivities(self) -> Sequence[Sensitivities]:
         """What each sample shows.
 
@@ -121,6 +131,8 @@ class Job:
         """
         if not self.space.tunable or not (self.is_eager or self.pays):
             return ()
+        if self.origin is not self:
+            return self.origin.sensitivities
         return measured_sensitivities(
             self.space.all_low.graph,
             self.low,

@@ -220,7 +220,7 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     )
     if nothing.low in job.errors or job.space.all_low.options.keep_io_types is True:
         front = (*front[:-1], replace(front[-1], verified=True))
-    recalled = job.state.recalled if job.sensitivities else 0
+    recalled = job.origin.state.recalled if job.sensitivities else 0
     tuned = Tuned(
         **_written(job, front, low),
         metric=judge.name,

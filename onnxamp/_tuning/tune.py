@@ -175,7 +175,8 @@ class _Tuning(NamedTuple):
                 rescale=found.rescale,
                 rescaling=found.rescaling,
             )
-            other = self.once(compensated, _shortened(search, begin))
+            job = replace(self.job(compensated, search), before=best.job)
+            other = _tuned(job, _shortened(search, begin))
             used = _rank(other.tuned, search)[:-1] < _rank(nearest, search)[:-1]
             left = nearest if used else other.tuned
             best = other if used else best

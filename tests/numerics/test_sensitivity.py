@@ -186,7 +186,11 @@ LOOP = """(float[4,8] x, int64 count) => (float[4,8] y, float[turns,4,8] steps) 
 }"""
 
 
-def test_loops_are_followed_turn_by_turn() -> None:
+EARLY = LOOP.replace("on = Identity (go)", "on = Less (i, last)")
+
+
+@pytest.mark.parametrize(("loop", "count"), [(LOOP, 3), (EARLY, 9)], ids=["counted", "ends early"])
+def test_loops_are_followed_turn_by_turn(loop: str, count: int) -> None:
     """As if the turns stood one after the other; each value of the body counts in every turn."""
     once = "m{n} = MatMul ({s}, w) t{n} = Tanh (m{n}) r{n} = Exp (m{n}) u{n} = Unsqueeze (r{n}, zero)"
     lines = " ".join(once.format(n=n, s=f"t{n - 1}" if n else "x") for n in range(3))
@@ -194,7 +198,8 @@ def test_loops_are_followed_turn_by_turn() -> None:
     weights = {"w": (0.5 * RANDOM.standard_normal((8, 8))).astype(np.float32)}
     x = RANDOM.standard_normal((4, 8)).astype(np.float32)
     plain = measured(add_weights(parse(text, 18), {**weights, "zero": np.array([0])}), {"x": x}).values
-    found = measured(add_weights(parse(LOOP, 18), weights), {"x": x, "count": np.array(3)})
+    model = add_weights(parse(loop, 18), {**weights, "last": np.array(2)})
+    found = measured(model, {"x": x, "count": np.array(count)})
     assert found.spread == ()
     for name in ("m", "r"):
         total = np.sum([plain[f"{name}{turn}"].costs for turn in range(3)], axis=0)
@@ -243,14 +248,6 @@ def test_loops_of_samples_that_are_measured_together_may_turn_more_or_less_often
     for number, found in enumerate(together(model, feeds)):
         (alone,) = together(model, {number: feeds[number]})
         assert found.values["m"].costs == pytest.approx(alone.values["m"].costs)
-
-
-def test_a_loop_that_may_end_early_is_moved_instead() -> None:
-    text = LOOP.replace("on = Identity (go) m", "sum = ReduceSum <keepdims = 0> (s) on = Less (sum, big) m")
-    weights = {"w": (0.5 * RANDOM.standard_normal((8, 8))).astype(np.float32), "big": np.full((), 1e9, np.float32)}
-    found = measured(add_weights(parse(text, 18), weights), {"x": np.ones((4, 8), np.float32), "count": np.array(3)})
-    assert found.spread == ("loop",)
-    assert found.values["y"].costs[0] > 0
 
 
 @pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "dynamic", "nbits", "nbits in qdq"])

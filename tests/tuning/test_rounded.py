@@ -62,6 +62,17 @@ def test_weights_are_compensated_where_a_faster_candidate_holds_then() -> None:
     assert asked == made
 
 
+def test_what_is_measured_counts_for_both_ways() -> None:
+    told = list[tuple[str, int, int]]()
+    progress = lambda *said: told.append(said)  # noqa: E731 - a line
+    _, tuned = onnxamp.tune_model(perceptron(), TOLERANCE, samples=correlated(4), progress=progress, **HOW)
+    assert tuned.compensation is not None
+    assert tuned.compensation.other is not None
+    measured = [done for text, done, _ in told if text == "measuring sensitivities"]
+    assert measured == sorted(set(measured))
+    assert tuned.runs == 4
+
+
 def test_they_are_not_where_that_is_forbidden_or_brings_nothing() -> None:
     model, samples = perceptron(), correlated(4)
     _, forbidden = onnxamp.tune_model(model, TOLERANCE, samples=samples, rounding="nearest", **HOW)
