@@ -4,14 +4,16 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import onnxruntime_genai as genai
 
+from onnxamp._bench.generators import Stepwise
 from onnxamp._runtime.decoder import Decoder
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.values import Array, Feeds
 
 
-class GenaiGenerator:
+class GenaiGenerator(Stepwise):
     """A folder of ONNX Runtime GenAI; greedy, and without an end of the text."""
 
     def __init__(
@@ -27,10 +29,11 @@ class GenaiGenerator:
             config.overlay(json.dumps({"model": {"decoder": options}}))
         self._model = genai.Model(config)
         self._generator: genai.Generator | None = None
+        self._logits: Array = np.empty(0)
         self.runtime = f"onnxruntime-genai {version(genai.__name__)}"
 
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
-        """As :meth:`Generator.begin`."""
+        """As :meth:`Stepwise.begin`."""
         del prompt
         length = len(tokens) + count
         params = genai.GeneratorParams(self._model)
@@ -40,7 +43,13 @@ class GenaiGenerator:
         return self.step()
 
     def step(self) -> int:
-        """As :meth:`Generator.step`."""
+        """As :meth:`Stepwise.step`."""
         assert self._generator is not None
+        if self.watched:  # it runs the model for them, and would after the token
+            self._logits = np.array(self._generator.get_logits())
         self._generator.generate_next_token()
         return int(self._generator.get_next_tokens()[0])
+
+    def logits(self) -> Array:
+        """As :meth:`Stepwise.logits`."""
+        return self._logits
