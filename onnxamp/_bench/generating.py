@@ -1,5 +1,6 @@
 """Timing decoders that generate text, each in a process of its own, in turns after the same prompts."""
 
+import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._bench.bench import CPU_NOTE
-from onnxamp._bench.generators import GENAI, JAVASCRIPT, RUNTIME
+from onnxamp._bench.generators import GENAI, GENAI_CONFIG, JAVASCRIPT, RUNTIME
 from onnxamp._bench.records import Generation, GenerationReport
 from onnxamp._bench.timing import Blocks, latency, ratio
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -34,6 +35,8 @@ _LENGTH: Final = 64
 """Tokens of a prompt that is random."""
 _ROUNDS: Final = (3, 20)
 """The least and the largest number of rounds that count, after one that does not."""
+_LONG: Final = 30.0
+"""Seconds of a round from which on a single one counts."""
 _TITLES: Final = {GENAI: "ONNX Runtime GenAI", JAVASCRIPT: "transformers.js"}
 _ENDING: Final = 10.0
 """Seconds that a process may take to end, with what its engine started."""
@@ -204,9 +207,12 @@ def _engines(
     engines, home = [], path.absolute().parent
     if provider != BROWSER:
         engines.append(RUNTIME)
+        config = home / GENAI_CONFIG
         known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
-        reads_tokens_alone = all(known.issuperset(feeds) for feeds in read)
-        if reads_tokens_alone and (home / "genai_config.json").is_file():
+        if config.is_file() and (
+            all(known.issuperset(feeds) for feeds in read)
+            or "encoder" in json.loads(config.read_text(encoding="utf-8"))["model"]
+        ):
             engines.append(GENAI)
     is_for_javascript = home.name == "onnx" and (home.parent / "config.json").is_file()
     if is_for_javascript and provider in ("cpu", BROWSER):
@@ -231,7 +237,7 @@ def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, A
 def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
     """Let all generate in turns, in reverse order every other round, after a round that does not count."""
     cost = sum(run.generate(count) for run in runs)
-    least, most = _ROUNDS
+    least, most = _ROUNDS if cost < _LONG else (1, 1)
     for number in range(max(least, min(most, int(seconds * len(runs) / cost)))):
         for run in runs if number % 2 == 0 else reversed(runs):
             run.generate(count)

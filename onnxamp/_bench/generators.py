@@ -28,6 +28,8 @@ RUNTIME: Final = "onnxruntime"
 """The engine that feeds caches from step to step itself."""
 GENAI: Final = "genai"
 """ONNX Runtime GenAI, which does so for folders with its config."""
+GENAI_CONFIG: Final = "genai_config.json"
+"""What a folder for it has."""
 JAVASCRIPT: Final = "javascript"
 """transformers.js, which does so for folders of its form: in Node, and in a browser."""
 
