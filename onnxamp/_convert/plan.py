@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, Final, TypeVar
@@ -12,12 +12,13 @@ from onnxamp._decide.decision import explain
 from onnxamp._decide.pins import variable_names
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._decide.words import told
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.quantized import Quantized, quantized_nodes
+from onnxamp._graph.quantized import Quantized, quantized_nodes, units_between
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.storage import write_file
+from onnxamp._ops.facts import op_facts
 from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, cannot_read, reason_of
@@ -122,6 +123,22 @@ class QuantizedPart:
     float32: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedUnit:
+    """Units alike: nodes between integers, from what dequantizes to what quantizes.
+
+    Attributes:
+        dequantized, quantized: type of the integers and type of the scale, as in "int8 float16" -> number of nodes.
+        ops: precision -> op type -> number of nodes that compute between them.
+        count: how many such units there are.
+    """
+
+    dequantized: Mapping[str, int]
+    ops: Mapping[str, Mapping[str, int]]
+    quantized: Mapping[str, int]
+    count: int = 1
+
+
 _REST: Final = Quantized("float", "rest")
 _FIXED: Final = "its schema takes float32 alone"
 
@@ -141,6 +158,7 @@ class Plan(Shown):
         warnings: sentences about options that match nothing or cannot be followed.
         expected: the error to expect of the result; None if it was not asked for.
         quantized: the nodes by type and role, where the model is quantized.
+        units: what is between nodes that dequantize and nodes that quantize.
 
     Example:
         >>> import onnxamp
@@ -158,6 +176,7 @@ class Plan(Shown):
     warnings: tuple[str, ...]
     expected: ExpectedError | None = None
     quantized: tuple[QuantizedPart, ...] = ()
+    units: tuple[QuantizedUnit, ...] = ()
 
     @property
     def level(self) -> str:
@@ -240,6 +259,7 @@ def make_plan(analysis: Analysis) -> Plan:
         cost=analysis.decision.cost,
         warnings=analysis.pins.warnings,
         quantized=tuple(_parts(graph, analysis.options.low.tensor, of_nodes)),
+        units=tuple(_units(graph, analysis.options.dtype, of_nodes)),
     )
 
 
@@ -269,6 +289,40 @@ def _parts(
         yield QuantizedPart(kind, role, Counter(node.key for node in nodes), lows, kept)
 
 
+def _units(
+    graph: Graph, low: str, of_nodes: Mapping[int, Sequence[PlanRow]]
+) -> Iterator[QuantizedUnit]:
+    """Yield the units between integers, those that are alike once, in the order in which they come."""
+    quantized, facts = graph.ask(quantized_nodes), op_facts()
+
+    def precision(node: Node) -> str:
+        """Of what a node computes with; of a scale that is not decided its own."""
+        rows = of_nodes.get(node.index, ())
+        if rows:
+            return low if any(row.low for row in rows) else "float32"
+        types = {graph.types[value] for value in node.inputs if value != ABSENT}
+        return low if LOW_TENSORS & types else "float32"
+
+    def grids(ends: Sequence[Node], keys: Container[str]) -> Mapping[str, int]:
+        return Counter(
+            f"{quantized[node.index].type} {precision(node)}"
+            for node in ends
+            if node.key in keys
+        )
+
+    found = dict[str, QuantizedUnit]()
+    for inside, ends in units_between(graph):
+        ops = dict[str, Counter[str]]()
+        for node in inside:
+            ops.setdefault(precision(node), Counter())[node.key] += 1
+        unit = QuantizedUnit(
+            grids(ends, facts.dequantize), ops, grids(ends, facts.quantize)
+        )
+        known = found.setdefault(repr(unit), replace(unit, count=0))
+        found[repr(unit)] = replace(known, count=known.count + 1)
+    yield from found.values()
+
+
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:
     """Return the outcome of a hazard; None if there was nothing to decide."""
     node = analysis.graph.nodes[hazard.node]
@@ -285,7 +339,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     if plan.expected is None:
         del rest["expected"]
     if not plan.quantized:
-        del rest["quantized"]
+        del rest["quantized"], rest["units"]
     return {"format": FORMAT, "options": plan.options.as_json(), **rest}
 
 
@@ -311,6 +365,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
         if "expected" in data
         else None,
         quantized=_records(QuantizedPart, {"quantized": [], **data}, "quantized"),
+        units=_records(QuantizedUnit, {"units": [], **data}, "units"),
     )
 
 

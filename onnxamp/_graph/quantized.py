@@ -1,9 +1,9 @@
 """Nodes of a quantized network that compute with numbers of few bits, and the types of these."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from onnxamp._dtypes import element_name
+from onnxamp._dtypes import FLOAT_TENSORS, element_name
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute_of, op_facts
@@ -73,6 +73,45 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
         if (name := _factors(graph, node, found))
     }
     return found
+
+
+def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]]]:
+    """Yield (nodes that compute with floats of each other, nodes that dequantize and quantize around them).
+
+    Complexity: linear in nodes.
+    """
+    quantized, seen = graph.ask(quantized_nodes), set[int]()
+    scales = {index for index, one in quantized.items() if one.role == SCALES}
+    for first in graph.nodes if scales else ():
+        stack, inside, ends = [first.index], set[int](), set[int]()
+        while stack:
+            index = stack.pop()
+            if index in scales:
+                ends.add(index)
+            elif index not in seen:
+                seen.add(index)
+                inside.add(index)
+                node = graph.nodes[index]
+                for value in (*node.inputs, *node.outputs):
+                    stack += _on_float(graph, value)
+        if inside and ends:
+            yield (
+                [graph.nodes[x] for x in sorted(inside)],
+                [graph.nodes[x] for x in sorted(ends)],
+            )
+
+
+def _on_float(graph: Graph, value: int) -> Iterator[int]:
+    """Yield what makes and what reads a float that is computed."""
+    maker = graph.producer(value)
+    if (
+        maker is None
+        or maker.key == "Constant"
+        or graph.types[value] not in FLOAT_TENSORS
+    ):
+        return
+    yield maker.index
+    yield from (index for index, _ in graph.uses[value])
 
 
 def is_grid(name: str) -> bool:

@@ -17,7 +17,7 @@ from onnxamp._options.lists import Preset
 from onnxamp._report.conversion import decision_table, warning_items
 from onnxamp._report.expected import expected_figures, expected_parts
 from onnxamp._report.parts import Figure, Item, Report, Table, notes, section, table
-from onnxamp._report.quantized import quantized_sections, quantized_table
+from onnxamp._report.quantized import quantized_sections, quantized_table, units_table
 from onnxamp._report.text import count, opset_text, size
 
 _ROWS: Final = 12
@@ -48,6 +48,7 @@ def inspection_report(
         opset_text(opset_imports(model).items()),
     )
     nodes = sum(operators.values())
+    decided = {level: plan for level, (plan, _) in plans.items()}
     none = Item(
         "No level applies, because the opset is too old: upgrade it with --opset."
     )
@@ -69,10 +70,8 @@ def inspection_report(
                 )
                 for level, (plan, _) in plans.items()
             ),
-            section(
-                "Quantized nodes",
-                quantized_table({level: plan for level, (plan, _) in plans.items()}),
-            ),
+            section("Quantized nodes", quantized_table(decided)),
+            section("Units between integers", units_table(decided)),
             section("Notes", notes(_hints(hints))),
             *(
                 section(

@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from onnxamp._convert.plan import Plan
+from onnxamp._convert.plan import Plan, QuantizedUnit
 from onnxamp._decide.words import title_of
 from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
 from onnxamp._report.parts import Item, Section, Table, section, table
 from onnxamp._report.text import as_sentence, count, detailed, tally
 
+_UNITS: Final = 8
+"""Kinds of units that the terminal shows without -v."""
 _ROLES: Final[Mapping[str, str]] = {
     SCALES: "quantize or dequantize",
     PRODUCTS: "multiply what was dequantized",
@@ -21,6 +23,7 @@ _ROLES: Final[Mapping[str, str]] = {
 def quantized_sections(plan: Plan) -> Iterator[Section]:
     """Yield what becomes of a quantized network: its nodes by type, and what stays float32 beside them."""
     yield section("Quantized nodes", quantized_table({"": plan}))
+    yield section("Units between integers", units_table({"": plan}), on_page=False)
     if plan.level != "auto":  # tuning says it
         yield section("Float32 beside integers", _kept(plan), on_page=False)
 
@@ -50,6 +53,29 @@ def quantized_table(plans: Mapping[str, Plan]) -> Table:
         prose=(6 - first,),
         drop=(6 - first,),
     )
+
+
+def units_table(plans: Mapping[str, Plan]) -> Table:
+    """Return a drawing of what is between integers, under each of some plans."""
+    units = [(level, unit) for level, plan in plans.items() for unit in plan.units]
+    units.sort(key=lambda row: -row[1].count)
+    rows = ((level, f"{unit.count:,}", _drawn(unit)) for level, unit in units)
+    columns = ("level", "units", "dequantize → compute → quantize")
+    first = 1 if "" in plans else 0
+    return table(
+        columns[first:],
+        (row[first:] for row in rows),
+        right=(1 - first,),
+        shown=_UNITS,
+        prose=(2 - first,),
+        drop=(),
+    )
+
+
+def _drawn(unit: QuantizedUnit) -> str:
+    ops = (f"{tally(ops)} ({precision})" for precision, ops in unit.ops.items())
+    parts = tally(unit.dequantized), " + ".join(ops), tally(unit.quantized)
+    return " → ".join(part or "floats" for part in parts)
 
 
 def _kept(plan: Plan) -> Iterator[Item]:

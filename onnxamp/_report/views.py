@@ -37,7 +37,7 @@ class _View(NamedTuple):
 
 
 _VIEWS: Final[Mapping[str, _View]] = {
-    "Plan": _View("inspect", "plan_report", ("rows", "hazards", "quantized")),
+    "Plan": _View("inspect", "plan_report", ("rows", "hazards", "quantized", "units")),
     "Conversion": _View("conversion", "conversion_report", ("weights",)),
     "DiffReport": _View(
         "comparison", "diff_report", ("outputs", "layers", "judgements", "detections")

@@ -220,6 +220,17 @@ def test_plans_count_quantized_nodes_by_type(tool: str, tmp_path: Path) -> None:
     assert onnxamp.load_plan(tmp_path / "plan.json") == plan
 
 
+def test_plans_count_the_units_between_integers() -> None:
+    """Those alike are one row, with the type of each scale."""
+    plan = onnxamp.plan_model(quantized("qdq"), target="tensorrt", keep_nodes=["c2"])
+    (relu,) = [unit for unit in plan.units if unit.ops == {"float16": {"Relu": 1}}]
+    assert (relu.count, relu.dequantized, relu.quantized) == (3, {"int8 float16": 1}, {"int8 float16": 1})
+    (kept,) = [unit for unit in plan.units if "float32" in unit.ops]
+    assert kept.ops == {"float32": {"Conv": 1, "Add": 1}}
+    assert (kept.dequantized, kept.quantized) == ({"int8 float32": 3}, {"int8 float32": 2})
+    assert sum(unit.count for unit in plan.units) == 9
+
+
 def test_a_float_network_has_no_quantized_nodes(tmp_path: Path) -> None:
     plan = onnxamp.plan_model(float_network())
     plan.save(tmp_path / "plan.json")
@@ -244,6 +255,8 @@ def test_reports_name_what_stays_float32_beside_integers(tmp_path: Path) -> None
     facts = report_of(run("convert", source, "-o", target, *options, "--format", "json"))
     (product,) = [part for part in facts["plan"]["quantized"] if part["role"] == "products"]
     assert product["float32"] == {"c2": "named in your options: keep_nodes (--keep-node) 'c2'"}
+    assert re.search(r"1 +int8 float32 ×3 → Conv, Add \(float32\) → int8 float32 ×2", told)
     levels = run("inspect", source, "--target", "tensorrt").output
+    assert re.search(r"O2 +3 +int8 float16 → Relu \(float16\) → int8 float16", levels)
     assert re.search(r"O2 +int8 +multiply what was dequantized +4 +4 +0", levels)
     assert "4 int8 products" in run("check", target, "--static").output

@@ -104,6 +104,20 @@ def test_a_node_without_a_rule_passes_its_energy_on() -> None:
     assert 0.02 < found.values["t"].costs[0] / exact.values["t"].costs[0] < 50
 
 
+@pytest.mark.parametrize(("bias", "odd"), [(-0.04, 0.1), (1.0, -np.inf)], ids=["results", "sentinels"])
+def test_what_is_undefined_does_not_count_where_nodes_are_moved(bias: float, odd: float) -> None:
+    """Nor do elements that no output depends on, such as those of masks: the others cost what they cost alone."""
+    nodes = f"n = LRN <size = 1, alpha = 1.0, beta = 0.5, bias = {bias}> (t) u = IsNaN (n) y = Where (u, zero, n)"
+    model = parse(f"(float[1,4,8,n] x) => (float[1,4,8,n] y) {{ t = Mul (x, one) {nodes} }}", 18)
+    model = add_weights(model, {"one": np.ones(1, np.float32), "zero": np.zeros(1, np.float32)})
+    x = RANDOM.uniform(0.5, 1, (1, 4, 8, 8)).astype(np.float32)
+    partly = np.concatenate([x, np.full((1, 4, 8, 2), odd, np.float32)], 3)
+    whole, found = measured(model, {"x": x}), measured(model, {"x": partly})
+    assert found.spread == whole.spread != ()
+    for name in ("x", "t"):
+        assert 0.3 < found.values[name].costs[0] / whole.values[name].costs[0] < 3
+
+
 def test_an_infinite_derivative_does_not_spread() -> None:
     model = parse("(float[4] x) => (float[4] y) { s = Sqrt (x) y = Mul (s, x) }", 18)
     x = np.array([0, 1.1, 2.2, 3.3], np.float32)

@@ -335,3 +335,17 @@ def test_agreement_is_judged_over_samples() -> None:
     assert found["float16"] == {"compared": 5, "within a factor of 2": 4, "models": 2, "models within a factor of 2": 1}
     assert found["pass emulated, fail there"] == ["n O2 float16"]
     assert found["float32"] == {"results": 1, "fail there": ["m O2 float16"]}
+
+
+def test_quantized_networks_are_judged_over_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    import int8
+
+    int8.main(["--quick", "--samples", "5"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith('{"')]
+    assert [row["model"] for row in rows] == ["classifier", "encoder", "unet"]
+    assert all(0 < row["int8 and float16"] < 0.1 for row in rows)
+    model = onnx.load(CLASSIFIER)
+    same = int8.compared(model, model, onnxamp.random_samples(model, 3))
+    assert (same["int8"], same["kind"], same["int8 is off by more"]) == (0, "inside", 0)
+    assert int8.allowed(0.1) == pytest.approx(0.112)
