@@ -42,11 +42,6 @@ def optional(name: str, needs: str = "") -> Any:
     return import_module(room["module"])
 
 
-def is_there(name: str) -> bool:
-    """Return whether the package of an optional room is installed."""
-    return _is_installed(rooms()[name]["package"])
-
-
 def _is_installed(package: str) -> bool:
     spec = find_spec(package)
     return spec is not None and spec.origin is not None  # a folder of that name is none

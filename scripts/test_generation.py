@@ -2,8 +2,8 @@
 
 python3 scripts/test_generation.py
 
-Packages go to build/generation: onnxamp as it is here, onnxruntime-genai, and, where npm is installed, transformers.js,
-which runs in Node on the CPU and in Chromium on WebGPU.
+Packages go to build/generation: onnxamp as it is here, and onnxruntime-genai. transformers.js, which runs in Node on
+the CPU and in Chromium on WebGPU, is used where tests find it.
 The decoders are those of the tests, in float32 and with weights of 4 bits. Each folder is converted with one command,
 without options. Then tokens are generated from both folders and compared, and a thousand are generated from the result.
 """
@@ -22,6 +22,8 @@ HOME = ROOT / "build" / "generation"
 KL = 1e-3
 """Nats between the distributions of the next token, at most."""
 TOKENS, MANY = 40, 1000
+PROVIDERS = {"cpu": "javascript", "browser": "browser"}
+"""Where transformers.js generates, and what that needs."""
 PROMPT = (3, 14, 15, 9, 26)
 
 GENAI = """
@@ -57,21 +59,17 @@ print((np.exp(before) * (before - after)).sum())
 """
 """KL divergence, in nats, between the distributions that two rows of logits stand for."""
 
-JAVASCRIPT = """
-import { AutoModelForCausalLM, Tensor, env } from '@huggingface/transformers';
-const [home, folder, dtype, count, prompt] = process.argv.slice(2);
-env.allowRemoteModels = false;
-env.localModelPath = home;
-const model = await AutoModelForCausalLM.from_pretrained(folder, { dtype, local_files_only: true });
-const ids = JSON.parse(prompt).map(BigInt);
-const tensor = (values) => new Tensor('int64', BigInt64Array.from(values), [1, ids.length]);
-const output = await model.generate({
-  inputs: tensor(ids), attention_mask: tensor(ids.map(() => 1n)), do_sample: false,
-  max_new_tokens: Number(count), min_new_tokens: Number(count),
-});
-console.log(JSON.stringify(output.tolist()[0].slice(ids.length).map(Number)));
+BENCH = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+import web
+from onnxamp._cli.group import group
+
+if "browser" in sys.argv and web.browser_trouble():
+    sys.exit(web.browser_trouble())
+group()
 """
-"""Greedy generation by transformers.js."""
+"""The command, in a process where Chromium has software Vulkan."""
 
 
 def output(*command: object, cwd: Path | None = None) -> str:
@@ -90,27 +88,6 @@ def install() -> Environment:
     pip = (environment.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     output(*pip, "--editable", f"{ROOT}[cpu]", "onnxruntime-genai>=0.11")
     return environment
-
-
-def install_javascript() -> bool:
-    """Whether transformers.js is there, or could be installed."""
-    if shutil.which("npm") is None:
-        return False
-    folder = HOME / "npm"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "generate.mjs").write_text(JAVASCRIPT)
-    # Scripts of packages would fetch CUDA's libraries.
-    output(
-        "npm",
-        "install",
-        "--silent",
-        "--no-audit",
-        "--no-fund",
-        "--ignore-scripts",
-        "@huggingface/transformers@^4",
-        cwd=folder,
-    )
-    return True
 
 
 def write(kind: str, folder: Path, *, int4: bool) -> None:
@@ -176,38 +153,25 @@ def test_genai(environment: Environment, *, int4: bool) -> None:
     assert int4 or same == TOKENS, "tokens differ"  # with 8 bits on the CPU they may
 
 
-def test_javascript(environment: Environment, *, int4: bool) -> None:
-    """transformers.js generates with the result, in Node and in Chromium; in float32 the same tokens as before."""
+def test_javascript(environment: Environment, provider: str, *, int4: bool) -> None:
+    """transformers.js generates with the result, in Node or in Chromium; in float32 the same tokens as before."""
     folder = HOME / f"javascript-{'int4' if int4 else 'float32'}"
     write("transformers.js", folder, int4=int4)
     target = convert(environment, folder)
-
-    def generate(home: Path, dtype: str, count: int) -> list[int]:
-        arguments = (HOME, home.name, dtype, count, json.dumps(PROMPT))
-        printed = output("node", "generate.mjs", *arguments, cwd=HOME / "npm")
-        tokens: list[int] = json.loads(printed.splitlines()[-1])
-        return tokens
-
-    before, after = ("q4", "q4f16") if int4 else ("fp32", "fp16")
-    original, result = generate(folder, before, TOKENS), generate(target, after, TOKENS)
-    same = same_tokens(original, result)
-    print(f"{folder.name}: {same} of {TOKENS} tokens are the same")
-    assert len(generate(target, after, MANY)) == MANY
-    assert int4 or same == TOKENS, "tokens differ"
-    trouble = browser_trouble()
-    if trouble is not None:
-        print(f"{folder.name}: not run on WebGPU: {trouble}")
-        return
-    arguments = (HOME, target.name, after, TOKENS, json.dumps(PROMPT))
-    found = json.loads(output(BIN / "python", ROOT / "scripts" / "generate_in_chromium.py", *arguments))
-    same = same_tokens(original, found)
-    print(f"{folder.name}: {same} of {TOKENS} tokens are the same on WebGPU in Chromium")
-    assert int4 or same == TOKENS, "tokens differ on WebGPU"
+    for count, homes in ((TOKENS, (folder, target)), (MANY, (target,))):
+        quick = ("--tokens", count, "--seconds", 0.1, "--provider", provider, "--format", "json")
+        printed = output(BIN / "python", "-c", BENCH, "bench", *homes, *quick)
+        runs = [one for one in json.loads(printed)["report"]["runs"] if "transformers.js" in one["runtime"]]
+        assert len(runs) == len(homes), printed
+        for run in runs:
+            speed = f"{run['decode']:.0f} tokens per second with {run['model']}"
+            print(f"{folder.name}: {run['same']} of {count} tokens are the same in {run['runtime']}, {speed}")
+            assert int4 or run["same"] == count, "tokens differ"
 
 
-def browser_trouble() -> str | None:
-    """Why nothing can run in a browser with float16 here; None if it can."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; print(web.browser_trouble() or '')"
+def trouble(what: str) -> str | None:
+    """Why something cannot be used here, as tests/web.py says; None if it can."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; print(web.{what}_trouble() or '')"
     return output(BIN / "python", "-c", code).strip() or None
 
 
@@ -218,8 +182,10 @@ if __name__ == "__main__":
     installed = install()
     for int4 in (False, True):
         test_genai(installed, int4=int4)
-    if install_javascript():
+    for provider, what in PROVIDERS.items():
+        fault = trouble("javascript") or trouble(what)
+        if fault:
+            print(f"transformers.js is left out with --provider {provider}: {fault}")
+            continue
         for int4 in (False, True):
-            test_javascript(installed, int4=int4)
-    else:
-        print("npm is not installed: transformers.js is left out")
+            test_javascript(installed, provider, int4=int4)

@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -10,19 +11,35 @@ from tempfile import TemporaryDirectory
 
 from repository import ROOT
 
+from onnxamp._bench.javascript import PACKAGE
 from onnxamp._errors import RuntimeFailure
-from onnxamp._runtime.browser.server import WEB, find_web
+from onnxamp._runtime.browser.server import WEB, find_package, find_web
 from onnxamp._runtime.browser.session import CHROMIUM, find_chromium, open_browser
 
 SOURCE = Path(__file__).parent / "standin" / "any_vulkan.c"
 DRIVERS = Path("/usr/share/vulkan/icd.d")
 
 
+def look_for_packages() -> None:
+    """Let npm packages be found where ``.ci/run`` installs them."""
+    if WEB not in os.environ and (installed := ROOT / "build" / "npm").is_dir():
+        os.environ[WEB] = str(installed)
+
+
+def javascript_trouble() -> str | None:
+    """Why transformers.js does not run in Node here; None if it does."""
+    look_for_packages()
+    if shutil.which("node") is None:
+        return "Node is not installed"
+    if find_package(PACKAGE, "package.json") is None:
+        return f"transformers.js is not installed: npm install --prefix build/npm {PACKAGE}"
+    return None
+
+
 @cache
 def browser_trouble() -> str | None:
     """Why models cannot be run in a browser here; None if they can, in float16, too."""
-    if WEB not in os.environ and (installed := ROOT / "build" / "npm").is_dir():
-        os.environ[WEB] = str(installed)
+    look_for_packages()
     try:
         find_web()
         if CHROMIUM not in os.environ and (found := find_chromium()):

@@ -49,7 +49,7 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, is_remote
 from onnxamp._runtime.decoder import tokens_input
 from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.prompts import Prompts
+from onnxamp._runtime.prompts import Prompts, built_in_prompts
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider
@@ -409,14 +409,13 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
 
 
 def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
-    """Return what a model runs on: its inputs, or texts if it is a decoder."""
-    if (
-        job.inputs is None
-        and options.prompts is not None
-        and tokens_input(model.proto) is not None
-    ):
+    """Return what a model runs on: its inputs, or texts if it is a decoder; None for random inputs."""
+    if job.inputs is not None or tokens_input(model.proto) is None:
+        return job.inputs
+    if options.prompts is not None:
         return Prompts(options.prompts)
-    return job.inputs
+    is_asked = options.samples is not None or options.dims
+    return None if job.package is None or is_asked else built_in_prompts(model)
 
 
 def _files(inputs: Path | None) -> list[Path]:
@@ -459,10 +458,10 @@ def _sampling(
     judge += [
         text for path in options.libraries for text in ("--custom-ops-library", path)
     ]
-    if isinstance(inputs, Prompts):
-        judge = ["--prompts", str(inputs.texts), *judge]
-    elif inputs is not None:
+    if isinstance(inputs, Path):
         return "--inputs", str(inputs), *judge
+    if inputs is not None and options.prompts is not None:
+        judge = ["--prompts", str(options.prompts), *judge]
     numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
     written = [
         text

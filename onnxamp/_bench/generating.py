@@ -1,5 +1,6 @@
 """Timing decoders that generate text, each in a process of its own, in turns after the same prompts."""
 
+import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._bench.bench import CPU_NOTE
-from onnxamp._bench.generators import GENAI, RUNTIME
+from onnxamp._bench.generators import GENAI, GENAI_CONFIG, JAVASCRIPT, RUNTIME
 from onnxamp._bench.records import Generation, GenerationReport
 from onnxamp._bench.timing import Blocks, latency, ratio
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -21,11 +22,11 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._graph.stats import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._optional import is_there
 from onnxamp._runtime.building import Child
 from onnxamp._runtime.decoder import Decoder
 from onnxamp._runtime.engines import Engine, choose_engine, on_cpu
 from onnxamp._runtime.prompts import Prompts, PromptWriter
+from onnxamp._runtime.session import BROWSER
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import Feeds
 from onnxamp._workers.executor import temporary_folder
@@ -34,7 +35,11 @@ _LENGTH: Final = 64
 """Tokens of a prompt that is random."""
 _ROUNDS: Final = (3, 20)
 """The least and the largest number of rounds that count, after one that does not."""
-_GENAI_CONFIG: Final = "genai_config.json"
+_LONG: Final = 30.0
+"""Seconds of a round from which on a single one counts."""
+_TITLES: Final = {GENAI: "ONNX Runtime GenAI", JAVASCRIPT: "transformers.js"}
+_ENDING: Final = 10.0
+"""Seconds that a process may take to end, with what its engine started."""
 
 
 @unchanged_sources()
@@ -50,13 +55,15 @@ def bench_decoders(
     threads: int = 0,
     told: Callable[[int, int], None],
 ) -> GenerationReport:
-    """Let decoders generate greedily on ONNX Runtime, and on ONNX Runtime GenAI where it is installed.
+    """Let decoders generate greedily on ONNX Runtime, and on the software that their folders are for.
+
+    That is ONNX Runtime GenAI, or transformers.js: in Node on the CPU, and in a browser, where nothing else generates.
 
     Args:
         models: files. Others are compared with the first, and read its tokens.
         prompts: texts; None for one prompt of random tokens.
         count: how many tokens to generate after each prompt, at least 2.
-        provider: "cpu", "cuda", or a plugin provider; None for CUDA if there is a device.
+        provider: "cpu", "cuda", a plugin provider, or "browser"; None for CUDA if there is a device.
         dims: sizes of named dimensions of random inputs.
         seed: seed of random inputs.
         seconds: how long to time each model on each engine.
@@ -64,10 +71,10 @@ def bench_decoders(
         told: progress callback, called with (steps done, steps in all).
 
     Raises:
-        ArgumentError: a model is no decoder with caches.
+        ArgumentError: a model is no decoder with caches, or nothing generates with it there.
         RuntimeFailure: the provider cannot be used, or a model does not run.
     """
-    engine, first = choose_engine(provider), Model.of(models[0])
+    engine, first = choose_engine(provider, whole=True), Model.of(models[0])
     writer = PromptWriter(on_cpu(first), seed, dims)
     texts = [] if prompts is None else prompts.tokens_of(first)
     read = [writer.prompt(text) for text in texts] or [writer.made_up(_LENGTH)]
@@ -77,6 +84,7 @@ def bench_decoders(
         def started() -> Child:
             process = Child("onnxamp._bench.generators")
             stack.callback(process.end)
+            stack.callback(process.ask, {"do": "end"}, seconds=_ENDING)
             return process
 
         for path in models:
@@ -103,7 +111,7 @@ def bench_decoders(
         inputs=f"{source}, {tokens} tokens; {count} tokens generated after each",
         tokens=count * len(read),
         runs=tuple(_outcome(run, runs, tokens) for run in runs),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -125,7 +133,8 @@ class _Run:
         Raises:
             RuntimeFailure: the model does not run.
         """
-        found = _answer(self.process, self.label, {"do": "generate", "count": count})
+        question = {"do": "generate", "count": count, "watched": not self.rounds}
+        found = _answer(self.process, self.label, question)
         self.rounds.append(found)
         return float(sum(found["firsts"]) + sum(found["steps"]))
 
@@ -144,10 +153,10 @@ def _loaded(
     started: Callable[[], Child],
     note: Callable[[str], None],
 ) -> Iterator[_Run]:
-    """Load a model in a process for each engine that takes it, and note where ONNX Runtime GenAI does not.
+    """Load a model in a process for each engine that takes it, and note which of them does not.
 
     Raises:
-        ArgumentError: it has no caches. RuntimeFailure: ONNX Runtime does not load it.
+        ArgumentError: it has no caches, or no engine takes it. RuntimeFailure: the first engine does not load it.
     """
     decoder = Decoder.of(model)
     if not decoder.caches:
@@ -165,15 +174,21 @@ def _loaded(
         "libraries": active_libraries(),
     }
     task.write_bytes(pickle.dumps(facts))
-    for kind in (RUNTIME, GENAI) if _is_for_genai(path, decoder, read) else (RUNTIME,):
+    engines = _engines(path, decoder, read, engine.provider)
+    if not engines:
+        raise ArgumentError(
+            f"{model.label} is not in a folder for transformers.js, which alone generates in a browser."
+        )
+    for kind in engines:
         process = started()
         question = {"do": "load", "engine": kind, "task": str(task)}
         try:
             loaded = _answer(process, model.label, question)
         except RuntimeFailure as failure:
-            if kind == RUNTIME:
+            if kind == engines[0]:
                 raise
-            note(f"ONNX Runtime GenAI is left out: {failure}")
+            reason = str(failure).removeprefix(f"{model.label}: ")
+            note(f"{_TITLES[kind]} is left out: {reason}")
             continue
         yield _Run(
             label=model.label,
@@ -185,11 +200,24 @@ def _loaded(
         )
 
 
-def _is_for_genai(path: Path, decoder: Decoder, read: Sequence[Feeds]) -> bool:
-    """Return whether ONNX Runtime GenAI is installed, and runs the model in this folder with tokens alone."""
-    known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
-    is_alone = all(known.issuperset(feeds) for feeds in read)
-    return is_alone and path.with_name(_GENAI_CONFIG).is_file() and is_there(GENAI)
+def _engines(
+    path: Path, decoder: Decoder, read: Sequence[Feeds], provider: str
+) -> list[str]:
+    """Return the engines that take a model: ONNX Runtime, and the software that its folder is for."""
+    engines, home = [], path.absolute().parent
+    if provider != BROWSER:
+        engines.append(RUNTIME)
+        config = home / GENAI_CONFIG
+        known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
+        if config.is_file() and (
+            all(known.issuperset(feeds) for feeds in read)
+            or "encoder" in json.loads(config.read_text(encoding="utf-8"))["model"]
+        ):
+            engines.append(GENAI)
+    is_for_javascript = home.name == "onnx" and (home.parent / "config.json").is_file()
+    if is_for_javascript and provider in ("cpu", BROWSER):
+        engines.append(JAVASCRIPT)
+    return engines
 
 
 def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +237,7 @@ def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, A
 def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
     """Let all generate in turns, in reverse order every other round, after a round that does not count."""
     cost = sum(run.generate(count) for run in runs)
-    least, most = _ROUNDS
+    least, most = _ROUNDS if cost < _LONG else (1, 1)
     for number in range(max(least, min(most, int(seconds * len(runs) / cost)))):
         for run in runs if number % 2 == 0 else reversed(runs):
             run.generate(count)
@@ -242,6 +270,7 @@ def _outcome(run: _Run, runs: Sequence[_Run], read: int) -> Generation:
         first_ratio=first_ratio,
         step_ratio=step_ratio,
         same=sum(same),
+        nans=run.rounds[0]["nans"],
         memory=run.rounds[-1]["memory"],
         device_memory=run.rounds[-1]["device"],
     )

@@ -6,11 +6,14 @@ model, with Python and the engine.
 
 import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
 
 from onnxamp._optional import optional
 from onnxamp._runtime.decoder import LOGITS, Decoder
@@ -19,28 +22,85 @@ from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.starting import custom_ops
-from onnxamp._runtime.values import Feeds, as_typed, from_value, to_value
+from onnxamp._runtime.values import Array, Feeds, as_typed, from_value, to_value
 
 RUNTIME: Final = "onnxruntime"
 """The engine that feeds caches from step to step itself."""
 GENAI: Final = "genai"
 """ONNX Runtime GenAI, which does so for folders with its config."""
+GENAI_CONFIG: Final = "genai_config.json"
+"""What a folder for it has."""
+JAVASCRIPT: Final = "javascript"
+"""transformers.js, which does so for folders of its form: in Node, and in a browser."""
+
+
+class Text(NamedTuple):
+    """What a model generated after one prompt.
+
+    Attributes:
+        tokens: the tokens.
+        first: seconds to the first of them.
+        steps: seconds of each that follows.
+        nans: how many were chosen from logits that hold NaN; 0 where nobody watched.
+    """
+
+    tokens: list[int]
+    first: float
+    steps: list[float]
+    nans: int
 
 
 class Generator(Protocol):
-    """A model on an engine, which generates one sequence at a time."""
+    """A model on an engine, which generates one sequence at a time, greedily and without an end of the text."""
 
     runtime: str
     """The engine, with its version."""
 
+    def generate(
+        self, prompt: Feeds, tokens: list[int], count: int, *, watched: bool
+    ) -> Text:
+        """Generate after a prompt; look for NaN in the logits if that is ``watched``."""
+
+    def memory(self) -> int | None:
+        """Return the most memory that the engine has held, in bytes; None where the system does not tell."""
+
+
+class Stepwise(ABC):
+    """A generator that takes one step after the other, in this process."""
+
+    watched = False
+
+    @abstractmethod
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
         """Read a prompt, and return the token after it; ``count`` tokens are wanted."""
 
+    @abstractmethod
     def step(self) -> int:
         """Return the next token."""
 
+    @abstractmethod
+    def logits(self) -> Array:
+        """Return the logits that the last token was chosen from; asked for where ``watched``."""
 
-class RuntimeGenerator:
+    def generate(
+        self, prompt: Feeds, tokens: list[int], count: int, *, watched: bool
+    ) -> Text:
+        """As :meth:`Generator.generate`."""
+        self.watched = watched
+        found, seconds, nans = list[int](), list[float](), 0
+        while len(found) < count:
+            start = perf_counter()
+            found.append(self.step() if found else self.begin(prompt, tokens, count))
+            seconds.append(perf_counter() - start)
+            nans += watched and bool(np.isnan(self.logits()).any())
+        return Text(found, seconds[0], seconds[1:], nans)
+
+    def memory(self) -> int | None:
+        """As :meth:`Generator.memory`."""
+        return _peak_memory()
+
+
+class RuntimeGenerator(Stepwise):
     """ONNX Runtime. Caches stay where a run leaves them, on the device if there is one."""
 
     def __init__(
@@ -52,19 +112,23 @@ class RuntimeGenerator:
         self._outputs = [item.name for item in self._session.get_outputs()]
         self._feeds: Feeds = {}
         self._caches: dict[str, Any] = {}
-        self._token = 0
+        self._logits: Array = np.empty(0)
         self.runtime = engine_on(provider).runtime
 
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
-        """As :meth:`Generator.begin`."""
+        """As :meth:`Stepwise.begin`."""
         del tokens, count
         self._feeds, self._caches = prompt, {}
         return self._run()
 
     def step(self) -> int:
-        """As :meth:`Generator.step`."""
-        self._feeds = self._decoder.advanced(self._feeds, self._token)
+        """As :meth:`Stepwise.step`."""
+        self._feeds = self._decoder.advanced(self._feeds, self._token())
         return self._run()
+
+    def logits(self) -> Array:
+        """As :meth:`Stepwise.logits`."""
+        return self._logits
 
     def _run(self) -> int:
         values = dict(self._caches)
@@ -75,9 +139,11 @@ class RuntimeGenerator:
         for name, present in self._decoder.caches.items():
             if all(found[present].shape()):
                 self._caches[name] = found[present]
-        logits = from_value(found[LOGITS])
-        self._token = int(logits[0, -1].argmax())
-        return self._token
+        self._logits = from_value(found[LOGITS])[0, -1]
+        return self._token()
+
+    def _token(self) -> int:
+        return int(self._logits.argmax())
 
 
 def serve() -> None:
@@ -96,7 +162,7 @@ class _Timer:
     def __call__(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Return what a question asks for, or why it cannot be had under "fault"."""
         asked: Mapping[str, Callable[..., dict[str, Any]]]
-        asked = {"load": self.load, "generate": self.generate}
+        asked = {"load": self.load, "generate": self.generate, "end": self.end}
         try:
             return asked[do](**arguments)
         except Exception as error:  # noqa: BLE001 - engines raise what they like
@@ -109,36 +175,45 @@ class _Timer:
         self._before = device_memory_used() if provider == "cuda" else None
         arguments = given["path"], given["decoder"], provider, given["threads"]
         start = perf_counter()
-        if engine == GENAI:
-            generator: Generator = optional(GENAI).GenaiGenerator(*arguments)
-        else:
-            with custom_ops(library=given["libraries"]):
-                generator = RuntimeGenerator(*arguments)
+        with custom_ops(library=given["libraries"]):
+            generator = _loaded(engine, *arguments)
         self._generator = generator
         return {"seconds": perf_counter() - start, "runtime": generator.runtime}
 
-    def generate(self, count: int) -> dict[str, Any]:
+    def generate(self, count: int, *, watched: bool) -> dict[str, Any]:
         """Generate after all prompts: seconds to each first token, and of each step; the tokens, and the memory."""
-        assert self._generator is not None
-        firsts, steps, every = list[float](), list[float](), list[list[int]]()
-        for prompt, read in self._prompts:
-            start = perf_counter()
-            tokens = [self._generator.begin(prompt, read, count)]
-            firsts.append(perf_counter() - start)
-            while len(tokens) < count:
-                start = perf_counter()
-                tokens.append(self._generator.step())
-                steps.append(perf_counter() - start)
-            every.append(tokens)
+        generator = self._generator
+        assert generator is not None
+        texts = [
+            generator.generate(prompt, read, count, watched=watched)
+            for prompt, read in self._prompts
+        ]
         now = None if self._before is None else device_memory_used()
         taken = None if now is None or self._before is None else now - self._before
         return {
-            "firsts": firsts,
-            "steps": steps,
-            "tokens": every,
-            "memory": _peak_memory(),
+            "firsts": [text.first for text in texts],
+            "steps": [seconds for text in texts for seconds in text.steps],
+            "tokens": [text.tokens for text in texts],
+            "nans": sum(text.nans for text in texts),
+            "memory": generator.memory(),
             "device": taken,
         }
+
+    def end(self) -> dict[str, Any]:
+        """End this process, with what the engine started."""
+        raise SystemExit
+
+
+def _loaded(engine: str, *arguments: Any) -> Generator:
+    """Return a model on an engine of this name."""
+    if engine == GENAI:
+        kind = optional(GENAI, "It is").GenaiGenerator
+    elif engine == JAVASCRIPT:
+        kind = optional(JAVASCRIPT).JavascriptGenerator
+    else:
+        kind = RuntimeGenerator
+    generator: Generator = kind(*arguments)
+    return generator
 
 
 def _peak_memory() -> int | None:

@@ -168,7 +168,9 @@ class Generation:
         prefill, decode: tokens per second that are read in prompts, and that are generated after the first.
         first_ratio, step_ratio: how many times as fast as the first model on that engine; None for that.
         same: tokens as those of the first model there, up to the first that differs after each prompt.
-        memory: the most bytes that its process held, with Python and the engine; None if the system does not tell.
+        nans: tokens of the first round that were chosen from logits with NaN.
+        memory: the most bytes that its process held, with Python and the engine, and in a browser the bytes that all
+            of its processes hold behind the last round; None if the system does not tell.
         device_memory: bytes of the device's memory that it takes; None on the CPU.
     """
 
@@ -182,6 +184,7 @@ class Generation:
     first_ratio: Ratio | None
     step_ratio: Ratio | None
     same: int
+    nans: int
     memory: int | None
     device_memory: int | None
 

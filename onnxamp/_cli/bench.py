@@ -3,6 +3,8 @@
 from functools import partial
 from pathlib import Path
 
+import click
+
 from onnxamp._batch.kinds import Packages, files_below
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._bench.generating import bench_decoders
@@ -78,6 +80,8 @@ def _bench_decoders(given: Given) -> None:
             told=partial(progress, "generating"),
         )
     show(given, partial(generation_report, report), partial(generation_json, report))
+    if any(one.nans for one in report.runs):
+        raise click.exceptions.Exit(1)
 
 
 def _decoder(folder: Path) -> Path:

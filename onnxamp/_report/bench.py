@@ -230,18 +230,34 @@ def generation_report(report: GenerationReport) -> Report:
     )
     return Report(
         "bench, generation",
-        Verdict(Status.PASSED, "The models generated text."),
+        _generated(report),
         (),
         (report.ran_on, report.inputs),
         tuple(map(_generation_figure, report.runs)),
         sections=(
             section("Generation", table_of_runs),
+            section("NaN", map(_nans, (one for one in report.runs if one.nans))),
             section("Notes", notes((_MEMORY, *report.notes))),
         ),
     )
 
 
-_MEMORY: Final = "Memory is the most that a process held, with Python, the engine, and the files that it maps."
+def _generated(report: GenerationReport) -> Verdict:
+    wrong = dict.fromkeys(one.model for one in report.runs if one.nans)
+    if wrong:
+        return Verdict(Status.FAILED, f"{', '.join(wrong)}: logits hold NaN.")
+    return Verdict(Status.PASSED, "The models generated text.")
+
+
+def _nans(one: Generation) -> Item:
+    text = f"{one.model} on {one.runtime}: {one.nans:,} tokens were chosen from logits with NaN."
+    return Item(text, Level.WARNING)
+
+
+_MEMORY: Final = (
+    "Memory is the most that a process held, with Python or Node, the engine, and the files that it maps. Of a browser it"
+    " is what all of its processes held in the end."
+)
 
 
 def _generation(one: Generation, tokens: int) -> tuple[str, ...]:

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, MissingPackageError
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.protos import stored_bytes
 from onnxamp._optional import require
 from onnxamp._paths.paths import as_path, cannot_read
-from onnxamp._runtime.decoder import Decoder, logits_of
+from onnxamp._runtime.decoder import LOGITS, Decoder, logits_of, reads_prompts
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import OutputCache, Session, on_cpu
 from onnxamp._runtime.random_inputs import InputMaker
@@ -26,6 +28,17 @@ TOKENIZER: Final = "tokenizer.json"
 
 _GENERATED: Final = 32
 """Tokens that are generated after each prompt, to compare two models."""
+
+_BUILT_IN: Final = (
+    "The river rises in the hills, and runs for ninety miles before it meets the sea.",
+    "def mean(values):\n    return sum(values) / len(values)\n",
+)
+_FEW: Final = 8
+"""Tokens that are generated after each of these."""
+_LARGE: Final = 1 << 30
+"""Bytes of weights from which on a decoder generates only for those who ask."""
+_WORDS: Final = 4
+"""Different tokens that a tokenizer makes of a text, at least, if it knows the language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +103,31 @@ class Prompts(SampleSource):
         tokens = self.tokens_of(opened)
         writer = PromptWriter(reference or on_cpu(opened), seed)
         spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(tokens))
-        texts = "1 prompt" if len(tokens) == 1 else f"{len(tokens)} prompts"
-        description = f"samples of {texts} and the steps after"
+        whose = "built-in " if self.texts == _BUILT_IN else ""
+        number = "prompt" if len(tokens) == 1 else "prompts"
+        description = f"samples of {len(tokens)} {whose}{number} and the steps after"
         return Samples(description, spool, generates=self.generates)
 
     def tokens_of(self, model: Model) -> list[list[int]]:
         """Return the tokens of each text; raises as :meth:`samples_of`."""
         tokenizer = _tokenizer(model, self.tokenizer)
         return [tokenizer.encode(line).ids for line in self.lines()]
+
+
+def built_in_prompts(model: Model) -> Prompts | None:
+    """Return short texts for a decoder that has a tokenizer; None where they do not suit it, or take long."""
+    size = sum(map(stored_bytes, model.proto.graph.initializer))
+    if size > _LARGE or not reads_prompts(model):
+        return None
+    prompts = Prompts(_BUILT_IN, generates=_FEW)
+    try:
+        texts = prompts.tokens_of(model)
+    except (ArgumentError, MissingPackageError):
+        return None
+    outputs = {entry.name: entry for entry in model.proto.graph.output}
+    words = outputs[LOGITS].type.tensor_type.shape.dim[-1].dim_value or inf
+    suits = all(len({*text}) >= _WORDS and max(text) < words for text in texts)
+    return prompts if suits else None
 
 
 class PromptWriter:

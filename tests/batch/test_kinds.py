@@ -1,7 +1,9 @@
 """Folders as software loads them: the types, names, configs and tokenizers that it expects."""
 
 import json
+import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import decoders
@@ -107,6 +109,30 @@ def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) ->
         for home, model in (("out", result), ("in", source))
     )
     assert low_tokens == tokens
+
+
+@pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
+def test_a_tokenizer_that_knows_the_built_in_prompts_lets_both_generate() -> None:
+    home = decoders.folder(Path("in"), "genai", decoders.grouped())
+    assert "random" in convert().rows[0].inputs  # the tokenizer of the tests knows no such words
+    shutil.rmtree("out")
+    letters = [chr(code) for code in range(32, 127)]
+    words = {"type": "WordLevel", "vocab": {letter: code for code, letter in enumerate(letters)}, "unk_token": " "}
+    split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    (home / "tokenizer.json").write_text(json.dumps(decoders.TOKENIZER | {"model": words, "pre_tokenizer": split}))
+    (row,) = convert().rows
+    assert (row.outcome, row.inputs) == ("converted", "samples of 2 built-in prompts and the steps after")
+    assert sum(one.sequences for one in row.tokens) == 2
+    assert row.perplexity is not None
+    text = "The river rises in the hills, and runs for ninety miles before it meets the sea."
+    tokens = [words["vocab"][letter] for letter in text]
+    result = onnx.load("out/model.onnx")
+    models = (decoders.grouped(), result)  # saving takes the weights out of a model
+    pair = [decoders.generate(decoders.on_cpu(each), each, tokens, 8)[0] for each in models]
+    assert pair[0] == pair[1]
+    assert sum(one.same for one in row.tokens) == 16
+    shutil.rmtree("out")
+    assert "random" in convert(samples=3).rows[0].inputs
 
 
 def test_what_overflows_gets_exponents_and_no_float32_island() -> None:

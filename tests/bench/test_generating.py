@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import decoders
+import numpy as np
 import onnx
 import pytest
+import web
 from commands import CLASSIFIER, run
+from onnx import numpy_helper
 
 from onnxamp import convert_folder
+from onnxamp._runtime.browser.server import WEB
 
 TEXTS = [[3, 14, 15], [9, 26, 5, 35, 8], [1, 2, 90, 4]]
 COUNT = 12
@@ -21,6 +25,10 @@ needs_tokenizers = pytest.mark.skipif(
 )
 
 
+JAVASCRIPT_TROUBLE = web.javascript_trouble()
+needs_javascript = pytest.mark.skipif(JAVASCRIPT_TROUBLE is not None, reason=JAVASCRIPT_TROUBLE or "")
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -29,9 +37,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def benched(*arguments: str) -> dict[str, Any]:
-    printed = run("bench", *arguments, *QUICK, "--format", "json")
-    assert printed.exit_code == 0, printed.output
+def benched(*arguments: str, code: int = 0) -> dict[str, Any]:
+    printed = run("bench", *QUICK, *arguments, "--format", "json")
+    assert printed.exit_code == code, printed.output
     found: dict[str, Any] = json.loads(printed.stdout)["report"]
     return found
 
@@ -73,15 +81,69 @@ def test_tokens_are_counted_up_to_the_first_that_differs() -> None:
 
 
 @pytest.mark.usefixtures("home", "forked")
-def test_prompts_may_be_made_up() -> None:
+def test_prompts_may_be_made_up(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv(WEB, str(home))  # without transformers.js
     decoders.folder(Path("web"), "transformers.js", decoders.plain())
     convert_folder("web", "out", jobs=1)
     report = benched("web", "out", "--dim", "sequence_length=9")
     assert report["inputs"] == f"1 random prompt, 9 tokens; {COUNT} tokens generated after each"
     assert [one["model"] for one in report["runs"]] == ["web/onnx/model.onnx", "out/onnx/model_fp16.onnx"]
+    left_out = (
+        "transformers.js is left out: the npm package @huggingface/transformers is not installed: npm install"
+        " @huggingface/transformers installs it in this folder."
+    )
+    assert report["notes"].count(left_out) == 1
     printed = run("bench", "web", *QUICK, "--format", "table").output
     assert "64 tokens" in printed
     assert "generated per s" in printed
+
+
+PLACES = [
+    pytest.param("cpu", "Node", marks=needs_javascript),
+    pytest.param("browser", "Chromium", marks=[needs_javascript, pytest.mark.browser]),
+]
+
+
+@pytest.mark.usefixtures("home", "forked")
+@pytest.mark.parametrize(("provider", "place"), PLACES)
+def test_transformers_js_generates_in_node_and_in_chromium(provider: str, place: str) -> None:
+    model = decoders.plain()
+    decoders.folder(Path("web"), "transformers.js", model)
+    convert_folder("web", "out", jobs=1)
+    report = benched("web", "out", "--provider", provider, "--prompts", "prompts.txt")
+    runs = [one for one in report["runs"] if one["runtime"].startswith("transformers.js")]
+    assert [one["model"] for one in runs] == ["web/onnx/model.onnx", "out/onnx/model_fp16.onnx"]
+    assert len(report["runs"]) == (2 if provider == "browser" else 4)
+    for one in runs:
+        assert place in one["runtime"]
+        assert one["same"] == COUNT * len(TEXTS)
+        assert one["nans"] == 0
+        assert min(one["load"], one["decode"], one["first"]["median"], one["step"]["median"]) > 0
+        assert one["memory"] is None or one["memory"] > 10_000_000
+
+
+@pytest.mark.usefixtures("home", "forked")
+@pytest.mark.parametrize("kind", ["genai", pytest.param("transformers.js", marks=needs_javascript)])
+def test_logits_that_are_not_numbers_are_counted_and_fail(kind: str) -> None:
+    model = decoders.plain() if kind == "transformers.js" else decoders.grouped()
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "lm_head.weight")
+    values = numpy_helper.to_array(weight).copy()
+    values[:, 7] = np.nan
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    decoders.folder(Path("broken"), kind, model)
+    report = benched("broken", code=1)
+    assert {one["nans"] for one in report["runs"]} == {COUNT}
+    engines = ["onnxruntime", "transformers.js" if kind == "transformers.js" else "onnxruntime-genai"]
+    found = [one["runtime"].split()[0] for one in report["runs"]]
+    assert found == (engines if kind == "transformers.js" or HAS_GENAI else engines[:1])
+
+
+@pytest.mark.browser
+@pytest.mark.usefixtures("home")
+def test_other_folders_do_not_generate_in_a_browser() -> None:
+    printed = run("bench", "llama", "--provider", "browser")
+    assert printed.exit_code != 0
+    assert "llama/model.onnx is not in a folder for transformers.js" in " ".join(printed.output.split())
 
 
 @pytest.mark.usefixtures("home")

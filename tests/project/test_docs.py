@@ -53,6 +53,13 @@ UNRUN = {
     "npm install": "downloads packages",
     "pip install": "downloads packages; scripts/test_install.py installs extras, and all named ones exist",
     "trtexec": "needs a GPU",
+    "python -m onnxruntime_genai.models.builder": "downloads a model; benchmarks/language_models.py runs it",
+    "python -m onnxruntime.quantization": "another tool's",
+    "optimum-cli": "downloads a model; benchmarks/language_models.py calls Optimum",
+    "mkdir web/onnx": "moves what Optimum writes",
+    "onnxamp bench web web_fp16 --provider browser": "tests/bench/test_generating.py runs it",
+    "onnxamp convert whisper": "needs what Optimum writes; tests/batch/test_kinds.py converts such folders",
+    "onnxamp bench whisper": "needs what Optimum writes; tests/bench/test_generating.py runs other folders",
     "ray start": "starts daemons; tests/workers start Ray in the test's own process",
     "mpiexec": "tests/train/test_average.py runs it",
     "python -m onnxamp.olive": "tests/olive runs it",
@@ -88,6 +95,7 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(onnxamp.convert_model(model), folder / "model_fp16.onnx")
     np.savez(folder / "samples.npz", **onnxamp.random_samples(model)[0])
     decoders.folder(folder / "llama", "genai", decoders.grouped())
+    decoders.folder(folder / "web", "transformers.js", decoders.plain())
     (folder / "prompts.txt").write_text("w3 w14 w15\nw9 w26 w5 w35 w8\n")
     encoder = onnx.load(folder / "models" / "encoder.onnx")
     onnx.save(encoder, folder / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)

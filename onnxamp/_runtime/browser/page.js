@@ -100,6 +100,10 @@ const answers = {
     return [{ taken }];
   },
 
+  async call({ module, name, given }) {
+    return [await (await import(new URL(module, location)))[name](given)];
+  },
+
   async release({ number }) {
     await sessions.get(number)?.session.release();
     sessions.delete(number);

@@ -277,6 +277,16 @@ BUNDLE: Final = "ort.webgpu.bundle.min.mjs"
 """The file behind ``import "onnxruntime-web/webgpu"``, which reads a .wasm file next to it."""
 
 
+def find_package(name: str, file: str) -> Path | None:
+    """Return the folder of an npm package that has a file: in the folder that WEB names, or where Node looks."""
+    named, path, here = os.environ.get(WEB), os.environ.get("NODE_PATH", ""), Path.cwd()
+    inside = [] if named is None else [Path(named) / "node_modules"]
+    inside += [folder / "node_modules" for folder in (here, *here.parents)]
+    inside += map(Path, filter(None, path.split(os.pathsep)))
+    packages = (folder / name for folder in inside)
+    return next((folder for folder in packages if (folder / file).is_file()), None)
+
+
 def find_web() -> Path:
     """Return the folder with the package's files.
 
@@ -285,26 +295,19 @@ def find_web() -> Path:
     """
     if named := os.environ.get(WEB):
         folder = Path(named)
-        for inner in (
+        inner = [
             folder / "dist",
             folder,
             folder / "node_modules" / _PACKAGE / "dist",
-        ):
-            if (inner / BUNDLE).is_file():
-                return inner
+        ]
         wrong = f"{named}, which {WEB} names, holds no {BUNDLE}"
     else:
-        here = Path.cwd()
-        inside = [
-            folder / "node_modules" for folder in (here, *here.parents)
-        ]  # where Node looks
-        inside += map(
-            Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep))
-        )
-        for folder in inside:
-            if (folder / _PACKAGE / "dist" / BUNDLE).is_file():
-                return folder / _PACKAGE / "dist"
+        package = find_package(_PACKAGE, f"dist/{BUNDLE}")
+        inner = [] if package is None else [package / "dist"]
         wrong = f"the npm package {_PACKAGE} is not installed"
+    for folder in inner:
+        if (folder / BUNDLE).is_file():
+            return folder
     raise RuntimeFailure(
         f"The provider 'browser' cannot be used here: {wrong}; npm install {_PACKAGE} installs it in this folder, and"
         f" {WEB} may name another one."

@@ -147,6 +147,11 @@ class Chromium:
         with suppress(BrokenPipeError):
             os.write(self._pipe[1], json.dumps(message).encode() + b"\0")
 
+    @property
+    def pid(self) -> int:
+        """The number of its first process."""
+        return self._process.pid
+
     def ended(self) -> bool:
         """Return whether it has ended."""
         return self._process.poll() is not None
@@ -202,7 +207,7 @@ _CPU: Final = "CPUExecutionProvider"
 _PROVIDER: Final = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _NODE: Final = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +(\w+) \(")
 _NUMBERS: Final = re.compile(r"^.*?ERROR_CODE: \d+, ERROR_MESSAGE: ")
-_DONE: Final = {"feed": "run", "time": "run", "start": "load"}
+_DONE: Final = {"feed": "run", "time": "run", "call": "run", "start": "load"}
 """Verbs for questions about a model whose names differ."""
 _ONNX_NAMES: Final = {"float32": "float", "float64": "double"}
 """Element types that ONNX calls otherwise."""
@@ -264,6 +269,11 @@ class Browser:
             facts, _ = self.ask("start", {"bundle": BUNDLE}, seconds=_STARTING)
             self.end = opened.pop_all().close
         return facts
+
+    @property
+    def pid(self) -> int:
+        """The number of Chromium's first process."""
+        return self._chromium.pid
 
     @property
     def name(self) -> str:
