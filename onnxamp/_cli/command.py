@@ -60,7 +60,7 @@ def _help_all(count: int) -> click.Option:
         is_eager=True,
         expose_value=False,
         callback=show,
-        help=f"Show all {count} options in full, and exit.",
+        help=f"Show {f'all {count} options' if count > 1 else 'everything'} in full, and exit.",
     )
 
 

@@ -64,22 +64,6 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats end the path, too, and need no entry.
 """
 
-_SINGULAR: Final = frozenset(
-    {
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Atanh",
-        "Div",
-        "Log",
-        "Pow",
-        "Reciprocal",
-        "ReduceL2",
-        "Sqrt",
-    }
-)
-"""Ops whose derivative may be infinite, as that of Sqrt at 0."""
-
 _PARTIAL: Final = frozenset({"Split"})
 """Ops whose rules do not need the gradient of the first output."""
 
@@ -194,8 +178,8 @@ class Pass:
                 if otherwise is None:
                     raise
                 addends = self._addends(call, otherwise)
-            if otherwise is not None and node.key in _SINGULAR:
-                addends = [(value, _finite(addend)) for value, addend in addends]
+            if otherwise is not None and node.key in pointwise.SINGULAR:
+                addends = [(value, finite(addend)) for value, addend in addends]
             for value, addend in addends:
                 self.addends.setdefault(value, []).append(addend)
                 self.shares.setdefault((value, node.index), []).append(addend)
@@ -246,7 +230,7 @@ class Pass:
         return self.totals.get(value)
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
     """Return a tensor with zeros where it holds infinities and NaN."""
     return (x - x).op("IsNaN").where(0.0, x)
 

@@ -359,7 +359,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     if checked.first_bad is not None or checked.skipped is not None:
         when = f" in {trial.seconds:.0f} s" if monotonic() > until else ""
         what, where = ("trials", "") if is_emulated else ("conversions", " there")
-        text = f"No fix was found{when}: {what} with up to {count} fail{where}, too."
+        text = f"No fix was found{when}: {what} with up to {count} also fail{where}."
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     options = [f"--target {target}"] if known is not None else []
     options += [f"--keep-fp32 {names}"] if nodes else []

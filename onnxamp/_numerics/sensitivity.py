@@ -13,13 +13,14 @@ that does to its outputs becomes a gradient of the same energy, spread over the 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from onnx import TensorProto
+from onnx.helper import make_tensor_value_info
 
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.collecting import no_collections
@@ -30,6 +31,14 @@ from onnxamp._numerics.backward import (
     WrittenPiece,
     expanded,
     moved_integers,
+)
+from onnxamp._numerics.matrices import (
+    Floats,
+    Reader,
+    matrix_readers,
+    rounding_error,
+    squared,
+    stepped_back,
 )
 from onnxamp._numerics.turns import without_loops
 from onnxamp._ops.facts import op_facts, op_key
@@ -42,6 +51,7 @@ from onnxamp._runtime.pieces import (
     Piece,
     Runner,
     Side,
+    batched,
     declare_dims,
     parts_of,
     piece_inputs,
@@ -69,8 +79,6 @@ _PROBES: Final = 4
 
 _MANY: Final = 256
 """Elements from which on one vector is enough."""
-
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,8 @@ class GradientWalk:
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
+    _shared: Container[str] = ()
+    """Values that several nodes read."""
 
     def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
         """Measure numbered samples; those that take the same branches share what is loaded. Numbers seed the signs.
@@ -182,22 +192,33 @@ class GradientWalk:
         """Measure samples that take the same branches."""
         flow = runner.flow
         self._integers = moved_integers(flow.nodes, flow.types)
+        reads = Counter(
+            name for names in (*flow.reads, flow.outputs) for name in set(names)
+        )
+        self._shared = {name for name, count in reads.items() if count > 1}
+        readers = {} if self.arithmetic is not None else matrix_readers(flow)
+        whole = list(parts_of(flow, range(len(flow.nodes)), self.model.budget // 4))
         parts = [
-            nodes[at : at + _NODES]
-            for nodes in parts_of(flow, range(len(flow.nodes)), self.model.budget // 4)
-            for at in range(0, len(nodes), _NODES)
+            tuple(nodes)
+            for part in whole
+            for _, alike in groupby(part, lambda node: node if node in readers else -1)
+            for nodes in batched(tuple(alike), _NODES)
         ]
         again = Counter(
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
+        again.update(reader.y for reader in readers.values())
         passes = [_Passes.begin(runner, feeds, again) for feeds in samples.values()]
-        for part in parts:
+        for part in whole:
             for one in passes:
                 one.forward(part)
             runner.forget()
         for number, one in zip(samples, passes, strict=True):
             one.turn(np.random.default_rng(number))
         for part in reversed(parts):
+            if part[0] in readers:
+                self._step_together(passes, readers[part[0]])
+                continue
             for one in passes:
                 self._step(one, part)
             runner.forget()
@@ -223,9 +244,19 @@ class GradientWalk:
             flow.nodes[node] for node in part if flow.nodes[node].op_type == "Loop"
         )
         turns = [_number(values, node.input[0]) for node in loops]
-        key = (*part, *shapes.items(), *dims.items(), *turns)
+        partial = frozenset(
+            name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
+        )
+        seen = {name: one.shapes[name] for name in made if name in one.shapes}
+        key = (
+            *part,
+            *map(tuple, (shapes.items(), dims.items(), seen.items(), turns)),
+            partial,
+        )
         if key not in self._sessions:
-            self._sessions[key] = self._load(flow, part, values, dims, runner)
+            self._sessions[key] = self._load(
+                flow, part, values, dims, runner, partial, seen
+            )
         backward = self._sessions[key]
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
         for seed, rest in zip(one.seeds, waiting, strict=True):
@@ -248,6 +279,44 @@ class GradientWalk:
         found.spread.update(dict.fromkeys(backward.spread))
         side.used(reads)
 
+    @np.errstate(over="ignore", invalid="ignore")
+    def _step_together(self, passes: "Sequence[_Passes]", reader: Reader) -> None:
+        """Run the backward pass of a node that reads a large matrix."""
+        name, x, y, is_product = reader
+        runner = passes[0].side.runner
+        xs = [np.asarray(one.side.output(x)) for one in passes]
+        moved = [rounding_error(one.side.output(y), self.low) for one in passes]
+        errors = moved
+        starts = [
+            (number, seed, rest, rest.pop(y))
+            for number, one in enumerate(passes)
+            for seed, rest in zip(one.seeds, one.waiting, strict=True)
+            if y in rest
+        ]
+        dxs: Sequence[Floats | None] = [None] * len(starts)
+        if is_product and starts:
+            matrix = runner.flow.shell.array(name, raised=runner.flow.emulated)
+            dys = [dy for *_, dy in starts]
+            moved, dxs = stepped_back(matrix, xs, dys, self.low, runner.provider)
+        for (number, seed, rest, dy), dx in zip(starts, dxs, strict=True):
+            rows = xs[number] if dx is None else np.zeros(dy.size // dy.shape[-1], int)
+            costs = {
+                (y, ""): squared(dy, errors[number]),
+                (name, ""): squared(dy, moved[number], rows),
+            }
+            if name in self._shared:
+                costs[name, y] = costs[name, ""]
+            if dx is not None:
+                gradient = dx.reshape(xs[number].shape)
+                rest[x] = rest[x] + gradient if x in rest else gradient
+                if x in self._shared:
+                    error = rounding_error(xs[number], self.low)
+                    costs[x, y] = squared(gradient, error)
+            for what, cost in costs.items():
+                passes[number].found.add(what, seed.group, cost / seed.probes)
+        for one in passes:
+            one.side.used([x, y])
+
     @no_collections()
     def _load(
         self,
@@ -256,6 +325,8 @@ class GradientWalk:
         values: "Mapping[str, ort.OrtValue]",
         seeded: Mapping[str, Sequence[int]],
         runner: Runner,
+        partial: Container[str],
+        seen: Mapping[str, Sequence[int]],
     ) -> _Backward:
         """Write the backward pass of a piece whose inputs have these shapes, and load it."""
         kinds = {name: str(value.data_type()) for name, value in values.items()}
@@ -263,16 +334,28 @@ class GradientWalk:
         for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, values[entry.name].shape())
-        model, turns = without_loops(model, partial(_number, values))
+        model.graph.value_info.extend(
+            make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in seen.items()
+        )
+        model, turns = without_loops(model, lambda name: _number(values, name))
         graph = Graph.of(expanded(model))
         written = WrittenPiece(
-            graph, self.low, flow, self.arithmetic, turns, self._integers
+            graph=graph,
+            low=self.low,
+            flow=flow,
+            arithmetic=self.arithmetic,
+            turns=turns,
+            integers=self._integers,
+            shared=self._shared,
+            partial=partial,
         )
         fed = written.finish(seeded)
         # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
         for entry in written.model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, [None] * len(entry.type.tensor_type.shape.dim))
+        del written.model.graph.value_info[:]
         return _Backward(
             session=make_session(
                 written.model, runner.provider, optimize=False, lean=flow.large
@@ -285,23 +368,6 @@ class GradientWalk:
         )
 
 
-def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
-    """Return the largest magnitudes of float values that have just been computed.
-
-    Those of values that hold sentinels, which do not count, are negative.
-    """
-    found = dict[str, float]()
-    for name in names:
-        if side.flow.types.get(name) == FLOAT and name in side.values:
-            sizes = np.abs(side.values[name].numpy())
-            most = float(sizes.max(initial=0.0))
-            if not most < SENTINEL:
-                most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
-            found[name] = most
-            side.used([name])
-    return found
-
-
 @dataclass
 class _Passes:
     """The passes of one sample.
@@ -309,12 +375,15 @@ class _Passes:
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
         groups: outputs whose errors are told apart, and last what decides about selections and branches.
-        largest: the largest magnitudes so far.
+        largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
+            or what is no number, are negative.
+        shapes: the shapes of these values.
     """
 
     side: Side
     groups: list[list[str]]
-    largest: dict[str, float]
+    largest: dict[str, float] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     seeds: "list[_Seed]" = field(default_factory=list)
     waiting: list[dict[str, Floats]] = field(default_factory=list)
 
@@ -327,13 +396,27 @@ class _Passes:
         seen = [name for name in names if flow.types.get(name) == FLOAT]
         side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
         groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        return cls(side, [*groups, decisive], _largest(side, seen))
+        passes = cls(side, [*groups, decisive])
+        passes._see(seen)
+        return passes
 
     def forward(self, part: Sequence[int]) -> None:
         """Run a piece."""
         self.side.run(part)
-        made = (name for node in part for name in self.side.flow.nodes[node].output)
-        self.largest |= _largest(self.side, made)
+        nodes = self.side.flow.nodes
+        self._see(name for node in part for name in nodes[node].output)
+
+    def _see(self, names: Iterable[str]) -> None:
+        """Note what is known of values that have just been computed."""
+        side = self.side
+        for name in names:
+            if side.flow.types.get(name) == FLOAT and name in side.values:
+                sizes = np.abs(side.values[name].numpy())
+                most = float(sizes.max(initial=0.0))
+                if not most < SENTINEL:
+                    most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
+                self.largest[name], self.shapes[name] = most, sizes.shape
+                side.used([name])
 
     def turn(self, random: np.random.Generator) -> None:
         """Draw the signs from which the backward pass begins."""

@@ -257,14 +257,15 @@ def _sizes(audit: Audit) -> list[Part]:
 
 
 def _fits(run: RunCheck) -> tuple[str, ...]:
-    """Return how many values do not fit float16, and how many of them do with exponents."""
+    """Return how many values do not fit float16, and how many of them fit with exponents."""
     if run.fit is None:
         return ()
     values, fitting = run.fit.values, len(run.fit.fitting)
     largest = max(values, key=lambda row: row.largest)
     one = len(values) == 1
+    which = repr(largest.value) if one else f"the largest, {largest.value!r},"
     text = (
-        f"{count(len(values), 'value')} {'does' if one else 'do'} not fit float16: {largest.value!r} reaches"
+        f"{count(len(values), 'value')} {'does' if one else 'do'} not fit float16: {which} reaches"
         f" {number(largest.largest)}."
     )
     if not fitting:
@@ -282,7 +283,7 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
 
 
 def _out_of_range(fit: RangeFit) -> Table:
-    """The values that do not fit float16, and what exponents do to them."""
+    """Return the table of values that do not fit float16, with the effect of exponents."""
     rows = []
     for row in fit.values:
         stored = f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}"

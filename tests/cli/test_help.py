@@ -78,7 +78,7 @@ class TestHelp:
         assert sorted(flags(text)) == sorted(
             ["--help", "--help-all", *(row.flags.partition("/")[0].rpartition(" ")[2] for row in rows)]
         )
-        assert f"Show all {len(rows)} options" in text
+        assert f"Show {'everything' if len(rows) == 1 else f'all {len(rows)} options'} in full" in text
         assert "Exit codes: 0 " in text
         for item in rows:
             assert re.sub(r"\s", "", item.help) in re.sub(r"\s", "", text)
@@ -175,7 +175,7 @@ class TestRows:
         assert tuple(words_of(row(command, flag))) == words
 
     def test_numbers_in_texts(self) -> None:
-        assert f"1, and {LEAST} to {MOST} where" in row("convert", "--samples").more
+        assert f"1, or {LEAST} to {MOST} if" in row("convert", "--samples").more
 
     def test_every_source_of_words_is_used(self) -> None:
         assert {word for row in option_rows() for word in row.choices if word[0] == "@"} == set(SOURCES)

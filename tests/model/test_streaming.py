@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -355,11 +356,23 @@ for _ in sys.stdin:
         for dtype in ("float16", "bfloat16"):
             options = {"external_data": "always", "shard_bytes": 1 << 20, "validate": False}
             convert_file(sys.argv[1], sys.argv[2], dtype=dtype, **options)
-            print("done", flush=True)
-    print(child, flush=True)
+            print(os.getpid(), "converted", flush=True)
+    print(child, "began", flush=True)
     os.waitpid(child, 0)
 """
 """Forks a process for each line; it converts until it is killed."""
+
+
+def that_converted_twice(server: subprocess.Popen[str]) -> int:
+    """Return the process that has just been forked; what those before it told is still to be read."""
+    counts, child = Counter[str](), ""
+    while counts[child] < 2:
+        process, word = server.stdout.readline().split()
+        if word == "began":
+            child = process
+        else:
+            counts[process] += 1
+    return int(child)
 
 
 @pytest.mark.slow
@@ -370,8 +383,7 @@ def test_killed_at_any_moment_the_result_is_whole(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, source, target], **pipes) as server:
         for delay in (0.0, 0.03, 0.06, 0.1):
             server.stdin.write("\n")
-            said = [server.stdout.readline() for _ in range(3)]
-            (child,) = (int(line) for line in said if line != "done\n")
+            child = that_converted_twice(server)
             time.sleep(delay)
             os.kill(child, signal.SIGKILL)
             (weight,) = onnx.load(target).graph.initializer
