@@ -152,7 +152,7 @@ class WrittenPiece:
             gradient = gradient.op("Clip", gradient.like(-_MOST), gradient.like(_MOST))
         change = gradient * error
         if key[0] in self.partial:  # some elements are undefined, or meet no gradient
-            change = change.op("IsNaN").where(0.0, change)
+            change = finite(change)
         cost = change.op("ReduceSumSquare", keepdims=0)
         known = self.noted.get(key)
         self.noted[key] = cost if known is None else known + cost
