@@ -161,7 +161,9 @@ class WrittenPiece:
 
 
 def _moved(call: Call, position: int, x: Tensor) -> Tensor:
-    """Return a gradient of an input with the energy of the effect that a small change of that input has on the outputs."""
+    """Return a gradient of an input with the energy of the effect that a small change of that input has on
+    the outputs.
+    """
     writer = call.writer
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
     places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)

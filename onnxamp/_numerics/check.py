@@ -95,8 +95,8 @@ def check_run(
             Excludes ``stop``.
 
     Returns:
-        What every float value was like, in execution order. ``first_bad`` is the first fault, None if there is none;
-        ``skipped`` says why the model does not run.
+        A report with the measurements of every float value, in execution order. ``first_bad`` is the first fault, None
+        if there is none; ``skipped`` says why the model does not run.
 
     Raises:
         ArgumentTypeError: the model or the samples are of another type.

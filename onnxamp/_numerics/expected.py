@@ -235,7 +235,9 @@ class ExpectedErrors:
         return sqrt(self._sum(rows) + nodes * self._prior)
 
     def rounded(self, key: str, low: AbstractSet[str]) -> list[int]:
-        """Return the rows of all that a node rounds in low precision: its results, and the values that are cast for it."""
+        """Return the rows of all that a node rounds in low precision: its results, and the values that are
+        cast for it.
+        """
         cast = [row for made, row in self.read[key] if made not in low]
         return [*self.made.get(key, ()), *cast]
 

@@ -466,7 +466,9 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
 
 
 def size_only(diff: TensorDiff) -> bool:
-    """Return whether only sizes differ. Outputs with data-dependent sizes may gain or lose an element at a threshold."""
+    """Return whether only sizes differ. Outputs with data-dependent sizes may gain or lose an element at a
+    threshold.
+    """
     sizes_differ = diff.reference_shape != diff.result_shape
     return sizes_differ and len(diff.reference_shape) == len(diff.result_shape)
 

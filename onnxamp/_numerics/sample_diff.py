@@ -311,7 +311,9 @@ class DiffProbe(Probe[SampleDiff]):
 
 
 def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Session:
-    """Return the reference for results on an engine: it runs on the same engine or, for a plugin provider, on the CPU."""
+    """Return the reference for results on an engine: it runs on the same engine or, for a plugin provider,
+    on the CPU.
+    """
     return engine.reference.open(
         model, whole=whole and engine.is_reference, budget=budget
     )

@@ -245,7 +245,9 @@ class Draw:
         return self.maker().make(int(generated[0]), number)
 
     def others(self) -> Iterator["Draw"]:
-        """Yield copies with sizes to try if the usual ones do not run, starting with those that the weights determine."""
+        """Yield copies with sizes to try if the usual ones do not run, starting with those that the weights
+        determine.
+        """
         maker = self.maker()
         found = maker.determined or maker.solved({})
         if maker.determined is None and found.sizes:

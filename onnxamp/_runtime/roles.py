@@ -117,7 +117,9 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 
 def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
-    """Return the role that an input's name implies. A matrix has no lengths, since there is one per element of a batch."""
+    """Return the role that an input's name implies. A matrix has no lengths, since there is one per element
+    of a batch.
+    """
     name, kind = graph.values[value].name.lower(), graph.types[value] or ""
     roles = (
         role for role, numbers, part in _NAMES if numbers in kind and part.search(name)

@@ -182,7 +182,9 @@ class SampleSource(ABC):
     def samples_of(
         self, model: ModelSource, seed: int = 0, reference: Session | None = None
     ) -> Samples:
-        """Return the samples for a model; ``seed`` is for inputs that are not given; ``reference`` keeps its outputs."""
+        """Return the samples for a model; ``seed`` is for inputs that are not given; ``reference`` keeps its
+        outputs.
+        """
 
 
 SamplesLike: TypeAlias = (
