@@ -9,6 +9,7 @@ A part belongs to the work that began it: where anything that it depends on has 
 says what.
 """
 
+import errno
 import json
 import math
 import os
@@ -94,6 +95,8 @@ class State:
 
     path: Path
     _file: BinaryIO
+    _refused: OSError | None = None
+    """Why nothing can be written, where that is so: a finished job needs nothing more."""
     _parts: dict[str, Part] = field(default_factory=dict)
     _end: int = 0
     _saved: float = field(default_factory=monotonic)
@@ -140,6 +143,16 @@ class State:
         if self._parts.pop(name, None) is not None:
             self._add({"part": name, "facts": None})
 
+    def check_writable(self) -> None:
+        """Check that work which is done can be kept.
+
+        Raises:
+            OutputError: the file can only be read.
+        """
+        if self._refused is not None:
+            with _writing(self.path):
+                raise self._refused
+
     def _read(self, place: _Place) -> Any:
         self._file.seek(place[0])
         return json.loads(self._file.read(place[1]))
@@ -147,6 +160,7 @@ class State:
     def _add(self, line: Any) -> _Place:
         data = _summed(json.dumps(line).encode())
         with _writing(self.path):
+            self.check_writable()
             self._file.seek(self._end)
             self._file.write(data)
             self._file.flush()
@@ -183,9 +197,10 @@ class State:
             except (KeyError, TypeError):
                 raise ValueError(f"line {number} belongs to another state") from None
             self._end += len(data)
-        if self._file.seek(0, os.SEEK_END) > self._end:
+        if self._refused is None and self._file.seek(0, os.SEEK_END) > self._end:
             self._file.truncate(self._end)
         if not self._end:
+            self.check_writable()
             self._file.seek(0)
             self._file.write(_HEAD)
             self._file.flush()
@@ -236,12 +251,9 @@ def opened(
         return
     path = as_path(given)
     with _writing(path):
-        if is_remote(path):
-            file: BinaryIO = BytesIO(path.read_bytes() if path.exists() else b"")
-        else:
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        file, refused = _opened(path)
     try:
-        state = State(path, file)
+        state = State(path, file, refused)
         _lock(path, file, wait=renew and waits)
         _load(state, renew=renew)
         with cleaned_up(state._upload):
@@ -254,12 +266,25 @@ def opened(
         file.close()
 
 
+def _opened(path: Path) -> tuple[BinaryIO, OSError | None]:
+    """Open a state file, and return what keeps it from being written to if it can only be read."""
+    if is_remote(path):
+        return BytesIO(path.read_bytes() if path.exists() else b""), None
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"), None
+    except OSError as error:
+        is_read_only = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        if not is_read_only or not path.is_file():
+            raise
+        return path.open("rb"), error
+
+
 def _load(state: State, *, renew: bool) -> None:
     with _writing(state.path):
         try:
             state._load()
         except ValueError as error:
-            if not renew:
+            if not renew or state._refused is not None:
                 raise ArgumentError(
                     f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it"
                     " to start again, or name another file."

@@ -1,8 +1,4 @@
-"""The files beside the models of a folder, such as configs and tokenizers: software needs them to load the results.
-
-They are written last, and only if every model of their folder has a result. Until then, software does not recognise the
-results as a folder that it can load.
-"""
+"""The files beside the models of a folder, such as configs and tokenizers: software needs them to load the results."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,34 +6,36 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from onnxamp._batch.job import Job
+from onnxamp._batch.job import Entry, Job
 from onnxamp._batch.kinds import Package, files_below, is_companion
+from onnxamp._batch.placing import put_in_place
 from onnxamp._dtypes import ELEM_NAMES, LOW_ELEMS
 from onnxamp._job.folder import Shipped
-from onnxamp._model.data_files import data_files_of
 from onnxamp._model.storage import load_model, write_file
 from onnxamp._paths.paths import made_folder
 from onnxamp._state import Part, fingerprint
 
 PART: Final = "companions"
-"""Part of the state of a results folder: fingerprints of the files that were written beside results, by path."""
+"""Part of the state of a results folder: for each file beside results that is ours, the fingerprints it may have."""
 
 
 def ship(
     package: Package,
-    jobs: Iterable[Job],
+    jobs: Sequence[Job],
+    entries: Mapping[str, Entry],
     source: Path,
     target: Path,
     part: Part,
     others: Iterable[Path] = (),
 ) -> Shipped:
-    """Copy the files beside the models of a folder, with the settings that their results need.
+    """Copy the files beside the models of a folder, with the settings that their results need, and put all in place.
 
     A file that is there and was not written by an earlier run, or was changed since, stays as it is.
 
     Args:
         package: the folder.
         jobs: its models, all of which have results.
+        entries: what is remembered of these, by name of the model.
         source: the folder that is converted, which it is or lies in.
         target: the folder of the results.
         part: what earlier runs wrote.
@@ -46,9 +44,10 @@ def ship(
     Raises:
         OutputError: a file cannot be written.
     """
-    needed = list(_needed(package, jobs))
+    needed = list(_needed(package, jobs, entries))
     without = {path.resolve() for path in (target, *others)}
-    written, kept = list[str](), list[str]()
+    written, kept, new = list[str](), list[str](), list[str]()
+    home, stage = jobs[0].home, jobs[0].stage
     for path in files_below(package.folder, without):
         if not path.is_file() or not is_companion(path.name):
             continue
@@ -57,16 +56,20 @@ def ship(
         data = _changed(
             path.read_bytes(), [one for one in needed if one.file == inside]
         )
-        place, new = target / name, fingerprint(data)
+        place, wanted = home / inside, fingerprint(data)
         known = fingerprint(place.read_bytes()) if place.is_file() else None
-        if known not in (None, new, part.get(name)):
+        if known is not None and known != wanted and known not in part.get(name, ()):
             kept.append(name)
             continue
-        if known != new:
+        if known != wanted:
+            place = (stage or home) / inside
             made_folder(place.parent)
             write_file(place, data)
-            part[name] = new
+            part[name] = [wanted, *filter(None, [known])]
+            new.append(inside)
         written.append(name)
+    if stage is not None:
+        put_in_place(jobs, entries, new, package.kind)
     return Shipped(
         name=package.folder.relative_to(source).as_posix(),
         kind=package.kind.name,
@@ -84,13 +87,15 @@ class _Change(NamedTuple):
     value: Any
 
 
-def _needed(package: Package, jobs: Iterable[Job]) -> Iterator[_Change]:
+def _needed(
+    package: Package, jobs: Iterable[Job], entries: Mapping[str, Entry]
+) -> Iterator[_Change]:
     """Yield the settings that results need."""
     settings = package.kind.settings
     for job in jobs if settings else ():
         found = {
-            "dtype": _dtype_of_caches(package, job.target),
-            "files": len(data_files_of(job.target)),
+            "dtype": _dtype_of_caches(package, job.result),
+            "files": len(entries[job.name].written) - 1,
         }
         for setting in settings:
             if value := found[setting.value]:

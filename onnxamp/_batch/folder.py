@@ -25,6 +25,7 @@ from onnxamp._batch.job import (
     written_by,
 )
 from onnxamp._batch.kinds import SAME, Packages, files_below
+from onnxamp._batch.placing import STAGE
 from onnxamp._batch.sharing import share_weights
 from onnxamp._convert.misspelt import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
@@ -39,7 +40,7 @@ from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
-from onnxamp._state import Part, State, as_data, from_data, opened
+from onnxamp._state import Part, State, as_data, opened
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place
@@ -138,6 +139,9 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
             left_out.append(name.as_posix())
             continue
         result = name.with_stem(called.becomes.format(stem=path.stem))
+        home = target
+        if package is not None:
+            home /= package.folder.relative_to(source)
         jobs.append(
             Job(
                 name=name.as_posix(),
@@ -145,7 +149,8 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
                 target=target / result,
                 failed=target / "failed" / result,
                 inputs=_inputs_of(name, inputs),
-                home=target,
+                home=home,
+                stage=None if package is None or is_remote(home) else home / STAGE,
                 package=package,
                 types=called.types,
             )
@@ -338,7 +343,9 @@ def run_folder(
     with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None
         kept = state.part("folder", {})
-        rows, waiting = _known(found, remembered(kept), prints, target, retry=retry)
+        rows, waiting = _known(found, remembered(kept), prints, retry=retry)
+        if waiting:
+            state.check_writable()
         waiting.sort(
             key=size_of, reverse=True
         )  # so that no worker starts a large one last
@@ -353,8 +360,9 @@ def run_folder(
                 made_with = prints.failure if row.has_failed else prints.result
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 kept[row.name] = None if result.may_pass else as_data(entry)
-        _share(options, found, rows, kept)
-        shipped = tuple(_shipped(found, rows, source, target, state))
+        entries = remembered(kept)
+        _share(options, found, rows, entries, kept)
+        shipped = tuple(_shipped(found, rows, entries, source, target, state))
     report = FolderReport(
         source=source,
         target=target,
@@ -386,27 +394,32 @@ def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
 
 
 def _share(
-    options: FolderOptions, jobs: Sequence[Job], rows: dict[str, Row], kept: Part
+    options: FolderOptions,
+    jobs: Sequence[Job],
+    rows: dict[str, Row],
+    entries: dict[str, Entry],
+    kept: Part,
 ) -> None:
     """Let results share the weights that their models share, and remember them as they are then."""
     done = [job for job in jobs if not rows[job.name].has_failed]
-    if all(rows[job.name].outcome == "up to date" for job in done):
-        return
-    for job, size in share_weights(done, options):
-        entry, row = from_data(Entry, kept[job.name]), rows[job.name]
+    fresh = {name for name, row in rows.items() if row.outcome == "converted"}
+    for job, size in share_weights(done, entries, fresh, options):
+        entry, row = entries[job.name], rows[job.name]
         rows[job.name] = replace(row, bytes_after=size)
         told = replace(entry.row, bytes_after=size)
-        kept[job.name] = as_data(replace(entry, row=told, written=written_by(job)))
+        entries[job.name] = replace(entry, row=told, written=written_by(job))
+        kept[job.name] = as_data(entries[job.name])
 
 
 def _shipped(
     jobs: Sequence[Job],
     rows: Mapping[str, Row],
+    entries: Mapping[str, Entry],
     source: Path,
     target: Path,
     state: State,
 ) -> Iterator[Shipped]:
-    """Write what is beside the models of packages of which every model has a result."""
+    """Complete the packages of which every model has a result, and tell of the others."""
     owned: dict[Path, list[Job]] = {}
     for job in jobs:
         if job.package is not None:
@@ -414,9 +427,13 @@ def _shipped(
     for own in owned.values():
         package = own[0].package
         assert package is not None
-        if not any(rows[job.name].has_failed for job in own):
+        failed = tuple(job.name for job in own if rows[job.name].has_failed)
+        if failed:
+            name = package.folder.relative_to(source).as_posix()
+            yield Shipped(name=name, kind=package.kind.name, failed=failed)
+        else:
             part, others = state.part(PART, {}), owned.keys() - {package.folder}
-            yield ship(package, own, source, target, part, others)
+            yield ship(package, own, entries, source, target, part, others)
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
@@ -428,24 +445,20 @@ def _known(
     jobs: Sequence[Job],
     state: Mapping[str, Entry],
     prints: "_Prints",
-    target: Path,
     *,
     retry: bool,
 ) -> tuple[dict[str, Row], list[Job]]:
     """Return the rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
     rows, waiting = dict[str, Row](), list[Job]()
     for job in jobs:
-        entry, needed = (
-            state.get(job.name),
-            [path for path in (job.source, job.inputs) if path is not None],
-        )
+        entry = state.get(job.name)
         if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
             waiting.append(job)
-        elif entry.row.has_failed and entry.is_current(target, prints.failure, needed):
+        elif entry.row.has_failed and entry.is_current(job, prints.failure):
             rows[job.name] = replace(entry.row, outcome="failed before", seconds=0.0)
         elif (
             not entry.row.has_failed
-            and entry.is_current(target, prints.result, needed)
+            and entry.is_current(job, prints.result)
             and job.is_paged
         ):
             rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
@@ -453,7 +466,7 @@ def _known(
             waiting.append(
                 replace(
                     job,
-                    cure=entry if entry.is_cure(target, prints.cure, needed) else None,
+                    cure=entry if entry.is_cure(job, prints.cure) else None,
                 )
             )
     return rows, waiting
@@ -509,7 +522,7 @@ def _work(
 
     def swept() -> None:
         for position in running:
-            sweep(jobs[position].target)
+            sweep(jobs[position].output)
 
     with (
         cleaned_up(swept),
@@ -529,7 +542,7 @@ def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
     if isinstance(found, Failed):
         return failed(job, found.error)
     if isinstance(found, Crash):
-        sweep(job.target)
+        sweep(job.output)
         row = Row(job.name, message=str(found))
         return Entry(row=row, read=read_before(job), may_pass=found.was_ended)
     return found

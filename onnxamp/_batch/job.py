@@ -37,9 +37,9 @@ from onnxamp._job.folder import Row
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Conversion, Sink
+from onnxamp._model.data_files import data_files_of
 from onnxamp._model.model import Model
 from onnxamp._model.sources import stamp_now, watched_sources
-from onnxamp._model.storage import data_files, folder_of, load_model
 from onnxamp._numerics.limits import Accept
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
@@ -68,8 +68,8 @@ class Entry:
 
     Attributes:
         row: the same for people.
-        read: stamps of the files that were read, by path relative to the folder of the results.
-        written: stamps of the files that were written; none if it failed.
+        read: stamps of the files that were read, by path relative to :attr:`Job.home`.
+        written: stamps of the files that were written, by their final paths; none if it failed.
         cured: the options that passed, as JSON, where those of the call did not; None if they did, or failed.
         may_pass: a failure need not happen again: it is one of the machine, or of a file that is missing.
         made_with: a hash of all that determines the result.
@@ -84,22 +84,22 @@ class Entry:
     made_with: str = ""
     searched_with: str = ""
 
-    def is_current(
-        self, folder: Path, fingerprint: str, needed: Iterable[Path]
-    ) -> bool:
-        """Return whether nothing has changed since, and all files that are ``needed`` were read then."""
+    def is_current(self, job: "Job", fingerprint: str) -> bool:
+        """Return whether nothing has changed since the job was done."""
         return (
             self.made_with == fingerprint
-            and self._read(folder, needed)
-            and _unchanged(self.written, folder)
+            and self._is_read(job)
+            and all(
+                _stamp(job.found(name)) == self.written[name] for name in self.written
+            )
         )
 
-    def is_cure(self, folder: Path, fingerprint: str, needed: Iterable[Path]) -> bool:
+    def is_cure(self, job: "Job", fingerprint: str) -> bool:
         """Return whether the options that passed are known, and would pass again."""
         return (
             self.cured is not None
             and self.searched_with == fingerprint
-            and self._read(folder, needed)
+            and self._is_read(job)
         )
 
     @property
@@ -107,9 +107,19 @@ class Entry:
         """Whether no conversion passed."""
         return self.cured is not None and self.cured["level"] == "O0"
 
-    def _read(self, folder: Path, needed: Iterable[Path]) -> bool:
-        names = {_relative(path, folder) for path in needed}
-        return names <= self.read.keys() and _unchanged(self.read, folder)
+    def data_of(self, job: "Job") -> set[Path]:
+        """Return the data files of the model that was read."""
+        others = read_before(job).keys()
+        return {_place(name, job.home) for name in self.read.keys() - others}
+
+    def _is_read(self, job: "Job") -> bool:
+        """Return whether all that the job reads was read then, and has not changed since."""
+        needed = (path for path in (job.source, job.inputs) if path is not None)
+        return {
+            _relative(path, job.home) for path in needed
+        } <= self.read.keys() and all(
+            _stamp(_place(name, job.home)) == stamp for name, stamp in self.read.items()
+        )
 
 
 def remembered(part: Part) -> dict[str, Entry]:
@@ -121,11 +131,7 @@ def remembered(part: Part) -> dict[str, Entry]:
     return entries
 
 
-def _unchanged(known: Mapping[str, Stamp], folder: Path) -> bool:
-    return all(_stamp(_found(path, folder)) == stamp for path, stamp in known.items())
-
-
-def _found(path: str, folder: Path) -> Path:
+def _place(path: str, folder: Path) -> Path:
     """Return the path of a name that :func:`_relative` made."""
     named = as_path(path)
     return named if is_remote(named) else folder / named
@@ -219,11 +225,13 @@ class FolderOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One model: its name, its file, where the result goes, or what fails, its inputs, and the folder of the state.
+    """One model: its name, its file, where the result goes, or what fails, its inputs, and its folder of results.
 
-    ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is where its report goes,
-    ``search`` where level auto keeps its measurements, and ``shared`` are files that all models depend on. ``package``
-    is the folder that it is part of, if its kind is known, and ``types`` what software calls the types of the result.
+    With ``stage``, a hidden folder in ``home``, results wait there until all of the ``package`` are there (see
+    :mod:`onnxamp._batch.placing`). ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is
+    where its report goes, ``search`` where level auto keeps its measurements, and ``shared`` are files that all models
+    depend on. ``package`` is the folder that it is part of, if its kind is known, and ``types`` what software calls the
+    types of the result.
     """
 
     name: str
@@ -232,6 +240,7 @@ class Job:
     failed: Path
     inputs: Path | None
     home: Path
+    stage: Path | None = None
     cure: Entry | None = None
     page: Path | None = None
     search: Path | None = None
@@ -240,11 +249,31 @@ class Job:
     types: str = ""
 
     @property
+    def output(self) -> Path:
+        """Where the result is written."""
+        return self.staged(self.target)
+
+    @property
+    def result(self) -> Path:
+        """Where the result is now."""
+        return self.output if self.output.exists() else self.target
+
+    def staged(self, path: Path) -> Path:
+        """Return where a file of the result waits."""
+        return path if self.stage is None else self.stage / path.relative_to(self.home)
+
+    def found(self, name: str) -> Path:
+        """Return where a file of the result is now, whose final path is known by name."""
+        place = _place(name, self.home)
+        waiting = self.staged(place)
+        return waiting if waiting.exists() else place
+
+    @property
     def is_paged(self) -> bool:
         """Whether no page is wanted, or there is one of the result that is there."""
         page = self.page
         return page is None or (
-            page.exists() and page.stat().st_mtime_ns >= self.target.stat().st_mtime_ns
+            page.exists() and page.stat().st_mtime_ns >= self.result.stat().st_mtime_ns
         )
 
 
@@ -299,7 +328,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
         *misspelt(model, options.conversion),
         *_absent_dims(options, model.proto),
     )
-    job.target.parent.mkdir(parents=True, exist_ok=True)
+    job.output.parent.mkdir(parents=True, exist_ok=True)
     if job.search is not None:
         job.search.parent.mkdir(parents=True, exist_ok=True)
     outcome = convert_to_file(_request(options, job, model), sink_of(options, job))
@@ -323,13 +352,16 @@ def sink_of(options: FolderOptions, job: Job) -> Sink:
         external_data=options.external_data,
         shard_bytes=options.shard_bytes,
         data_names="onnx" if job.package is None else job.package.kind.data_names,
+        stage=None if job.stage is None else job.output,
     )
 
 
 def written_by(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that make up the result of a job."""
-    data = data_files(load_model(job.target), folder_of(job.target))
-    return stamps({job.target, *data}, job.home)
+    result = job.result
+    files = (result, *(result.parent / name for name in data_files_of(result)))
+    is_staged = job.stage is not None and result != job.target
+    return stamps(files, job.stage if is_staged and job.stage else job.home)
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:

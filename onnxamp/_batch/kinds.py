@@ -74,6 +74,10 @@ class Kind:
         """Return whether a folder has all files that make it one of the kind."""
         return all(next(folder.glob(mark), None) is not None for mark in self.marks)
 
+    def is_mark(self, name: str) -> bool:
+        """Return whether a file is one of those by which the kind is recognised; ``name``: its path in the folder."""
+        return _fits(name, self.marks)
+
     def name_of(self, path: Path) -> Name:
         """Return the name of the result of a model."""
         return next(name for name in self.names if fnmatchcase(path.stem, name.pattern))

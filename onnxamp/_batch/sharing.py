@@ -4,23 +4,18 @@ Each result is written by itself, with all its weights. Then those that are the 
 A result whose weights another one refers to is never written over, as :mod:`onnxamp._model.data_files` says.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._batch.job import FolderOptions, Job, sink_of
+from onnxamp._batch.job import Entry, FolderOptions, Job, sink_of
 from onnxamp._dtypes import FLOAT16
 from onnxamp._job.writing import Sink
 from onnxamp._model.blobs import PIECE, WeightConverter
-from onnxamp._model.data_files import (
-    data_files_of,
-    is_data_name,
-    is_own,
-    referring_models,
-)
+from onnxamp._model.data_files import is_data_name, is_own, referring_models
 from onnxamp._model.external_data import (
     DataFile,
     DataLocation,
@@ -31,7 +26,7 @@ from onnxamp._model.external_data import (
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.saving import save_model
 from onnxamp._model.storage import folder_of, load_model, weight_bytes
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths.paths import is_remote, made_folder
 
 
 class Shared(NamedTuple):
@@ -41,11 +36,18 @@ class Shared(NamedTuple):
     size: int
 
 
-def share_weights(jobs: Iterable[Job], options: FolderOptions) -> Iterator[Shared]:
+def share_weights(
+    jobs: Iterable[Job],
+    entries: Mapping[str, Entry],
+    fresh: Container[str],
+    options: FolderOptions,
+) -> Iterator[Shared]:
     """Let results share the weights that their originals share.
 
     Args:
         jobs: models that have results.
+        entries: what is remembered of these, by name of the model.
+        fresh: names of the models whose results are new.
         options: how results are written.
 
     Returns:
@@ -56,25 +58,47 @@ def share_weights(jobs: Iterable[Job], options: FolderOptions) -> Iterator[Share
 
     Complexity: the weights of models that share a data file are read once, and written once where they differ.
     """
-    for group in _groups(jobs):
+    for group in _groups(jobs, entries):
+        if not any(job.name in fresh or job.result != job.target for job in group):
+            continue
+        sinks = {job.name: sink_of(options, job) for job in group}
+        copied = {
+            job.name: _copied(job, sinks[job.name], len(entries[job.name].written) > 1)
+            for job in group
+            if job.result != job.output
+        }
         stored: dict[bytes, DataLocation] = {}
         for job in group:
-            size = _refer(sink_of(options, job), stored)
+            size = _refer(sinks[job.name], stored)
+            if size is None:
+                size = copied.get(job.name)
             if size is not None:
                 yield Shared(job, size)
         _remove_unused(group)
 
 
-def _groups(jobs: Iterable[Job]) -> list[list[Job]]:
+def _copied(job: Job, sink: Sink, external: bool) -> int:
+    """Copy a result in its place, with all its weights, to those that wait; returns the bytes of the weights."""
+    made_folder(job.output.parent)
+    return save_model(
+        load_model(job.result),
+        job.output,
+        WeightConverter(FLOAT16, folder_of(job.result)),
+        external=external,
+        shard_bytes=sink.shard_bytes,
+        data_names=sink.data_names,
+    ).size
+
+
+def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]]:
     """The models with results on this machine, in one folder, that share data files with each other."""
     by_file: dict[tuple[Path, Path], list[Job]] = {}
     for job in jobs:
         if job.package is not None and job.package.kind.data_names != "onnx":
             continue  # that software finds a data file by the name of its own model
         if not is_remote(job.source) and not is_remote(job.target):
-            for name in data_files_of(job.source):
-                place = job.source.parent / name, job.target.parent
-                by_file.setdefault(place, []).append(job)
+            for file in entries[job.name].data_of(job):
+                by_file.setdefault((file, job.target.parent), []).append(job)
     shared = (group for group in by_file.values() if len(group) > 1)
     # Models that share several files are one group.
     return [*{tuple(job.name for job in group): group for group in shared}.values()]
@@ -86,7 +110,7 @@ def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
     Returns:
         The bytes that are left in it; None where nothing changed.
     """
-    path = sink.target
+    path = sink.stage or sink.target
     model, folder = load_model(path), folder_of(path)
     others, own = set[Path](), dict[bytes, DataLocation]()
     digests = dict[int, bytes]()
@@ -127,7 +151,7 @@ def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
 
 def _remove_unused(group: Sequence[Job]) -> None:
     """Remove the data files of earlier results to which no model refers any more."""
-    folder = group[0].target.parent
+    folder = group[0].output.parent
     own = {
         path.name
         for path in folder.iterdir()

@@ -76,6 +76,7 @@ class Shipped:
         copied: paths of the files that are beside the results as they should be, with slashes.
         kept: paths of those that were there in another form, and are as they were.
         left: models that were left out, since their names say that they hold other types of the same network.
+        failed: models without a result. Where there are any, the folder is as it was before.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Shipped:
     copied: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

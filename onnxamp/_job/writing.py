@@ -97,6 +97,7 @@ class Sink:
         shard_bytes: size in bytes at which the data file is split; None for one file.
         data_names: whose names data files get: "onnx" or "transformers.js".
         approve: called with the new model under another name; if it raises, nothing is put in place.
+        stage: where the result is written if the caller puts it in its place later.
 
     Raises:
         ArgumentError: a value is unknown, or the target is a folder. OutputError: its folder does not exist.
@@ -107,6 +108,7 @@ class Sink:
     shard_bytes: int | None = None
     data_names: str = "onnx"
     approve: Callable[[Path], None] | None = None
+    stage: Path | None = None
 
     def __post_init__(self) -> None:
         if self.data_names not in (styles := read_table("presets")):
@@ -129,11 +131,12 @@ class Sink:
             raise ArgumentError(
                 f"The output {str(self.target)!r} is a folder: name a file."
             )
-        if not is_remote(self.target) and not self.target.parent.is_dir():
-            raise unwritable(self.target, FileNotFoundError())
+        written = self.stage or self.target
+        if not is_remote(written) and not written.parent.is_dir():
+            raise unwritable(written, FileNotFoundError())
 
     def destination(self, stored: StoredWeights) -> Path:
-        """Return the target, with a symbolic link resolved.
+        """Return the file to write: the stage, or the target with a symbolic link resolved.
 
         Raises:
             ArgumentError: the model that is converted stores weights there, or another one beside the target.
@@ -151,7 +154,7 @@ class Sink:
             raise ArgumentError(
                 f"{str(target)!r} holds weights of {user!r}: give the output another name."
             )
-        return target
+        return self.stage or target
 
     def is_external(self, stored: StoredWeights, low_bytes: int) -> bool:
         """Return whether the result's weights go to a data file.
@@ -281,7 +284,7 @@ def write_conversion(
     explained = gains and job.plan is None
     return Conversion(
         source=source,
-        target=target,
+        target=target if sink.stage is None else sink.target,
         plan=make_plan(converted.analysis),
         summary=summary,
         notes=(*_notes(converted, job.plan), *saved.notes),

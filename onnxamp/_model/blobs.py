@@ -382,7 +382,7 @@ class WeightConverter:
     def cast_in(self, model: ModelProto) -> bool:
         """Let a model cast its pending weights at run time, from the files that hold them; return whether it can."""
         assert self.base_dir is not None
-        found, casts = list[TensorProto](), list[NodeProto]()
+        found, casts = list[TensorProto](), dict[str, NodeProto]()
         for tensor in model.graph.initializer:
             blob = self.pending(tensor)
             if blob is None:
@@ -395,13 +395,17 @@ class WeightConverter:
             stored.name, stored.data_type = name, TensorProto.FLOAT
             stored.dims.extend(tensor.dims)
             found.append(stored)
-            casts.append(
-                helper.make_node("Cast", [name], [tensor.name], name, to=self.low.elem)
+            casts[tensor.name] = helper.make_node(
+                "Cast", [name], [tensor.name], name, to=self.low.elem
             )
         if len(found) < len(self._pending):  # others are in bodies
             return False
         kept = [one for one in model.graph.initializer if self.pending(one) is None]
-        nodes = [*casts, *model.graph.node]
+        nodes = list[NodeProto]()  # each Cast right before its first reader
+        for node in model.graph.node:
+            nodes += [casts.pop(name) for name in node.input if name in casts]
+            nodes.append(node)
+        nodes = [*casts.values(), *nodes]
         del model.graph.initializer[:], model.graph.node[:]
         model.graph.initializer.extend([*kept, *found])
         model.graph.node.extend(nodes)

@@ -117,16 +117,14 @@ def _locations(data: bytes) -> set[str] | None:
     }
 
 
-def referring_models(
-    folder: Path, names: Iterable[str], but: Path | None = None
-) -> dict[str, Path]:
+def referring_models(folder: Path, names: Iterable[str], *but: Path) -> dict[str, Path]:
     """Find the models that refer to files of a folder: those in it, and those in its parent, which may name a file
     ``folder/name``.
 
     Args:
         folder: the folder of the files.
         names: of the files.
-        but: a model that does not count, since it is replaced.
+        but: models that do not count, since they are replaced.
 
     Returns:
         For each name that any model refers to, such a model. One that cannot be read may refer to all of them, and so
@@ -138,10 +136,10 @@ def referring_models(
     found: dict[str, Path] = {}
     if not wanted:
         return found
-    own = None if but is None else but.resolve()
+    own = {path.resolve() for path in but}
     above = [path for parent in _parents(folder) for path in _models_in(parent)]
     for path in (*_models_in(folder), *above[:_MOST_ABOVE]):
-        if path.resolve() != own:
+        if path.resolve() not in own:
             found |= {
                 name: path for name in _referred(path, wanted) if name not in found
             }

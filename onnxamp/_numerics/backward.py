@@ -1,6 +1,5 @@
 """The backward pass of a piece of a model, which also computes the cost of rounding each value."""
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,12 +38,14 @@ class WrittenPiece:
 
     def __init__(
         self,
+        *,
         graph: Graph,
         low: Format,
         flow: Flow,
         arithmetic: Profile | None,
         turns: Mapping[str, str],
         integers: Container[str],
+        shared: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
         nodes = [graph.nodes[index] for index in graph.order]
@@ -65,13 +66,7 @@ class WrittenPiece:
         self.gradients = dict[str, str]()
         self.costs = dict[tuple[str, str], str]()
         self.noted = dict[tuple[str, str], Tensor]()
-        self.shared = {
-            name
-            for name, count in Counter(
-                name for reads in flow.reads for name in set(reads)
-            ).items()
-            if count > 1
-        }
+        self.shared = shared
         self.spread = dict[str, None]()
         self.model = ModelProto()
 

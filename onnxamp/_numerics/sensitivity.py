@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.collecting import no_collections
@@ -31,6 +30,14 @@ from onnxamp._numerics.backward import (
     WrittenPiece,
     expanded,
     moved_integers,
+)
+from onnxamp._numerics.matrices import (
+    Floats,
+    Reader,
+    matrix_readers,
+    rounding_error,
+    squared,
+    stepped_back,
 )
 from onnxamp._numerics.turns import without_loops
 from onnxamp._ops.facts import op_facts, op_key
@@ -43,6 +50,7 @@ from onnxamp._runtime.pieces import (
     Piece,
     Runner,
     Side,
+    batched,
     declare_dims,
     parts_of,
     piece_inputs,
@@ -72,8 +80,6 @@ _PROBES: Final = 4
 
 _MANY: Final = 256
 """Elements from which on one vector is enough."""
-
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,8 @@ class GradientWalk:
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
+    _shared: Container[str] = ()
+    """Values that several nodes read."""
 
     def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
         """Measure numbered samples; those that take the same branches share sessions. Numbers seed the signs.
@@ -185,22 +193,31 @@ class GradientWalk:
         """Measure samples that take the same branches."""
         flow = runner.flow
         self._integers = moved_integers(flow.nodes, flow.types)
+        reads = Counter(name for names in flow.reads for name in set(names))
+        self._shared = {name for name, count in reads.items() if count > 1}
+        readers = {} if self.arithmetic is not None else matrix_readers(flow)
+        whole = list(parts_of(flow, range(len(flow.nodes)), self.model.budget // 4))
         parts = [
-            nodes[at : at + _NODES]
-            for nodes in parts_of(flow, range(len(flow.nodes)), self.model.budget // 4)
-            for at in range(0, len(nodes), _NODES)
+            tuple(nodes)
+            for part in whole
+            for _, alike in groupby(part, lambda node: node if node in readers else -1)
+            for nodes in batched(tuple(alike), _NODES)
         ]
         again = Counter(
             name for part in parts for name in piece_inputs(flow, Piece(part, ()))
         )
+        again.update(reader.y for reader in readers.values())
         passes = [_Passes.begin(runner, feeds, again) for feeds in samples.values()]
-        for part in parts:
+        for part in whole:
             for one in passes:
                 one.forward(part)
             runner.forget()
         for number, one in zip(samples, passes, strict=True):
             one.turn(np.random.default_rng(number))
         for part in reversed(parts):
+            if part[0] in readers:
+                self._step_together(passes, readers[part[0]])
+                continue
             for one in passes:
                 self._step(one, part)
             runner.forget()
@@ -251,6 +268,44 @@ class GradientWalk:
         found.spread.update(dict.fromkeys(backward.spread))
         side.used(reads)
 
+    @np.errstate(over="ignore", invalid="ignore")
+    def _step_together(self, passes: "Sequence[_Passes]", reader: Reader) -> None:
+        """Run the backward pass of a node that reads a large matrix."""
+        name, x, y, is_product = reader
+        runner = passes[0].side.runner
+        xs = [np.asarray(one.side.output(x)) for one in passes]
+        moved = [rounding_error(one.side.output(y), self.low) for one in passes]
+        errors = moved
+        starts = [
+            (number, seed, rest, rest.pop(y))
+            for number, one in enumerate(passes)
+            for seed, rest in zip(one.seeds, one.waiting, strict=True)
+            if y in rest
+        ]
+        dxs: Sequence[Floats | None] = [None] * len(starts)
+        if is_product and starts:
+            matrix = runner.flow.shell.array(name, raised=runner.flow.emulated)
+            dys = [dy for *_, dy in starts]
+            moved, dxs = stepped_back(matrix, xs, dys, self.low, runner.provider)
+        for (number, seed, rest, dy), dx in zip(starts, dxs, strict=True):
+            rows = xs[number] if dx is None else np.zeros(dy.size // dy.shape[-1], int)
+            costs = {
+                (y, ""): squared(dy, errors[number]),
+                (name, ""): squared(dy, moved[number], rows),
+            }
+            if name in self._shared:
+                costs[name, y] = costs[name, ""]
+            if dx is not None:
+                gradient = dx.reshape(xs[number].shape)
+                rest[x] = rest[x] + gradient if x in rest else gradient
+                if x in self._shared:
+                    error = rounding_error(xs[number], self.low)
+                    costs[x, y] = squared(gradient, error)
+            for what, cost in costs.items():
+                passes[number].found.add(what, seed.group, cost / seed.probes)
+        for one in passes:
+            one.side.used([x, y])
+
     @no_collections()
     def _load(
         self,
@@ -269,7 +324,13 @@ class GradientWalk:
         model, turns = without_loops(model, partial(_number, values))
         graph = Graph.of(expanded(model))
         written = WrittenPiece(
-            graph, self.low, flow, self.arithmetic, turns, self._integers
+            graph=graph,
+            low=self.low,
+            flow=flow,
+            arithmetic=self.arithmetic,
+            turns=turns,
+            integers=self._integers,
+            shared=self._shared,
         )
         fed = written.finish(seeded)
         # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.

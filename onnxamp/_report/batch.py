@@ -116,6 +116,13 @@ def _next_tokens(row: Outcome) -> Iterator[str]:
 
 def _told(shipped: Shipped) -> Iterator[str]:
     """Return the note about a folder of a known kind."""
+    if shipped.failed:
+        names = ", ".join(shipped.failed)
+        yield (
+            f"A folder for {shipped.kind}, which is as it was before, because these models have no result: {names}. Those"
+            " that were converted wait for the next run."
+        )
+        return
     copied = count(len(shipped.copied), "file")
     yield f"A folder for {shipped.kind}: its models have the types that it takes, and {copied} beside them are copied."
     if shipped.left:

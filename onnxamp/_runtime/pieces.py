@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.editor import NewNames
 from onnxamp._model.protos import copy_fields, stored_bytes
+from onnxamp._ops.facts import op_key
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import Flow, fitted
@@ -133,7 +134,9 @@ def _rank(
 
 @dataclass(slots=True)
 class Runner:
-    """Runs pieces. Some sessions are kept for further samples, weights until :meth:`forget`."""
+    """Runs pieces. Some sessions are kept for further samples; weights, and what is cast from them, until
+    :meth:`forget`, as are the sessions where weights are large.
+    """
 
     flow: Flow
     provider: Provider
@@ -156,8 +159,40 @@ class Runner:
         Raises:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
+        casts, made = self._casts(piece)
+        if not casts:
+            return self._computed(piece, values)
+        rest = piece._replace(
+            nodes=tuple(node for node in piece.nodes if node not in casts),
+            wanted=tuple(name for name in piece.wanted if name not in made),
+        )
+        needed = [name for name in piece_inputs(self.flow, rest) if name in made]
+        needed += made & {*piece.wanted}
+        if not self._weights.keys() >= set(needed):
+            cast = Piece(casts, tuple(dict.fromkeys(needed)))
+            self._weights |= self._computed(cast, values)
+        found = self._computed(rest, values) if rest.wanted else {}
+        return {name: found.get(name) or self._weights[name] for name in piece.wanted}
+
+    def _casts(self, piece: Piece) -> tuple[tuple[int, ...], set[str]]:
+        """Return the nodes of a piece that cast large weights, and what they make: the same for all samples."""
+        flow, casts, made = self.flow, list[int](), set[str]()
+        if flow.large and not piece.renamed:
+            fixed = flow.shell.weights.keys() - flow.defaults
+            for number in piece.nodes:
+                node = flow.nodes[number]
+                source = node.input[0] if op_key(node) == "Cast" else ""
+                if source in fixed or source in made:
+                    casts.append(number)
+                    made.add(node.output[0])
+        return tuple(casts), made
+
+    def _computed(
+        self, piece: Piece, values: "Mapping[str, ort.OrtValue]"
+    ) -> "dict[str, ort.OrtValue]":
+        """Run all nodes of a piece."""
         loaded = self._sessions.get(piece) or self._load(piece, values)
-        if len(self._sessions) < (0 if self.flow.large else _SESSIONS):
+        if len(self._sessions) < _SESSIONS:
             self._sessions[piece] = loaded
         session, entries = loaded
         feeds = {
@@ -167,8 +202,10 @@ class Runner:
         return run_values(session, feeds, piece.wanted)
 
     def forget(self) -> None:
-        """Drop the weights that were read for earlier pieces."""
+        """Drop what was read and loaded for earlier pieces."""
         self._weights.clear()
+        if self.flow.large:
+            self._sessions.clear()
 
     def _load(
         self, piece: Piece, values: "Mapping[str, ort.OrtValue]"

@@ -1,5 +1,6 @@
 """A folder of models: workers that die, what is up to date, the table, and how a run ends."""
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import decoders
 import numpy as np
 import onnx
 import pytest
@@ -608,3 +610,35 @@ def test_a_second_run_to_the_same_folder_is_refused() -> None:
     with opened(Path("out", NAME)), pytest.raises(onnxamp.ArgumentError, match="Another process is using the state"):
         convert(validate=False)
     assert convert(validate=False).count("converted") == 1
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_read_only_folder_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written there; models that would have to be are refused before they are converted."""
+    models("a.onnx")
+    decoders.folder(Path("in/llm"), "genai", decoders.grouped())
+    convert(validate=False)
+    everything = [*Path("out").rglob("*"), Path("out")]
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.access("out", os.W_OK):  # permissions mean nothing for this user
+        refuse_writing_below(monkeypatch, "out")
+    before = {path: path.stat().st_mtime_ns for path in everything}
+    assert set(outcomes(convert(validate=False)).values()) == {"up to date"}
+    models("b.onnx")
+    with pytest.raises(onnxamp.OutputError, match=r"out/\.onnxamp\.json': (Permission denied|Read-only file system)\."):
+        convert(validate=False)
+    assert {path: path.stat().st_mtime_ns for path in everything} == before
+    for path in everything:
+        path.chmod(0o755)
+
+
+def refuse_writing_below(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    opening = os.open
+
+    def refuse(path: str | Path, flags: int, *rest: int) -> int:
+        if str(path).startswith(folder) and flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opening(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
