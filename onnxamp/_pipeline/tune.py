@@ -227,7 +227,7 @@ def run_tuning(
 
 @dataclass(slots=True)
 class _Job:
-    """One tuning: what runs the pipeline, and what is known of it."""
+    """One tuning: the runner of the pipeline, and its measurements."""
 
     runs: PipelineRuns
     asked: Search
@@ -365,7 +365,7 @@ class _Job:
         """The error of a run with the files that were written; else why there was none.
 
         Raises:
-            RuntimeFailure: they do not run where they are meant to, or miss the tolerance.
+            RuntimeFailure: they do not run on the provider, or miss the tolerance.
         """
         self.options.report("running what was written", 0, 0)
         found, name = self.runs.written(paths), self.runs.engine.provider

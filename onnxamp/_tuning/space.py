@@ -1,4 +1,4 @@
-"""The search space: which nodes can be low precision, what that saves, and which of them the samples run."""
+"""The search space: the nodes that can be low precision, what that saves, and which of them the samples run."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ def find_fusions(
     """Return the nodes that the kernel of a product computes, each with the last one before it, and their estimated
     times.
 
-    Those of decomposed normalisations are not among them: they have kernels of their own, under whatever name.
+    Those of decomposed normalizations are excluded, because they have kernels of their own, under any name.
 
     Args:
         graph: of the float32 model.
@@ -146,7 +146,7 @@ class SearchSpace:
     scale: float = 1.0
     """Measured times of Casts, or else of nodes, as multiples of estimated ones."""
     fusions: tuple[Fusion, ...] = ()
-    """Nodes that the engine fuses where they have one precision."""
+    """Nodes that the engine fuses if they have the same precision."""
 
     @property
     def units(self) -> tuple[TunableNode, ...]:
