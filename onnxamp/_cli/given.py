@@ -69,7 +69,7 @@ def unlike_target(given: Given, target: str) -> list[str]:
     if engine == target:
         return []
     return [
-        f"Made for {target}, and judged on {engine}: --target {engine} converts for what it has and how it computes."
+        f"Converted for {target}, but validated on {engine}: --target {engine} converts for its kernels and arithmetic."
     ]
 
 

@@ -159,7 +159,7 @@ def _bytes(value: str) -> int:
         )
     if not float(size[1]):
         raise click.BadParameter(
-            f"{value!r} is no size at all: give one like 500MB or 2GB."
+            f"{value!r} is not a size: write it like 500MB or 2GB."
         )
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)

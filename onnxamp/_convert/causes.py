@@ -249,7 +249,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.level in (Level.O1, Level.O2) and any(
         fold.op in options.black for fold in folds
     ):
-        text = f"{text}. With --lists default normalisations can then be low precision, too"
+        text = f"{text}. With --lists default normalisations can then also be low precision"
     return f"{text}."
 
 
@@ -284,8 +284,10 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     saves = (
         f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
     )
-    what = f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} behind {low}"
-    return f"{what}: ONNX Runtime fuses none there, as they stay float32; --fold puts them into the weights{saves}."
+    what = (
+        f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} after {low}"
+    )
+    return f"{what}: ONNX Runtime does not fuse them, because they stay float32; --fold folds them into the weights{saves}."
 
 
 def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:

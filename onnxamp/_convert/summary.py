@@ -24,7 +24,7 @@ from onnxamp._rewrite.prepare import Prepared
 _SHARE: Final = 100
 _SMALLEST: Final = 4096
 """Weights are large if they take more than a hundredth of all, and more than these bytes."""
-_UNHELD: Final = "low precision does not hold its numbers"
+_UNHELD: Final = "its numbers do not fit low precision"
 
 
 @dataclass(frozen=True, slots=True)

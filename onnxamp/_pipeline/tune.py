@@ -270,8 +270,8 @@ class _Job:
         noise = job.measure({}).error
         if noise > asked.tolerance:
             raise RuntimeFailure(
-                f"The function {pipeline.called!r} does not return the same twice: two runs in float32 differ by"
-                f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed what is random in it."
+                f"The function {pipeline.called!r} returns different results each time: two runs in float32 differ by"
+                f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed everything random in it."
             )
         job.noise = noise
         return job
@@ -367,7 +367,7 @@ class _Job:
         Raises:
             RuntimeFailure: they do not run on the provider, or miss the tolerance.
         """
-        self.options.report("running what was written", 0, 0)
+        self.options.report("running the written files", 0, 0)
         found, name = self.runs.written(paths), self.runs.engine.provider
         if found.failure and self.runs.engine.emulates:
             return None, f"on {name.upper()}: {found.failure.rstrip('.')}"

@@ -117,14 +117,13 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
-        subject = (
-            "1 node has"
+        subject, verb = (
+            ("1 node has", "it runs")
             if len(found.fallbacks) == 1
-            else f"{len(found.fallbacks):,} nodes have"
+            else (f"{len(found.fallbacks):,} nodes have", "they run")
         )
-        verb = "runs" if len(found.fallbacks) == 1 else "run"
         ops = tally((op for _, op in found.fallbacks), _ROWS)
-        yield f"{subject} no kernel on {target}, in float32 either, and {verb} on the CPU: {ops}."
+        yield f"{subject} no kernel on {target} in any precision, so {verb} on the CPU: {ops}."
     if found.overridable:
         yield (
             f"{count(len(found.overridable), 'weight')} are also graph inputs, so callers can override them: each"

@@ -110,7 +110,9 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
         ctypes.create_string_buffer(size),
     )
     if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
-        raise RuntimeFailure("The CUDA driver gives no access to the device's memory.")
+        raise RuntimeFailure(
+            "The CUDA driver does not give access to the device's memory."
+        )
     failed = (
         driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size))
         if size
@@ -335,7 +337,7 @@ def _engine(package: str) -> PluginDevice | str:
 
     plugin = plugin_called(package) or Plugin(package)
     if not hasattr(ort, "register_execution_provider_library"):
-        return f"onnxruntime {ort.__version__} takes no plugin providers; upgrade it"
+        return f"onnxruntime {ort.__version__} does not support plugin providers; upgrade it"
     try:
         module = import_module(package.replace("-", "_"))
         names = (

@@ -371,7 +371,7 @@ def _feed(
     elem = kind.tensor_type.elem_type
     if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
         raise ArgumentError(
-            f"Cannot make up input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
+            f"Cannot generate input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
             " converts others without running them (--no-validate)."
         )
     shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
@@ -391,7 +391,7 @@ def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, .
 
 def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:
     return ArgumentError(
-        f"Cannot make up input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
+        f"Cannot generate input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
         f" {_MOST_BYTES >> 30} GiB. Give inputs (--inputs), or smaller sizes (--dim)."
     )
 

@@ -270,7 +270,7 @@ def make_session(
         session = start_session(source, options, providers)
     if provider != "cpu" and session.get_providers()[0] != wanted:
         raise RuntimeFailure(
-            f"ONNX Runtime loaded {name} on the CPU, although {provider} was asked for."
+            f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."
         )
     return session
 

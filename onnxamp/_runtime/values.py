@@ -432,6 +432,6 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     if not np.array_equal(back, feed, equal_nan=feed.dtype.kind == "f"):
         raise ArgumentError(
             f"Input {name!r} must be {wanted}; the given {feed.dtype} array holds numbers that {wanted} cannot"
-            " hold. Round it first if that is meant."
+            " hold. Round it first if that is intended."
         )
     return result

@@ -101,7 +101,7 @@ def measure_times(job: Job, device: str) -> str:
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
         return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
     if not high:
-        return f"estimates for {device}, as {where} does not tell what its kernels take"
+        return f"estimates for {device}, because {where} does not report kernel times"
     lowered = job.made(space.all_low)
     low = job.state.node_times(
         f"{where} low", lambda: profile_nodes(lowered, sample, provider)

@@ -169,7 +169,7 @@ def _measured(name: str, function: Callable[..., Any]) -> Measure:
         if isinstance(error, (bool, np.bool_)):
             raise ArgumentError(
                 f"The metric {name!r} returned {error}, but a metric returns an error, which is 0 for equal outputs:"
-                " a function that says yes or no goes into accept (--accept)."
+                " use accept (--accept) for a function that returns yes or no."
             )
         try:
             return float(error)

@@ -89,7 +89,9 @@ def find_fusions(
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
 
-_AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
+_AMBIGUOUS: Final = (
+    "another node has an output of the same name, so measurements are ambiguous"
+)
 
 UNSEEN: Final = "no sample runs it: float32, as at level O2"
 

@@ -320,7 +320,7 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     elif samples.made_up:
         why = "the inputs are random"
     elif len(samples) < _FEWEST:
-        why = f"that takes {_FEWEST} inputs or more"
+        why = f"that needs {_FEWEST} inputs or more"
     elif known.seconds > search.seconds:
         why = f"that takes about {known.seconds:.0f} s, more than --search-time"
     return replace(known, why=why)

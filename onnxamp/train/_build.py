@@ -191,7 +191,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
     if boost_level == "O2" and is_plugin(chosen):
         raise ArgumentError(
             f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
-            " do not fill: take O1, or provider cuda or cpu (--provider)."
+            " do not fill: use O1, or provider cuda or cpu (--provider)."
         )
     return chosen
 

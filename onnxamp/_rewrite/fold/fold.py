@@ -312,7 +312,7 @@ def _why_late(
 ) -> str:
     """Why folds have to be left."""
     opset = min(fold.opset for fold in late)
-    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
+    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that needs opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
     if opset > _newest(target):

@@ -112,9 +112,9 @@ def _check(step: Step, proto: NodeProto, site: Site) -> None:
         )
         if found is not None and found not in admitted:
             raise StuckError(
-                f"it takes no {found} there"
+                f"it accepts no {found} there"
                 if side == "inputs"
-                else f"it makes no {found} there"
+                else f"it returns no {found} there"
             )
 
 

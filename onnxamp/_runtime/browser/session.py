@@ -382,7 +382,7 @@ class WebSession:
         self.assigned, self.left = _placed(facts["placed"])
         if not any(provider != _CPU for provider in self.assigned):
             raise RuntimeFailure(
-                f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not asked for."
+                f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not requested."
             )
 
     def feed(self, feeds: Feeds) -> None:
