@@ -15,6 +15,7 @@ import os
 import re
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from onnx import ModelProto
 from onnxamp import _state
 from onnxamp._batch.kinds import Package
 from onnxamp._convert.misspelt import misspelt
+from onnxamp._convert.plan import Plan
+from onnxamp._decide.hazards import kinds
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import (
     ExternalDataError,
@@ -475,6 +478,13 @@ def _sampling(
     )
 
 
+def _hazards(plan: Plan) -> Counter[str]:
+    """Return how many nodes stay float32 for each hazard."""
+    reasons = {row.node: row.reason for row in plan.rows if not row.low}
+    known = {kind.value for kind in kinds()}
+    return Counter(reason for reason in reasons.values() if reason in known)
+
+
 def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     """Return what became of a model that was converted."""
     nodes, diff = conversion.summary.nodes, conversion.validation
@@ -484,6 +494,7 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
         low=nodes.get("low", 0) + nodes.get("mixed", 0),
         nodes=sum(nodes.values()),
         casts=conversion.summary.casts_added,
+        hazards=_hazards(conversion.plan),
         bytes_before=conversion.bytes_before,
         bytes_after=conversion.bytes_after,
         inputs="" if samples is None else samples.description,

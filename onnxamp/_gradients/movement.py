@@ -196,11 +196,6 @@ def _gather(call: Call) -> Grads:
     return scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)
 
 
-def _gather_elements(call: Call) -> Grads:
-    zeros, axis = call.x.zeros_like(), call.attribute("axis")
-    return zeros.op("ScatterElements", call[1], call.dy, axis=axis, reduction="add")
-
-
 def _gather_nd(call: Call) -> Grads:
     if call.attribute("batch_dims"):
         raise call.error(
@@ -352,24 +347,15 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(op_facts().views, _reshaped),
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
-    "Expand": lambda call: call.summed(call.dy, 0),
     "Gather": _gather,
-    "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "Identity": lambda call: call.dy,
     "Pad": _pad,
     "Resize": _resize,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Slice": _slice,
-    "SpaceToDepth": lambda call: call.dy.op(
-        "DepthToSpace", blocksize=call.attribute("blocksize"), mode="DCR"
-    ),
     "Split": _split,
     "Tile": _tile,
     "TopK": _top_k,
     "Transpose": _transpose,
-    "Trilu": lambda call: call.dy.op(
-        "Trilu", *call.inputs[1:], upper=call.attribute("upper")
-    ),
 }

@@ -1,17 +1,21 @@
-"""Gradients of elementwise ops (activations, arithmetic with broadcasting, selection), of reductions and of CumSum."""
+"""Gradients of elementwise ops (activations, arithmetic with broadcasting, selection), of reductions and of CumSum.
+
+Most are formulas of ``_data/gradients.toml``.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import mul
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Several, Tensor
+from onnxamp._ops.targets import read_table
 
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
@@ -28,44 +32,6 @@ def _broadcast(local: Callable[[Call], Several]) -> Rule:
         None if dx is None else partial(summed, call, port, dx)
         for port, dx in enumerate(local(call))
     ]
-
-
-def _elu(call: Call) -> Tensor:
-    return _exponential(call.x, call.dy, call.attribute("alpha"), 1.0)
-
-
-def _exponential(x: Tensor, dy: Tensor, factor: float, width: float) -> Tensor:
-    """``dy`` where x is positive, ``dy * factor * exp(x / width)`` elsewhere, without overflow."""
-    low = x.op("Min", x.like(0))
-    slope = (low if width == 1 else low / width).op("Exp")
-    return (x > 0).where(dy, dy * (slope if factor == 1 else slope * factor))
-
-
-def _hard_sigmoid(call: Call) -> Tensor:
-    inside = (call.y > 0).op("And", call.y < 1)
-    return inside.where(call.dy * call.attribute("alpha"), 0)
-
-
-def _hard_swish(call: Call) -> Tensor:
-    return (call.x > -3).where(
-        (call.x < 3).where(call.dy * (call.x / 3 + 0.5), call.dy), 0
-    )
-
-
-def _softsign(call: Call) -> Tensor:
-    base = call.x.op("Abs") + 1
-    return call.dy / (base * base)
-
-
-def _mish(call: Call) -> Tensor:
-    t = call.x.op("Softplus").op("Tanh")
-    return call.dy * (t + call.x * call.x.op("Sigmoid") * (1 - t * t))
-
-
-def _swish(call: Call) -> Tensor:
-    alpha: float = call.attribute("alpha")
-    s = (call.x * alpha).op("Sigmoid")
-    return call.dy * (s + call.x * alpha * s * (1 - s))
 
 
 def _gelu(call: Call) -> Tensor:
@@ -175,27 +141,6 @@ def _reduced(call: Call, op_type: str, x: Tensor) -> Tensor:
     return x.op(op_type, *call.inputs[1:], keepdims=1, noop_with_empty_axes=empty)
 
 
-def _mean_of_all(call: Call) -> Tensor:
-    count = call.x.op("Size").op("Div", call.y.op("Size"))
-    return call.dy / count.cast(call.dy.elem)
-
-
-def _extreme(call: Call) -> Tensor:
-    """Elements equal to the output share its gradient evenly."""
-    hit = call.x.equals(call.y).cast(call.dy.elem)
-    return call.dy / _reduced(call, "ReduceSum", hit) * hit
-
-
-def _global_max(call: Call) -> Grads:
-    hit = call.x.equals(call.y).cast(call.dy.elem)
-    return call.dy / hit.sum(range(2, call.rank())) * hit
-
-
-def _l2(call: Call) -> Tensor:
-    some = call.y > 0
-    return some.where(call.dy / some.where(call.y, 1), 0) * call.x
-
-
 def _prod(call: Call) -> Tensor:
     """Return the product of the other elements, without dividing by zero: with two zeros, every product is zero."""
     zero = call.x.equals(0)
@@ -206,103 +151,68 @@ def _prod(call: Call) -> Tensor:
     return zero.where(at_zero, call.dy * (zeros < 0.5).where(others, 0) / filled)
 
 
-def _cumsum(call: Call) -> Grads:
-    reverse, exclusive = 1 - call.attribute("reverse"), call.attribute("exclusive")
-    return call.dy.op("CumSum", call[1], reverse=reverse, exclusive=exclusive)
-
-
 def _cast(call: Call) -> Tensor:
     """Integers that have gradients have them in float32."""
     return call.dy.cast(call.x.elem) if call.x.elem in FLOAT_ELEMS else call.dy
 
 
+class _Names(dict[str, Any]):
+    """The names that a formula may use; see ``_data/gradients.toml``."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(
+            dy=call.dy, x=call.x, y=call.y, rest=call.inputs[1:], where=Tensor.where
+        )
+        self.call = call
+
+    def __missing__(self, name: str) -> Any:
+        if name[0].isupper():
+            return partial(_node, name)
+        if name == "b":
+            return self.call[1]
+        if name == "spatial":
+            return range(2, self.call.rank())
+        return self.call.attribute(name)
+
+
+def _node(op_type: str, x: Tensor, *others: Any, **attributes: Any) -> Tensor:
+    """Write a node of an op, with numbers of the type of its first input."""
+    inputs = [x.like(item) if isinstance(item, int) else item for item in others]
+    return x.op(op_type, *inputs, **attributes)
+
+
+def _gradient(formula: str, call: Call) -> Tensor:
+    """Write the gradient that a formula says."""
+    gradient: Tensor = eval(formula, {}, _Names(call))  # noqa: S307 - it is our own
+    return gradient
+
+
+def _each(formulas: Sequence[str], call: Call) -> Several:
+    return [partial(_gradient, text, call) if text else None for text in formulas]
+
+
+_TABLE: Final = read_table("gradients")
+SINGULAR: Final = frozenset(_TABLE["singular"])
+"""Ops whose derivative may be infinite, as that of Sqrt at 0."""
 RULES: Final[Mapping[str, Rule]] = {
+    **{op: partial(_gradient, text) for op, text in _TABLE["first"].items()},
+    **{op: _broadcast(partial(_each, row)) for op, row in _TABLE["broadcast"].items()},
+    **{
+        op: _reduction(partial(_gradient, text))
+        for op, text in _TABLE["reductions"].items()
+    },
+    **{
+        op: _reduction(partial(_gradient, text), wide=False)
+        for op, text in _TABLE["means"].items()
+    },
     **dict.fromkeys(("Cast", "CastLike"), _cast),
-    "Abs": lambda call: call.dy * call.x.op("Sign"),
-    "Acos": lambda call: -(call.dy / (1 - call.x * call.x).op("Sqrt")),
-    "Acosh": lambda call: call.dy / (call.x * call.x - 1).op("Sqrt"),
-    "Add": _broadcast(lambda call: [call.dy] * 2),
-    "Asin": lambda call: call.dy / (1 - call.x * call.x).op("Sqrt"),
-    "Asinh": lambda call: call.dy / (call.x * call.x + 1).op("Sqrt"),
-    "Atan": lambda call: call.dy / (call.x * call.x + 1),
-    "Atanh": lambda call: call.dy / (1 - call.x * call.x),
-    "Celu": lambda call: _exponential(call.x, call.dy, 1.0, call.attribute("alpha")),
+    **dict.fromkeys(("Max", "Min"), _broadcast(_extremes)),
     "Clip": _broadcast(_clip),
-    "Cos": lambda call: -(call.dy * call.x.op("Sin")),
-    "Cosh": lambda call: call.dy * ((call.x.op("Exp") - (-call.x).op("Exp")) * 0.5),
-    "CumSum": _cumsum,
-    "Div": _broadcast(
-        lambda call: [lambda: call.dy / call[1], lambda: -(call.dy * call.y / call[1])]
-    ),
     "Dropout": _dropout,
-    "Elu": _elu,
-    "Erf": lambda call: (
-        call.dy * (-(call.x * call.x)).op("Exp") * (2 / math.sqrt(math.pi))
-    ),
-    "Exp": lambda call: call.dy * call.y,
     "Gelu": _gelu,
-    "GlobalAveragePool": _reduction(_mean_of_all, wide=False),
-    "GlobalMaxPool": _global_max,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "LeakyRelu": lambda call: (call.x > 0).where(
-        call.dy, call.dy * call.attribute("alpha")
-    ),
-    "Log": lambda call: call.dy / call.x,
-    "LogSoftmax": lambda call: (
-        call.dy - call.y.op("Exp") * call.dy.sum([call.attribute("axis")])
-    ),
-    "Max": _broadcast(_extremes),
     "Mean": _broadcast(_mean),
-    "Min": _broadcast(_extremes),
-    "Mish": _mish,
-    "Mul": _broadcast(
-        lambda call: [lambda: call.dy * call[1], lambda: call.dy * call.x]
-    ),
-    "Neg": lambda call: -call.dy,
-    "PRelu": _broadcast(
-        lambda call: [
-            lambda: (call.x > 0).where(call.dy, call.dy * call[1]),
-            lambda: (call.x < 0).where(call.dy * call.x, 0),
-        ]
-    ),
     "Pow": _broadcast(_pow),
-    "Reciprocal": lambda call: -(call.dy * call.y * call.y),
-    "ReduceL1": _reduction(lambda call: call.dy * call.x.op("Sign")),
-    "ReduceL2": _reduction(_l2),
-    "ReduceLogSum": _reduction(lambda call: call.dy / call.y.op("Exp"), wide=False),
-    "ReduceLogSumExp": _reduction(lambda call: call.dy * (call.x - call.y).op("Exp")),
-    "ReduceMax": _reduction(_extreme),
-    "ReduceMean": _reduction(_mean_of_all, wide=False),
-    "ReduceMin": _reduction(_extreme),
     "ReduceProd": _reduction(_prod),
-    "ReduceSum": _reduction(lambda call: call.dy, wide=False),
-    "ReduceSumSquare": _reduction(lambda call: call.dy * 2 * call.x),
-    "Relu": lambda call: (call.y > 0).where(call.dy, 0),
-    "Selu": lambda call: _elu(call) * call.attribute("gamma"),
-    "Sigmoid": lambda call: call.dy * call.y * (1 - call.y),
-    "Sin": lambda call: call.dy * call.x.op("Cos"),
-    "Sinh": lambda call: call.dy * ((call.x.op("Exp") + (-call.x).op("Exp")) * 0.5),
-    "Softmax": lambda call: (
-        call.y * (call.dy - (call.dy * call.y).sum([call.attribute("axis")]))
-    ),
-    "Softplus": lambda call: call.dy * call.x.op("Sigmoid"),
-    "Softsign": _softsign,
-    "Sqrt": lambda call: call.dy * 0.5 / call.y,
-    "Sub": _broadcast(lambda call: [call.dy, lambda: -call.dy]),
     "Sum": _broadcast(lambda call: [call.dy] * len(call.inputs)),
-    "Swish": _swish,
-    "Tan": lambda call: call.dy * (call.y * call.y + 1),
-    "Tanh": lambda call: call.dy * (1 - call.y * call.y),
-    "ThresholdedRelu": lambda call: (call.x > call.attribute("alpha")).where(
-        call.dy, 0
-    ),
-    "Where": _broadcast(
-        lambda call: [
-            None,
-            lambda: call.x.where(call.dy, 0),
-            lambda: call.x.where(0, call.dy),
-        ]
-    ),
 }
 FORWARD: Final[Mapping[str, Forward]] = {"Dropout": _dropout_forward}

@@ -64,22 +64,6 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats end the path, too, and need no entry.
 """
 
-_SINGULAR: Final = frozenset(
-    {
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Atanh",
-        "Div",
-        "Log",
-        "Pow",
-        "Reciprocal",
-        "ReduceL2",
-        "Sqrt",
-    }
-)
-"""Ops whose derivative may be infinite, as that of Sqrt at 0."""
-
 _PARTIAL: Final = frozenset({"Split"})
 """Ops whose rules do not need the gradient of the first output."""
 
@@ -194,7 +178,7 @@ class Pass:
                 if otherwise is None:
                     raise
                 addends = self._addends(call, otherwise)
-            if otherwise is not None and node.key in _SINGULAR:
+            if otherwise is not None and node.key in pointwise.SINGULAR:
                 addends = [(value, _finite(addend)) for value, addend in addends]
             for value, addend in addends:
                 self.addends.setdefault(value, []).append(addend)

@@ -1,6 +1,7 @@
 """The outcome of converting a folder of models."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ class Row:
         low: number of the result's nodes in low precision, wholly or in part.
         nodes: number of all its nodes.
         casts: number of Casts that were added.
+        hazards: nodes that stay float32 because they would break in low precision: their number by reason.
         error: worst relative L2 error of a float output; None if nothing was compared.
         seconds: how long it took.
         bytes_before: bytes of the weights of the model.
@@ -44,6 +46,7 @@ class Row:
     low: int = 0
     nodes: int = 0
     casts: int = 0
+    hazards: Mapping[str, int] = field(default_factory=dict)
     error: float | None = None
     seconds: float = 0.0
     bytes_before: int = 0

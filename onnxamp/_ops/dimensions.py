@@ -49,7 +49,7 @@ class DimensionRule:
     every: Terms | None = None
     absent: Mapping[str, int] = field(default_factory=dict)
     when: Mapping[str, int] = field(default_factory=dict)
-    unless: tuple[str, ...] = ()
+    unless: Sequence[str] = ()
     equation: str = ""
     joined: str = ""
     counted: bool = False
@@ -198,17 +198,10 @@ def dimension_rules() -> Mapping[str, Sequence[DimensionRule]]:
     """Op -> its rows, in the order in which they are tried."""
     rules: dict[str, list[DimensionRule]] = {}
     for row in read_table("dimensions")["rules"]:
-        rule = DimensionRule(
-            inputs=tuple(_terms(text) for text in row.get("inputs", ())),
-            every=_terms(row["every"]) if "every" in row else None,
-            absent=row.get("absent", {}),
-            when=row.get("when", {}),
-            unless=tuple(row.get("unless", ())),
-            equation=row.get("equation", ""),
-            joined=row.get("joined", ""),
-            counted=row.get("counted", False),
-        )
-        for op in row["ops"]:
+        ops, inputs = row.pop("ops"), row.pop("inputs", ())
+        every = _terms(row.pop("every", _UNSAID))
+        rule = DimensionRule(tuple(map(_terms, inputs)), every, **row)
+        for op in ops:
             rules.setdefault(op, []).append(rule)
     return rules
 

@@ -1,6 +1,6 @@
 """Presets of white and black lists, read from ``_data/oplists``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -26,13 +26,13 @@ class Preset:
     summary: str
     white: Mapping[str, str]
     black: Mapping[str, str]
-    folds_batch_norm: bool
+    folds_batch_norm: bool = False
     """Whether an inference BatchNormalization behind a Conv takes the Conv's precision, to be folded into it."""
     trusts_kernels: bool = False
     """Whether black ops may be low on targets whose kernels accumulate them in float32."""
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The framework's own name of an operator or layer -> the ONNX op types that it becomes."""
-    forms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    forms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Such a name -> what exporters write for it in ordinary ops, by kind."""
     white_names: Mapping[str, str] = field(default_factory=dict)
     black_names: Mapping[str, str] = field(default_factory=dict)
@@ -73,30 +73,20 @@ def literal_preset(lists: str) -> Preset:
 @cache
 def _read_preset(lists: str) -> Preset:
     data = _preset_data(lists)
-    removed = data.get("not_black", {})
-    return Preset(
-        name=lists,
-        summary=data["summary"],
-        white=data["white"],
-        black={op: source for op, source in data["black"].items() if op not in removed},
-        folds_batch_norm=data.get("folds_batch_norm", False),
-        trusts_kernels=data.get("trusts_kernels", False),
-        names={name: tuple(ops) for name, ops in data.get("names", {}).items()},
-        forms={name: tuple(kinds) for name, kinds in data.get("forms", {}).items()},
-        white_names=data.get("white_names", {}),
-        black_names=data.get("black_names", {}),
-    )
+    removed = data.pop("not_black", {})
+    data["black"] = {op: why for op, why in data["black"].items() if op not in removed}
+    return Preset(lists, **data)
 
 
 def _preset_data(lists: str) -> dict[str, Any]:
     """Return the fields of a preset's file, together with those of the preset that it extends."""
     data = read_table(f"oplists/{lists}")
-    base = data.get("extends")
+    base = data.pop("extends", None)
     return data if base is None else _preset_data(base) | data
 
 
 @cache
-def framework_names() -> Mapping[str, tuple[str, ...]]:
+def framework_names() -> Mapping[str, Sequence[str]]:
     """Return names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters make of them."""
     return {
         name: ops
@@ -106,7 +96,7 @@ def framework_names() -> Mapping[str, tuple[str, ...]]:
 
 
 @cache
-def _framework_forms() -> Mapping[str, tuple[str, ...]]:
+def _framework_forms() -> Mapping[str, Sequence[str]]:
     return {
         name: kinds
         for lists in PRESETS
@@ -114,7 +104,7 @@ def _framework_forms() -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def ops_named(name: str) -> tuple[str, ...]:
+def ops_named(name: str) -> Sequence[str]:
     """Return the ONNX op types that a name in a list stands for: those of a framework's name, or else the name itself.
 
     Modules in front of a name do not count: "nn.Conv2d" is "Conv2d".
@@ -123,7 +113,7 @@ def ops_named(name: str) -> tuple[str, ...]:
     return framework_names().get(own, (own,))
 
 
-def forms_named(name: str) -> tuple[str, ...]:
+def forms_named(name: str) -> Sequence[str]:
     """Return the kinds of what exporters write in ordinary ops for a name in a list, besides its op types."""
     return _framework_forms().get(_without_modules(name), ())
 

@@ -73,8 +73,8 @@ class Kind(NamedTuple):
     """Its name in reports."""
     op: str
     opset: int
-    attributes: Mapping[str, Any]
-    own: Mapping[str, str]
+    attributes: Mapping[str, Any] = {}
+    own: Mapping[str, str] = {}
 
 
 class FormTable(NamedTuple):
@@ -91,21 +91,13 @@ def form_table() -> FormTable:
     """Return the forms, parsed at the first call."""
     data = read_table("folds")
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
-    kinds = {
-        name: Kind(
-            name,
-            row.get("called", name),
-            row["op"],
-            row["opset"],
-            row.get("attributes", {}),
-            row.get("own", {}),
-        )
-        for name, row in data.items()
-    }
-    forms, ending_in = list[Form](), defaultdict[str, list[Form]](list)
+    kinds, forms = dict[str, Kind](), list[Form]()
+    ending_in = defaultdict[str, list[Form]](list)
     for name, row in data.items():
-        for pattern in (parse(text, rules) for text in row["forms"]):
-            forms.append(Form(name, frozenset(row["cores"]), pattern))
+        texts, cores = row.pop("forms"), frozenset(row.pop("cores"))
+        kinds[name] = Kind(**{"name": name, "called": name, **row})
+        for pattern in (parse(text, rules) for text in texts):
+            forms.append(Form(name, cores, pattern))
             for key in heads(pattern):
                 ending_in[key].append(forms[-1])
     return FormTable(kinds, tuple(forms), ending_in)

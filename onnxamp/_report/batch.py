@@ -1,8 +1,10 @@
 """Report of a folder of models: a table, followed by failures and their reasons."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from onnxamp._decide.words import title_of
 from onnxamp._job.folder import FolderReport, Shipped
 from onnxamp._job.folder import Row as Outcome
 from onnxamp._report.comparison import partings, text_figures
@@ -70,6 +72,7 @@ def batch_report(report: FolderReport) -> Report:
                 "Kept in float32 to pass validation",
                 (Item(row.healed, Level.WARNING, row.name, row.kept) for row in healed),
             ),
+            section("Would break in low precision", _hazards(report.rows)),
             section(
                 "Logits against the original",
                 (
@@ -114,13 +117,24 @@ def _next_tokens(row: Outcome) -> Iterator[str]:
     yield from partings(row)
 
 
+def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
+    """Yield why nodes stay float32 that are no islands to be rid of."""
+    nodes, models = Counter[str](), Counter[str]()
+    for row in rows:
+        nodes.update(row.hazards)
+        models.update(row.hazards.keys())
+    for reason, times in nodes.most_common():
+        where = f"{count(times, 'node')} in {count(models[reason], 'model')}"
+        yield Item(f"{title_of(reason)}.", label=where)
+
+
 def _told(shipped: Shipped) -> Iterator[str]:
     """Return the note about a folder of a known kind."""
     if shipped.failed:
         names = ", ".join(shipped.failed)
         yield (
-            f"A folder for {shipped.kind}, which is as it was before, because these models have no result: {names}. Those"
-            " that were converted wait for the next run."
+            f"A folder for {shipped.kind}, which is as it was before, because these models have no result: {names}."
+            " Other results wait for the next run."
         )
         return
     copied = count(len(shipped.copied), "file")

@@ -61,6 +61,7 @@ _UNMEASURED: Final = frozenset(
         "constant range",
         "mask",
         "index path",
+        "position",
         "float16 accumulator",
         "quantized unit",
         "runtime fusion",

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -17,12 +17,12 @@ from threading import RLock, Timer
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper
+from onnx import ModelProto, helper
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.protos import copied, opset_imports, stored_bytes
+from onnxamp._model.protos import all_nodes, copied, opset_imports, stored_bytes
 from onnxamp._paths.paths import is_remote
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.servers import Forked, can_fork, fork, serve_loads
@@ -228,27 +228,14 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
         helper.make_opsetid(*entry) for entry in opset_imports(model.proto).items()
     )
     labels: dict[str, str] = {}
-    for node in _every_node(proto):
+    within = (node for function in proto.functions for node in function.node)
+    for node in all_nodes([*proto.graph.node, *within]):
         unique = f"node{len(labels)}."
         labels[unique] = node.name or next(filter(None, node.output), "")
         node.name = unique
     built = the_builder().build(proto, feeds)
     refusals = tuple(_named(found, labels) for found in built.refusals)
     return Built(built.by, refusals, built.size)
-
-
-def _every_node(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield nodes of the graph, of its bodies, and of functions."""
-    stack: list[GraphProto | Any] = [*model.functions, model.graph]
-    while stack:
-        for node in stack.pop().node:
-            yield node
-            stack += [
-                graph
-                for item in node.attribute
-                for graph in (item.g, *item.graphs)
-                if graph.node
-            ]
 
 
 def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:

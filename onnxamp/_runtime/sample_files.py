@@ -11,7 +11,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -61,11 +61,6 @@ _HEADERS: Final = {
 _MAX_RATIO: Final = 100
 _MAX_RATIO_FROM: Final = 2**30
 """Archives that expand by more than this factor, to more than this many bytes, are refused."""
-
-_MAX_DEPTH: Final = 100
-"""Levels of JSON: arrays have at most 64 axes."""
-
-_CHUNK: Final = 2**20
 
 
 class FileSample(dict[str, Any]):
@@ -165,34 +160,38 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
 def json_samples(path: Path) -> list[Span]:
     """Offsets of the samples in a JSON file: the objects of its list, or its one object.
 
-    The file is read once, in chunks. Complexity: linear in its size.
+    Complexity: linear in the size of the file, which is read at once; one sample is parsed at a time.
 
     Raises:
-        ArgumentError: it is neither, is cut off, or nested deeper than arrays can be.
+        ArgumentError: it is neither, or is no JSON.
     """
     try:
-        with path.open("rb") as stream:
-            spans, depth = [], 0
-            start, outermost = 0, None
-            for offset, mark in _brackets(stream):
-                if mark in b"]}":
-                    depth -= 1
-                    if mark == b"}" and depth == outermost:
-                        spans.append((start, offset + 1))
-                    continue
-                if outermost is None:
-                    outermost = 1 if mark == b"[" else 0
-                if depth == outermost:
-                    start = offset
-                depth += 1
-                if depth > _MAX_DEPTH:
-                    raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
-            if depth:
-                raise ValueError("it is cut off")
-            _check_gaps(stream, spans, path.stat().st_size, in_list=outermost == 1)
-            return spans
+        text = path.read_bytes().decode("latin-1")  # one character for each byte
+        spans, decoder = list[Span](), json.JSONDecoder()
+        position = _behind_gap(text, len(_MARK) if text.startswith(_MARK) else 0)
+        in_list = text.startswith("[", position)
+        while not spans or (in_list and text.startswith(",", position)):
+            start = _behind_gap(text, position + in_list)
+            if not text.startswith("{", start):
+                raise ValueError("it is neither an object nor a list of objects")
+            _, end = decoder.raw_decode(text, start)
+            spans.append((start, end))
+            position = _behind_gap(text, end)
+        if text[position:].strip() != "]" * in_list:
+            raise ValueError("it is not a single list of objects")
     except _READ_FAILURES as error:
         raise _broken_json(path, error) from error
+    return spans
+
+
+_MARK: Final = "\u00ef\u00bb\u00bf"
+"""The bytes that tell UTF-8, which some editors put first."""
+_GAP: Final = re.compile(r"[ \t\n\r]*")
+
+
+def _behind_gap(text: str, position: int) -> int:
+    gap = _GAP.match(text, position)
+    return position if gap is None else gap.end()
 
 
 def _broken_json(path: Path, error: BaseException) -> ArgumentError:
@@ -200,44 +199,6 @@ def _broken_json(path: Path, error: BaseException) -> ArgumentError:
         f"Cannot read {quoted(path)}: {reason_of(error)}. Inputs are .npz files, or JSON: a list of objects, one per"
         " sample, of arrays by name, which are nested lists of numbers, or as Polygraphy saves them (--save-inputs)."
     )
-
-
-_BRACKET: Final = re.compile(rb'["\[\]{}]')
-_STRING_MARK: Final = re.compile(rb'["\\]')
-
-
-def _brackets(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Offset and character of every bracket that is outside of strings."""
-    base, inside, escaped = 0, False, False
-    while chunk := stream.read(_CHUNK):
-        position = int(escaped)
-        escaped = False
-        while match := (_STRING_MARK if inside else _BRACKET).search(chunk, position):
-            position = match.end()
-            if match[0] == b"\\":
-                position += 1  # whatever is escaped
-                escaped = position > len(chunk)
-            elif match[0] == b'"':
-                inside = not inside
-            else:
-                yield base + match.start(), match[0]
-        base += len(chunk)
-
-
-def _check_gaps(
-    stream: BinaryIO, spans: Sequence[Span], size: int, *, in_list: bool
-) -> None:
-    """Check that nothing but commas separates samples, and nothing but the list's brackets surrounds them."""
-    starts = [0, *(end for _, end in spans)]
-    ends = [*(start for start, _ in spans), size]
-    wanted = [b"[", *[b","] * (len(spans) - 1), b"]"] if in_list else [b"", b""]
-    if not spans or len(wanted) != len(starts):
-        raise ValueError("it is neither an object nor a list of objects")
-    for start, end, text in zip(starts, ends, wanted, strict=True):
-        stream.seek(start)
-        gap = stream.read(end - start)
-        if gap.removeprefix(b"\xef\xbb\xbf").strip() != text:
-            raise ValueError("it is not a single list of objects")
 
 
 def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import CLASSIFIER, MODELS, NORM, run, saved, small
+from repository import ROOT
 from states import samples_in
 from stored import inline
 
@@ -631,6 +632,16 @@ def test_a_read_only_folder_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) 
     assert {path: path.stat().st_mtime_ns for path in everything} == before
     for path in everything:
         path.chmod(0o755)
+
+
+@pytest.mark.usefixtures("forked")
+def test_nodes_that_rightly_stay_float32_are_counted_apart() -> None:
+    Path("in").mkdir()
+    shutil.copy(ROOT / "docs" / "explain" / "graphs" / "position.onnxtxt", "in/position.onnx")
+    (row,) = convert(validate=False).rows
+    assert row.hazards == {"position": 4}
+    printed = run("convert", "in", "-o", "out", "--jobs", "1", "--no-validate").output
+    assert "4 nodes in 1 model: positions, or angles that grow with them." in printed
 
 
 def refuse_writing_below(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:

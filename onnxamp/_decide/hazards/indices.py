@@ -1,4 +1,4 @@
-"""Integers carried in floats: indices, sizes, counters, positions. float16 is exact up to 2048, bfloat16 up to 256."""
+"""Integers carried in floats: indices, sizes, counters. float16 is exact up to 2048, bfloat16 up to 256."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -6,14 +6,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, FORMATS, Format
+from onnxamp._dtypes import FLOAT, FORMATS, Format
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})
-_INTEGERS = frozenset(
+INTEGERS = frozenset(
     f"tensor({name})"
     for name in (
         "int8",
@@ -97,7 +97,7 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
     sized = op_facts().index_inputs
     for node in graph.nodes_of({"Cast", *sized}):
         is_cast = node.key == "Cast" and _is_wide(graph, node.input(0))
-        if is_cast and graph.types[node.outputs[0]] in _INTEGERS:
+        if is_cast and graph.types[node.outputs[0]] in INTEGERS:
             yield node, node.inputs[0], "becomes integers at"
         for port in sized.get(node.key, ()):
             value = node.input(port)
@@ -152,7 +152,7 @@ def _counts(graph: Graph, value: int) -> bool:
     if producer is None or producer.key == "Constant":
         return graph.constants.is_constant(value) or graph.values[value].scope == 0
     if producer.key == "Cast":
-        return graph.types[producer.input(0)] in _INTEGERS
+        return graph.types[producer.input(0)] in INTEGERS
     return producer.key in op_facts().index_arithmetic
 
 
@@ -169,84 +169,15 @@ def _is_roi(node: Node, port: int) -> bool:
     return port == region["input"] and signature.since >= region["since"]
 
 
-def position_paths(graph: Graph) -> Iterator[Hazard]:
-    """Rotary and timestep tables: from counters, Casts from integers and graph inputs to Sin, Cos, Floor and Mod.
-
-    A value is a *position* if position arithmetic computes it from these sources and constants alone. Downstream of
-    Range and CumSum, all position arithmetic stays float32. Downstream of Casts and inputs, only nodes that lead to
-    such a sink or to a comparison do, whose results rounded positions would change.
-    """
-    facts = op_facts()
-    counting, position = set[int](), set[int]()
-    for index in graph.scopes[0].inputs:
-        is_given = graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT)
-        if is_given and graph.types[index] in FLOAT_TENSORS:
-            position.add(index)
-    sinks: list[Node] = []
-    for index in graph.order:
-        node = graph.nodes[index]
-        if node.key in facts.position_sources:
-            counting.update(node.outputs)
-            position.update(node.outputs)
-            yield Hazard(index, KIND, "counts in floating point")
-            continue
-        given = [value for value in node.inputs if value != ABSENT]
-        if node.key == "Cast" and given and graph.types[given[0]] in _INTEGERS:
-            position.update(node.outputs)
-            continue
-        if position.isdisjoint(given):
-            continue
-        sources = [value for value in given if graph.types[value] in FLOAT_TENSORS]
-        if node.key in facts.position_sinks and sources and sources[0] in position:
-            sinks.append(node)
-            if node.key in facts.rounding:
-                counting.update(node.outputs)
-                position.update(node.outputs)
-        elif (
-            node.key in facts.position_arithmetic
-            and sources
-            and all(v in position or graph.constants.is_constant(v) for v in sources)
-        ):
-            if any(value in position for value in sources):
-                position.update(node.outputs)
-            if any(value in counting for value in sources):
-                counting.update(node.outputs)
-                yield Hazard(index, KIND, "computes positions")
-    yield from _leading_to(graph, sinks, position)
-
-
-def _leading_to(
-    graph: Graph, sinks: list[Node], position: set[int]
-) -> Iterator[Hazard]:
-    ends = {node.index for node in sinks}
-    seen, stack = set(ends), list(sinks)
-    while stack:
-        node = stack.pop()
-        is_end = node.index in ends
-        why = (
-            "works on positions"
-            if is_end
-            else "leads to an op that needs exact positions"
-        )
-        yield Hazard(node.index, KIND, why)
-        for value in node.inputs:
-            producer = graph.producer(value)
-            if (
-                value in position
-                and producer is not None
-                and producer.index not in seen
-            ):
-                seen.add(producer.index)
-                stack.append(producer)
-
-
 def index_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Integers, positions and sizes carried in floats."""
+    """Integers and sizes carried in floats."""
     yield from graph.ask(index_paths).hazards
-    yield from position_paths(graph)
+    for node in graph.nodes_of(op_facts().position_sources):
+        yield Hazard(node.index, KIND, "counts in floating point")
 
 
-def _loses(graph: Graph, value: int, low: Format) -> bool:
+def loses(graph: Graph, value: int, low: Format) -> bool:
+    """Return whether low precision rounds any number of a weight."""
     return graph.constants.stats(value) is not None and not graph.constants.fits(
         value, low
     )
@@ -254,12 +185,12 @@ def _loses(graph: Graph, value: int, low: Format) -> bool:
 
 KIND: Final = Kind(
     "index path",
-    title="indices, positions or sizes carried in floats",
+    title="indices, counters or sizes carried in floats",
     rule=index_hazards,
     audit=Audit(
         4,
-        "computes integers, positions or sizes in LOW",
+        "computes integers or sizes in LOW",
         ", which counts exactly up to {integers} only",
     ),
-    loses=_loses,
+    loses=loses,
 )

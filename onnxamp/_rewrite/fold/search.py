@@ -171,6 +171,24 @@ def _times(
     return made.reshape(weight.shape)
 
 
+def _folded(
+    kind: Kind,
+    match: Match,
+    inputs: tuple[int | NewWeight, ...],
+    attributes: Mapping[str, Any],
+) -> Fold:
+    """Return the fold of a match into the op of its kind."""
+    return Fold(
+        kind=kind.name,
+        op=kind.op,
+        opset=kind.opset,
+        nodes=match.nodes,
+        last=match.core,
+        inputs=inputs,
+        attributes=attributes,
+    )
+
+
 _AXIS_BY_ITSELF = 13
 """First opset at which Softmax is along one axis, and not along all from that one on."""
 
@@ -179,36 +197,21 @@ def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     """Return the activation that the form is. A number without an axis would gain one by constants of shape [1]: it
     stays.
     """
-    if graph.shapes[match.values["x"]] == ():
+    x = match.values["x"]
+    if graph.shapes[x] == ():
         return None
-    return Fold(
-        kind=kind.name,
-        op=kind.op,
-        opset=kind.opset,
-        nodes=match.nodes,
-        last=match.core,
-        inputs=(match.values["x"],),
-        attributes=kind.attributes,
-    )
+    return _folded(kind, match, (x,), kind.attributes)
 
 
 def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     """Return the softmax along one axis."""
-    shape = graph.shapes[match.values["x"]]
+    x = match.values["x"]
     if len(match.axes) != 1:
         return None
-    axis, opset = match.axes[0], kind.opset
+    axis, shape = match.axes[0], graph.shapes[x]
     if graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
-        axis, opset = len(shape) - 1, 1
-    return Fold(
-        kind=kind.name,
-        op=kind.op,
-        opset=opset,
-        nodes=match.nodes,
-        last=match.core,
-        inputs=(match.values["x"],),
-        attributes={"axis": axis},
-    )
+        axis, kind = len(shape) - 1, kind._replace(opset=1)
+    return _folded(kind, match, (x,), {"axis": axis})
 
 
 _ONES: Final = 1 << 16
@@ -244,19 +247,8 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     if gain is None:
         return None
     bias = weights.get("bias")
-    inputs = (
-        (match.values["x"], gain) if bias is None else (match.values["x"], gain, bias)
-    )
-    attributes = {"axis": -count, "epsilon": epsilon}
-    return Fold(
-        kind=kind.name,
-        op=kind.op,
-        opset=kind.opset,
-        nodes=match.nodes,
-        last=match.core,
-        inputs=inputs,
-        attributes=attributes,
-    )
+    inputs = (match.values["x"], gain, *(() if bias is None else (bias,)))
+    return _folded(kind, match, inputs, {"axis": -count, "epsilon": epsilon})
 
 
 def _is_mean(graph: Graph, match: Match) -> bool:

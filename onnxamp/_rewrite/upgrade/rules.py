@@ -265,63 +265,37 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MovedAttribute:
-    """An attribute that becomes an input; ``unless`` is a value that is equivalent to no input."""
-
-    attribute: str
-    position: int
-    form: str
-    unless: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
-    """The change of nodes of one op along with its schema; the table documents its columns.
+    """The change of nodes of one op along with its schema.
 
     ``op`` and ``version`` are those of the new schema, ``defaults`` those of attributes in the old one. ``lost`` has
-    the ports, as ("inputs", 0), that admit fewer types in the new one, with these; ``known`` is False if nothing is.
+    the ports, as ("inputs", 0), that admit fewer types in the new one, with these. ``row`` is that of the table, which
+    documents it, empty where nothing has to be said; None if nothing is known.
     """
 
     op: str
     version: int
-    known: bool
-    renamed: bool
+    row: Mapping[str, Any] | None
     defaults: Mapping[str, Any]
     lost: Mapping[tuple[str, int], frozenset[str]]
-    drop: Sequence[str] = ()
-    only: Mapping[str, Sequence[Any]] | None = None
-    types: Sequence[str] = ()
-    outputs: int | None = None
-    unread: bool = False
-    why: str = ""
-    missing: Mapping[str, Any] | None = None
-    words: Mapping[str, Mapping[str, str]] | None = None
-    inputs: Sequence[MovedAttribute] = ()
-    call: str = ""
 
     @property
     def is_closed(self) -> bool:
         """Whether no node can take the step."""
-        has_condition = self.only or self.types or self.outputs is not None
-        return not self.known or bool(self.why and not has_condition)
+        if self.row is None:
+            return True
+        return "why" in self.row and _CONDITIONS.isdisjoint(self.row)
 
     @property
     def is_silent(self) -> bool:
         """Whether every node can take the step unchanged."""
-        said = (
-            self.lost,
-            self.drop,
-            self.only,
-            self.types,
-            self.why,
-            self.missing,
-            self.words,
-            self.inputs,
-            self.call,
-        )
-        return (
-            self.known and not self.renamed and self.outputs is None and not any(said)
-        )
+        return self.row is not None and not self.lost and self.row.keys() <= _PLACE
+
+
+_PLACE: Final = frozenset({"ops", "to"})
+"""Columns that say what a row is about."""
+_CONDITIONS: Final = frozenset({"only", "types", "outputs"})
+"""Columns that say when a step cannot be taken."""
 
 
 @cache
@@ -388,32 +362,9 @@ def _step(old: OpSchema, new: OpSchema) -> Step:
         for key, item in _with_default(old).items()
     }
     if target is None or version > checked or (row is None and _differ(old, target)):
-        return Step(
-            name, version, known=False, renamed=False, defaults=defaults, lost={}
-        )
+        return Step(name, version, None, defaults, {})
     row = row or {}
-    moved = (
-        MovedAttribute(item["from"], item["at"], item["as"], item.get("unless"))
-        for item in row.get("inputs", ())
-    )
-    return Step(
-        op=name,
-        version=version,
-        known=True,
-        renamed=name != old.name,
-        defaults=defaults,
-        lost=_lost(old, target, row),
-        drop=row.get("drop", ()),
-        only=row.get("only"),
-        types=row.get("types", ()),
-        outputs=row.get("outputs"),
-        unread=row.get("unread", False),
-        why=row.get("why", ""),
-        missing=row.get("set"),
-        words=row.get("words"),
-        inputs=tuple(moved),
-        call=row.get("call", ""),
-    )
+    return Step(name, version, row, defaults, _lost(old, target, row))
 
 
 def _with_default(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:

@@ -1,5 +1,6 @@
 """Upgrades of whole models to newer opsets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,6 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.rules import (
     RULES,
-    MovedAttribute,
     Step,
     is_silent,
     steps_of,
@@ -61,61 +61,55 @@ def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
     """
     if any(item.ref_attr_name for item in proto.attribute):
         raise StuckError("its attributes are those of a function")
-    _check(step, proto, site)
-    for name, value in (step.missing or {}).items():
+    row = _checked(step, proto, site)
+    for name, value in row.get("set", {}).items():
         if attribute(proto, name) is None:
             set_attribute(proto, name, value)
-    drop_attributes(proto, step.drop)
-    for name, words in (step.words or {}).items():
+    drop_attributes(proto, row.get("drop", ()))
+    for name, words in row.get("words", {}).items():
         word = attribute(proto, name) or step.defaults.get(name)
         if word is not None and word.decode() in words:
             set_attribute(proto, name, words[word.decode()])
-    for moved in step.inputs:
+    for moved in row.get("inputs", ()):
         _move(moved, step, proto, site)
     proto.op_type = step.op
-    return RULES[step.call](proto, site) if step.call else [proto]
+    return RULES[row["call"]](proto, site) if "call" in row else [proto]
 
 
-def _check(step: Step, proto: NodeProto, site: Site) -> None:
-    """Refuse a node that uses features which the new version lacks or changes; drop outputs that nothing reads.
+def _checked(step: Step, proto: NodeProto, site: Site) -> Mapping[str, Any]:
+    """Return the row of a step; drop outputs that nothing reads.
 
     Raises:
-        StuckError: it does.
+        StuckError: the node uses what the new version lacks, or does in another way.
     """
+    row = step.row
+    if row is None:
+        raise StuckError("onnxamp does not know what changes at that opset")
     if step.is_closed:
-        raise StuckError(step.why or "onnxamp does not know what changes at that opset")
-    for name, allowed in (step.only or {}).items():
+        raise StuckError(row["why"])
+    for name, allowed in row.get("only", {}).items():
         value = attribute(proto, name)
         value = step.defaults.get(name) if value is None else value
         value = value.decode() if isinstance(value, bytes) else value
         if value is not None and value not in allowed:
-            raise StuckError(step.why)
-    if (
-        step.types
-        and (kind := site.type_of(proto.input[0])) is not None
-        and kind not in step.types
-    ):
-        raise StuckError(step.why)
-    if step.outputs is not None:
-        spare = [name for name in proto.output[step.outputs :] if name]
-        if spare and not (
-            step.unread and not any(_is_read(site, name) for name in spare)
-        ):
-            raise StuckError(step.why)
-        del proto.output[step.outputs :]
+            raise StuckError(row["why"])
+    kind = site.type_of(proto.input[0]) if "types" in row else None
+    if kind is not None and kind not in row["types"]:
+        raise StuckError(row["why"])
+    if "outputs" in row:
+        spare = [name for name in proto.output[row["outputs"] :] if name]
+        is_needed = "unread" not in row or any(_is_read(site, name) for name in spare)
+        if spare and is_needed:
+            raise StuckError(row["why"])
+        del proto.output[row["outputs"] :]
     for (side, position), admitted in step.lost.items():
         names = proto.input if side == "inputs" else proto.output
-        found = (
-            site.type_of(names[position])
-            if position < len(names) and names[position]
-            else None
-        )
+        name = names[position] if position < len(names) else ""
+        found = site.type_of(name) if name else None
         if found is not None and found not in admitted:
-            raise StuckError(
-                f"it accepts no {found} there"
-                if side == "inputs"
-                else f"it returns no {found} there"
-            )
+            verb = "takes" if side == "inputs" else "makes"
+            raise StuckError(f"it {verb} no {found} there")
+    return row
 
 
 def _is_read(site: Site, name: str) -> bool:
@@ -123,32 +117,28 @@ def _is_read(site: Site, name: str) -> bool:
     return bool(site.graph.uses[value] or site.graph.results[value])
 
 
-def _move(moved: MovedAttribute, step: Step, proto: NodeProto, site: Site) -> None:
+def _move(moved: Mapping[str, Any], step: Step, proto: NodeProto, site: Site) -> None:
     """Turn an attribute into an input."""
-    value = take_attribute(proto, moved.attribute, step.defaults.get(moved.attribute))
-    is_nothing = (
-        isinstance(value, (list, tuple))
-        and not len(value)
-        and moved.attribute == "axes"
-    )
-    if value is None or is_nothing:
+    name, position = moved["from"], moved["at"]
+    value = take_attribute(proto, name, step.defaults.get(name))
+    if value is None or (name == "axes" and value == []):
         return
-    if moved.unless is not None and value == np.float32(moved.unless):
+    if "unless" in moved and value == np.float32(moved["unless"]):
         return
-    names = [*proto.input, *[""] * (moved.position + 1 - len(proto.input))]
-    names[moved.position] = _constant(moved, value, proto, site)
+    names = [*proto.input, *[""] * (position + 1 - len(proto.input))]
+    names[position] = _constant(moved, value, proto, site)
     proto.input[:] = names
 
 
-def _constant(moved: MovedAttribute, value: Any, proto: NodeProto, site: Site) -> str:
-    base = site.named(moved.attribute)
-    if moved.form == "ints":
-        return site.editor.ints(
-            value if isinstance(value, (list, tuple)) else [value], base
-        )
-    if moved.form == "int":
+def _constant(
+    moved: Mapping[str, Any], value: Any, proto: NodeProto, site: Site
+) -> str:
+    form, base = moved["as"], site.named(moved["from"])
+    if form == "ints":
+        return site.editor.ints(value if isinstance(value, list) else [value], base)
+    if form == "int":
         return site.editor.ints(value, base)
-    elem = site.elem_of(proto.input[0]) if moved.form == "like" else TensorProto.FLOAT
+    elem = site.elem_of(proto.input[0]) if form == "like" else TensorProto.FLOAT
     return site.editor.constant(np.asarray(value, np.float32), base, elem)
 
 
