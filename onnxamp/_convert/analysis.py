@@ -30,7 +30,7 @@ class Analysis:
 
     @property
     def graph(self) -> Graph:
-        """The graph that was analysed."""
+        """The graph that was analyzed."""
         return self.problem.graph
 
     @property
@@ -94,7 +94,7 @@ class RoundedWeights:
     """The result of compensated rounding.
 
     Attributes:
-        chosen: value of the analysed graph -> its low-precision numbers. Others are rounded to nearest.
+        chosen: value of the analyzed graph -> its low-precision numbers. Others are rounded to nearest.
         weights: number of low-precision weights that products read.
         wide: how many of them are too wide for compensation.
         before: relative error of their products on the samples with weights rounded to nearest, root mean square.

@@ -249,7 +249,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.level in (Level.O1, Level.O2) and any(
         fold.op in options.black for fold in folds
     ):
-        text = f"{text}. With --lists default normalisations can then also be low precision"
+        text = f"{text}. With --lists default normalizations can then also be low precision"
     return f"{text}."
 
 

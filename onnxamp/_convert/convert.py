@@ -326,7 +326,7 @@ def _converted(
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
-    """Return a copy of the analysed model with the edits applied, and verified.
+    """Return a copy of the analyzed model with the edits applied, and verified.
 
     Raises:
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.

@@ -467,7 +467,7 @@ class _Search:
     ) -> dict[int, int] | None:
         """Return the changes that bring a class to an exponent; None if relations cannot be repaired.
 
-        Leaves are changed first; ``together``, what costs least, so that neighbours move along.
+        Leaves are changed first; ``together``, what costs least, so that neighbors move along.
         """
         changes, pending = {member: target}, [member]
         most = (

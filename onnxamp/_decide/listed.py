@@ -79,7 +79,7 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
         cores = ", ".join(unrecognised(graph, name))
         if cores:
             unseen[name] = (
-                f"{name!r} in your lists was not recognised in the model, but its {cores} may implement"
+                f"{name!r} in your lists was not recognized in the model, but its {cores} may implement"
                 " it: list op types instead."
             )
         elif is_known(name, declared):

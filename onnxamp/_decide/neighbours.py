@@ -1,4 +1,4 @@
-"""Nodes whose precision follows from that of their neighbours."""
+"""Nodes whose precision follows from that of their neighbors."""
 
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Set as AbstractSet

@@ -40,7 +40,7 @@ class Problem(NamedTuple):
         overrides: the user's overrides for single nodes.
         listed: the nodes that lists refer to.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
-        folded: normalisations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
+        folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.

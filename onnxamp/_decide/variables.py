@@ -159,7 +159,7 @@ def find_variables(
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
+        groups: nodes whose variables must all be equal (folded normalizations, decomposed patterns, mask paths).
         low_weights: constants to store in low precision.
     """
     builder = builder_of(graph, options.target)

@@ -1,4 +1,4 @@
-"""Gradients of normalisations in closed form; batch normalisation in training mode is decomposed."""
+"""Gradients of normalizations in closed form; batch normalization in training mode is decomposed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,7 +13,7 @@ from onnxamp._gradients.writer import (
 )
 
 SCALED: Final = "scaled"
-"""Follows the label of a batch normalisation in the names of the nodes that scale and shift its normalised value."""
+"""Follows the label of a batch normalization in the names of the nodes that scale and shift its normalized value."""
 RUNNING: Final = "running"
 """The same for its running statistics, and for the nodes that compute them."""
 

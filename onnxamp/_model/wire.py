@@ -1,7 +1,7 @@
 """Serialized models: the places of the data of large tensors, and the same bytes with other data there.
 
 A parsed model holds its weights in memory, and protobuf frees them only with the whole model. So large weights are cut
-out of a file's bytes before these are parsed, and spliced in after the rest was serialised. This module knows just
+out of a file's bytes before these are parsed, and spliced in after the rest was serialized. This module knows just
 enough of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/): a field is a tag, a length and a
 payload, and only messages that can hold tensors are descended into.
 """
@@ -98,7 +98,7 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     """Return the raw data of tensors, in the order of the file.
 
     Args:
-        data: a serialised ModelProto.
+        data: a serialized ModelProto.
         wanted: whether to search the bytes from a start to an end; everything else is skipped.
 
     Raises:

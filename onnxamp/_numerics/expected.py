@@ -90,7 +90,7 @@ def node_key(node: Node) -> str:
 
 
 def computes(node: Node) -> bool:
-    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
+    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
     moves = is_exact(node.proto) or node.key in op_facts().following
     return not moves and node.signature is not None
 

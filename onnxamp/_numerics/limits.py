@@ -156,7 +156,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Return the module in a file, which may import its neighbours."""
+    """Return the module in a file, which may import its neighbors."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -172,7 +172,7 @@ class _Shown:
                 yield from self._parts(section.parts, width)
 
     def _parts(self, parts: tuple[Part, ...], width: int) -> Iterator[RenderableType]:
-        """Yield the parts, one below the other; neighbouring figures share a table."""
+        """Yield the parts, one below the other; neighboring figures share a table."""
         figures = Grid.grid(padding=(0, _GAP, 0, 0))
         for is_number in (False, False, True, False):
             figures.add_column(no_wrap=is_number, overflow="fold")

@@ -53,7 +53,7 @@ class Prepared:
 
 
 def prepare(model: Model, options: Options) -> Prepared:
-    """Prepare a copy of a model; a model that needs no preparation is analysed as it is.
+    """Prepare a copy of a model; a model that needs no preparation is analyzed as it is.
 
     Raises:
         OpsetError: the model cannot be upgraded to the requested opset.

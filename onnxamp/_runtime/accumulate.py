@@ -24,7 +24,7 @@ Several accumulators with L terms each, whose sums are added in a tree, are off 
     e = r sqrt(2 + L^2 / (3 K) + (L / 2 + log2(K / L)) q / y^2).
 
 The sum inside a mean or a norm is rounded before the division or the root, so that it overflows as on the target. Ops
-that compute a result in several steps of float16, as normalisations and activations, are off by a multiple of r. If the
+that compute a result in several steps of float16, as normalizations and activations, are off by a multiple of r. If the
 formula of an activation is known, each of its steps is rounded (:meth:`_Writer.step`).
 """
 

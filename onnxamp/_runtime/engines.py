@@ -1,6 +1,6 @@
 """Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision, and a browser.
 
-A model on an engine is a :class:`Session`. It runs whole, in one optimised session, as in production; or piece by
+A model on an engine is a :class:`Session`. It runs whole, in one optimized session, as in production; or piece by
 piece, so that all of its values can be observed.
 """
 
@@ -277,7 +277,7 @@ class Session:
     """A model on an engine. What is prepared for one sample (analysis, emulation, sessions) is reused for the next.
 
     Attributes:
-        whole: run it in one optimised session instead of pieces, except for samples with empty optionals, which
+        whole: run it in one optimized session instead of pieces, except for samples with empty optionals, which
             sessions cannot be fed.
         budget: bytes of values and weights that pieces hold at a time.
         origin: the model that it was converted from, which gives the sizes of values that both have.

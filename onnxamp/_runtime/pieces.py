@@ -1,7 +1,7 @@
 """Pieces of a graph as models of their own, and how they are run.
 
 A piece consists of some nodes in order. Its inputs are the values that they read from elsewhere, including large
-weights, so that sessions hold no weights. Its outputs are the requested values. Pieces are not optimised: values are
+weights, so that sessions hold no weights. Its outputs are the requested values. Pieces are not optimized: values are
 those of the graph as written.
 """
 

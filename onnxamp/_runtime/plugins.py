@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @cache
 def _driver() -> ctypes.CDLL | None:
-    """Return the driver's library, initialised; None where there is none."""
+    """Return the driver's library, initialized; None where there is none."""
     try:
         driver = ctypes.CDLL(
             "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"

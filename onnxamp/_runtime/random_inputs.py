@@ -25,7 +25,7 @@ sequences                              a list of two elements
 optionals                              a value
 =====================================  =====================================================================
 
-Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
+Indices, masks and sizes are recognized through data movement, Casts and bodies, whatever the input's type.
 
 Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.sizes` says. An input of unknown rank is a (1, 8)
 matrix. Sizes that depend on each other in ways that neither names nor ops show must be given in ``dims``.

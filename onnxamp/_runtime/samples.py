@@ -366,7 +366,7 @@ def draw_of(
     )  # protos may lack their weights
 
     @cache
-    def maker() -> InputMaker:  # the graph is analysed when the first sample is read
+    def maker() -> InputMaker:  # the graph is analyzed when the first sample is read
         graph = (
             Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
         )

@@ -219,7 +219,7 @@ def make_session(
         model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
             the file, go through a temporary folder.
         provider: "cuda", "cpu", or a plugin provider.
-        optimize: run all graph optimisations of ONNX Runtime, or none.
+        optimize: run all graph optimizations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads for one operator, or for the engine if it has such an option; 0 for ONNXAMP_THREADS
             (:mod:`onnxamp._workers.executor`) or ONNX Runtime's own choice.

@@ -32,7 +32,7 @@ def apportioned(
     """Seconds of every node by its key, from those of kernels in the order in which they ran.
 
     Complexity: linear in nodes and kernels, but for kernels without a node, which look at the nodes between their
-    neighbours.
+    neighbors.
     """
     at = {
         node_key(graph.nodes[index]): place for place, index in enumerate(graph.order)

@@ -519,7 +519,7 @@ PARTED = """(float[1,2,4,4] x) => (float[1,2,4,4] y) {
 
 
 def parted(variance: float = 1.0) -> ModelProto:
-    """A normalisation between two convolutions; with a variance that is negative, it computes no number."""
+    """A normalization between two convolutions; with a variance that is negative, it computes no number."""
     return add_weights(parse(PARTED, opset=22), {"w": (2, 2, 1, 1), "s": np.full(2, variance, np.float32)})
 
 

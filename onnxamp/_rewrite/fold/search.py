@@ -87,7 +87,7 @@ def batch_norms(graph: Graph) -> list[Fold]:
 def _weights(
     graph: Graph, producer: Node, node: Node
 ) -> tuple[NewWeight, NewWeight] | None:
-    """Weight and bias of the producer with the normalisation in them.
+    """Weight and bias of the producer with the normalization in them.
 
     None if their shapes do not fit, or if a number would be NaN or exceed float32.
     """
@@ -219,7 +219,7 @@ _ONES: Final = 1 << 16
 
 
 def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the normalisation that the form is, with gain and bias; None if it is none."""
+    """Return the normalization that the form is, with gain and bias; None if it is none."""
     count = len(match.axes)
     epsilon = graph.constants.scalar(match.values["epsilon"])
     if (
@@ -299,7 +299,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
 
 
 def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
-    """The shape over which is normalised, as far as it is known."""
+    """The shape over which is normalized, as far as it is known."""
     shape, count = graph.shapes[match.values["x"]], len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
 
@@ -335,7 +335,7 @@ def _with_next(
 def _suiting(
     graph: Graph, match: Match, value: int, dims: Sequence[int | None]
 ) -> int | NewWeight | None:
-    """Return the constant as a weight of the normalised shape; None if it is not constant or has another one.
+    """Return the constant as a weight of the normalized shape; None if it is not constant or has another one.
 
     An unknown length of one axis is taken from the constant, unless that is 1, which fits any length.
     """
