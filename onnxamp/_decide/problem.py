@@ -111,7 +111,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     if judged and not replayed:
         activations = (match.nodes for match in patterns_of(graph, "gelu", "silu"))
         fused = [nodes for nodes in activations if wished.isdisjoint(nodes)]
-        fused += (match.nodes for match in patterns_of(graph, "normalisation"))
+        fused += (match.nodes for match in patterns_of(graph, "normalization"))
         groups += (
             sorted(nodes) for nodes in fused if listed.isdisjoint(nodes)
         )  # lists split them

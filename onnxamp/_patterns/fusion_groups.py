@@ -79,7 +79,7 @@ def skip_sums(graph: Graph) -> dict[int, int]:
     The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, as far as shapes are known.
     """
     heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
-    for match in patterns_of(graph, "normalisation"):
+    for match in patterns_of(graph, "normalization"):
         heads |= {
             index: match.core
             for index in match.nodes
@@ -115,7 +115,7 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
     mixed = low.name != "bfloat16" and _mixes(target, low)
     if graph.book.opsets[""] < 17 and mixed:
         return absorbed
-    for norm in patterns_of(graph, "normalisation"):
+    for norm in patterns_of(graph, "normalization"):
         for first in (graph.nodes[index] for index in sorted(norm.nodes)):
             value = _centred_alone(graph, first)
             if value == ABSENT and not mixed:

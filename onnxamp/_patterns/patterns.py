@@ -304,7 +304,7 @@ def _other(graph: Graph, node: Node, value: int) -> int:
 
 
 WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
-    "normalisation": _normalisation,
+    "normalization": _normalisation,
     "softmax": _softmax,
     "magnitude": _magnitude,
     "gelu": _gelu,

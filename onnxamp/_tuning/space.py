@@ -60,7 +60,7 @@ def find_fusions(
     Complexity: linear in nodes.
     """
     normalising = frozenset[int]().union(
-        *(match.nodes for match in patterns_of(graph, "normalisation", "softmax"))
+        *(match.nodes for match in patterns_of(graph, "normalization", "softmax"))
     )
     place: dict[int, int] = {}
     """Products and what is fused into them, in execution order."""

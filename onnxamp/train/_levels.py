@@ -186,7 +186,7 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
 
 def _written_out(graph: Graph) -> list[set[str]]:
     """Normalizations in single ops: names of the nodes of each, and of the values between them."""
-    matches = patterns_of(graph, "normalisation")
+    matches = patterns_of(graph, "normalization")
     groups = ([graph.nodes[index] for index in match.nodes] for match in matches)
     return [
         {name for node in nodes for name in (node.label, *node.proto.output) if name}
