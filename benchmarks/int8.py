@@ -7,14 +7,15 @@ every op it knows, and that with int32 biases. Each result is converted at O2 fo
 inputs: those of an .npz beside the model, then random ones. A small change moves numbers across the border of two
 integers, so the error on one input is a draw. Root mean squares over all inputs are therefore what is compared, and for
 each single input it is counted which of the two models is off by more than the other allows. Networks that are off by
-half and more in int8 already are listed, but not judged. Writes benchmarks/results/int8.json, unless ``--quick``
-asks for three of the repository's models and the first way.
+half and more in int8 already are listed, but not judged; slow ones see fewer inputs. Writes
+benchmarks/results/int8.json, unless ``--quick`` asks for three of the repository's models and the first way.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -44,6 +45,8 @@ CALIBRATION: Final = 4
 LOST: Final = 0.5
 """Error of an int8 network of which no more can be said."""
 OPSET: Final = 21
+LEAST, SECONDS = 20, 15
+"""Inputs that are compared at least, and processor seconds after which there are no more."""
 
 Sample = Mapping[str, Any]
 
@@ -87,13 +90,12 @@ def quantized(source: Path, folder: Path, samples: Sequence[Sample], way: Mappin
     return model if any(node.op_type == "QuantizeLinear" for node in model.graph.node) else None
 
 
-def outputs(model: ModelProto, samples: Sequence[Sample]) -> list[list[NDArray[Any]]]:
-    """The outputs on each sample, with every node computed as it is written."""
+def session(model: ModelProto) -> ort.InferenceSession:
+    """What computes every node as it is written."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [session.run(None, sample) for sample in samples]
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def error(found: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]]) -> float:
@@ -114,8 +116,14 @@ def allowed(quantized: Any) -> Any:
 def compared(original: ModelProto, int8: ModelProto, samples: Sequence[Sample]) -> dict[str, Any]:
     """Both errors over all samples, and on how many single ones each model is off by more than the other allows."""
     low = emulate(onnxamp.convert_model(int8, "O2", target="tensorrt"))
-    wanted, before, after = (outputs(model, samples) for model in (original, int8, low))
-    errors = np.array([(error(x, z), error(y, z)) for x, y, z in zip(before, after, wanted, strict=True)])
+    sessions, start = [session(model) for model in (original, int8, low)], time.process_time()
+    rows = list[tuple[float, float]]()
+    for sample in samples:
+        wanted, before, after = (one.run(None, sample) for one in sessions)
+        rows.append((error(before, wanted), error(after, wanted)))
+        if len(rows) >= LEAST and time.process_time() - start > SECONDS:
+            break
+    errors = np.array(rows)
     first, second = (float(one) for one in np.sqrt((errors**2).mean(axis=0)))
     kind = "lost" if first >= LOST else "inside" if second <= allowed(first) else "outside"
     return {

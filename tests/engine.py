@@ -10,7 +10,7 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import Analysis, analyse
 from onnxamp._convert.estimate import Estimate
 from onnxamp._model.model import Model
-from onnxamp._numerics.expected import ExpectedErrors
+from onnxamp._numerics.expected import ExpectedErrors, Settled
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target.roofline import device_called
@@ -58,6 +58,7 @@ def priced(space: SearchSpace, prices: Iterable[float]) -> ExpectedErrors:
         computing=space.tunable,
         exact=space.followers,
         samples=(),
+        settled=Settled(),
     )
     vars(errors)["prices"] = list(prices)
     return errors

@@ -126,6 +126,12 @@ def was_exact(analysis: Analysis, node: Node, value: int) -> bool:
     return is_shield(view, value) or (view.types[value] == low and node.index in view.exact)
 
 
+def raises(analysis: Analysis, node: Node) -> bool:
+    """Whether the node casts a constant from the low type to float32, which rounds nothing."""
+    is_cast = node.key == "Cast" and analysis.graph.types[node.outputs[0]] == FLOAT
+    return is_cast and is_low_constant(analysis, node.inputs[0])
+
+
 def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
     """float32 values -> whether exact ops alone stand behind sources, and the kinds of these sources."""
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
@@ -152,5 +158,5 @@ def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
             )
             reaching = set().union(*(sources.get(v, set()) for v in node.inputs))
             if exact and value not in sources and reaching:
-                sources[value], found[value] = reaching, True
+                sources[value], found[value] = reaching, not raises(analysis, node)
     return {value: (found[value], kinds) for value, kinds in sources.items()}

@@ -43,6 +43,17 @@ class Analysis:
         """The precision variables."""
         return self.problem.ports
 
+    @property
+    def on_cpu(self) -> list[int]:
+        """Nodes that the target leaves to the CPU in the precision that they have."""
+        pins, of_node, is_low = self.pins, self.ports.of_node, self.decision.is_low
+        return [
+            index
+            for index in pins.fallbacks
+            if index not in pins.low_alone
+            or not all(map(is_low, of_node[index].values()))
+        ]
+
     def without(self, reasons: Mapping[int, frozenset[Reason]]) -> "Analysis":
         """Return the analysis if these reasons did not keep these nodes in float32."""
         return _solved(self.problem, find_pins(self.problem, freed=reasons))

@@ -230,7 +230,7 @@ def time_on_target(analysis: Analysis) -> float:
     estimate = Estimate(
         graph, device_called(DEFAULT_DEVICE), graph.shapes, analysis.options.low
     )
-    fallbacks = (graph.nodes[index] for index in analysis.pins.fallbacks)
+    fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
     moved = sum(
         estimate.trips[node.scope] * elements(graph.shapes[value])
         for node in fallbacks

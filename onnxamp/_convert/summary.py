@@ -185,12 +185,7 @@ def summarize(
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
     stored += low // FLOAT32_BYTES * analysis.options.low.bytes - low
-    pins = analysis.pins
-    fallbacks = (
-        graph.nodes[index]
-        for index in pins.fallbacks
-        if index not in pins.low_alone or _precision(analysis, index) != "low"
-    )
+    fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
     return Summary(
         nodes=nodes,
         nodes_before=before,

@@ -135,11 +135,14 @@ def _given(node: Node, layout: Layout) -> Iterator[str]:
 
 
 def _is_wanted(analysis: Analysis, node: int) -> bool:
-    """Return whether lists and level leave the node low if it can be."""
-    options, key = analysis.options, analysis.graph.nodes[node].key
-    if options.level == Level.O1:
-        return key in options.white or node in analysis.graph.exact
-    return options.level == Level.AUTO or key not in options.black
+    """Return whether the user, lists and level leave the node low if it can be."""
+    problem, level = analysis.problem, analysis.options.level
+    override = problem.overrides.of_node.get(node)
+    if override is not None:
+        return override.low
+    if level == Level.O1:
+        return problem.listed.is_white(node) or node in analysis.graph.exact
+    return level == Level.AUTO or problem.listed.black_entry(node) is None
 
 
 def _first_opset(analysis: Analysis, node: Node) -> int:

@@ -17,13 +17,23 @@ class Listed(NamedTuple):
 
     Attributes:
         white, black: nodes of the user's lists -> description of the entry; black if in both.
-        usual_white, usual_black: nodes of the preset besides its op types -> the entry.
+        usual_white, usual_black: nodes of the preset's lists, unless the user's op types overrule them.
     """
 
     white: Mapping[int, str]
     black: Mapping[int, str]
     usual_white: Mapping[int, str]
     usual_black: Mapping[int, str]
+
+    def is_white(self, node: int) -> bool:
+        """Return whether a white list contains the node."""
+        return node in self.white or node in self.usual_white
+
+    def black_entry(self, node: int) -> str | None:
+        """Return the entry of a black list that contains the node; None if none does, or the user's white list does."""
+        if node in self.white:
+            return None
+        return self.black.get(node) or self.usual_black.get(node)
 
 
 def find_listed(graph: Graph, options: Options) -> Listed:
@@ -37,8 +47,16 @@ def find_listed(graph: Graph, options: Options) -> Listed:
     return Listed(
         {node: entry for node, entry in white.items() if node not in black},
         black,
-        _forms(graph, preset.white_names if is_read else ()),
-        _forms(graph, preset.black_names if is_read else ()),
+        _meant(
+            graph,
+            preset.white_names if is_read else (),
+            options.white - options.user_white,
+        ),
+        _meant(
+            graph,
+            preset.black_names if is_read else (),
+            options.black - options.user_black,
+        ),
     )
 
 

@@ -259,7 +259,7 @@ class _Claims:
         if (
             hazard.reason.is_shielded
         ):  # a white-listed producer stays low; its Cast is shielded
-            is_white = self.is_white(self.graph.nodes[hazard.node])
+            is_white = self.problem.listed.is_white(hazard.node)
             return (keeps or level != Level.O3) and not is_white
         return keeps
 
@@ -374,7 +374,7 @@ class _Claims:
                 if is_asked:
                     self.pin(self.asked, variable, True, Reason.WHITE, by_user[index])
                 elif pin is None:
-                    if not follows and (gains or node.key in options.white):
+                    if not follows and (gains or listed.is_white(index)):
                         self.preferred.add(root)
                 elif not pin[0]:
                     is_own = index in listed.black
@@ -405,7 +405,7 @@ class _Claims:
         if black is not None and Reason.BLACK not in self.freed.get(index, ()):
             is_folded = index in self.problem.folded
             return None if is_folded else (False, Reason.BLACK, black)
-        if self.is_white(node) and not exact and not follows:
+        if listed.is_white(index) and not exact and not follows:
             return True, Reason.WHITE, node.key
         lowers = level == Level.O3 or (options.strict and level == Level.O2)
         lowers = lowers and index not in self.stranded
@@ -426,28 +426,17 @@ class _Claims:
 
         def is_low(node: Node) -> bool:
             own = map(root, self.ports.of_node[node.index].values())
-            return self.is_white(node) or not self.forced.keys().isdisjoint(own)
+            is_white = self.problem.listed.is_white(node.index)
+            return is_white or not self.forced.keys().isdisjoint(own)
 
         return followers(graph, self.ports, high, is_low)
 
-    def is_white(self, node: Node) -> bool:
-        """Return whether a white list contains the node."""
-        listed, index = self.problem.listed, node.index
-        is_named = index in listed.white or index in listed.usual_white
-        return is_named or node.key in self.options.white
-
     def black_entry(self, node: Node) -> str | None:
-        """Return the entry of a black list that contains the node; None if none does, or the user's white list does.
-
-        A preset ignores nodes that are bounded by integers; the user's list does not.
-        """
+        """Return the entry of a black list that contains the node; presets ignore nodes bounded by integers."""
         listed, index = self.problem.listed, node.index
-        is_bounded = index in self.problem.bounded and index not in listed.black
-        if index in listed.white or is_bounded:
-            return None
-        if node.key in self.options.black:
-            return node.key
-        return listed.black.get(index) or listed.usual_black.get(index)
+        if index in self.problem.bounded:
+            return listed.black.get(index)
+        return listed.black_entry(index)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""

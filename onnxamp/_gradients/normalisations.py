@@ -1,6 +1,6 @@
 """Gradients of normalizations in closed form; batch normalization in training mode is decomposed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from onnxamp._gradients.writer import (
@@ -108,16 +108,21 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
 
 
 def _batch(call: Call) -> Grads:
-    """The running statistics have no gradient."""
+    """The running statistics have a gradient where they normalize, and not the statistics of the input."""
     dy, rank = call.dy, call.rank()
     axes = [0, *range(2, rank)]
-    scale = _per_channel(call[1], rank)
+    scale, statistics = _per_channel(call[1], rank), list[Callable[[], Tensor]]()
     if call.saved:
         unit, inverse = call.saved
     else:
-        deviation = (call[4] + call.attribute("epsilon")).op("Sqrt")
-        inverse = _per_channel(deviation.op("Reciprocal"), rank)
+        each = (call[4] + call.attribute("epsilon")).op("Sqrt").op("Reciprocal")
+        inverse = _per_channel(each, rank)
         unit = (call.x - _per_channel(call[3], rank)) * inverse
+        slope = call[1] * each
+        statistics = [
+            lambda: -dy.sum(axes, keepdims=False) * slope,
+            lambda: (dy * unit).sum(axes, keepdims=False) * slope * each * -0.5,
+        ]
     return [
         lambda: (
             _through(dy, unit, inverse, axes) * scale
@@ -125,6 +130,7 @@ def _batch(call: Call) -> Grads:
             else dy * (scale * inverse)
         ),
         *_sums(dy, unit, axes),
+        *statistics,
     ]
 
 

@@ -179,7 +179,7 @@ class Pass:
                     raise
                 addends = self._addends(call, otherwise)
             if otherwise is not None and node.key in pointwise.SINGULAR:
-                addends = [(value, _finite(addend)) for value, addend in addends]
+                addends = [(value, finite(addend)) for value, addend in addends]
             for value, addend in addends:
                 self.addends.setdefault(value, []).append(addend)
                 self.shares.setdefault((value, node.index), []).append(addend)
@@ -230,7 +230,7 @@ class Pass:
         return self.totals.get(value)
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
     """Return a tensor with zeros where it holds infinities and NaN."""
     return (x - x).op("IsNaN").where(0.0, x)
 

@@ -285,9 +285,9 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
     if comparison is not None:
         comparison.try_reference()
         if job.tuned is not None and job.tuned.coarse:
-            comparison.limits = replace(
-                comparison.limits, tolerance=job.tuned.tolerance
-            )
+            limits = comparison.limits
+            widest = max(limits.tolerance or 0.0, job.tuned.tolerance)
+            comparison.limits = replace(limits, tolerance=widest)
     if job.plan is None and job.options.lacks_ranges:
         from onnxamp._numerics.ranges import with_ranges  # noqa: PLC0415 - few options ask for it
 

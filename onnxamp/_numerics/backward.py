@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -12,12 +13,13 @@ from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.recurrent import UNROLLED
-from onnxamp._gradients.walk import FLAT, RULES, Pass
+from onnxamp._gradients.walk import FLAT, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
+from onnxamp._model.statistics import SENTINEL
 from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
@@ -29,12 +31,21 @@ SUMMED: Final = "\n"
 _STEP: Final = 2.0**-8
 """The relative change of the inputs of a node without a rule."""
 
+_MOST: Final = 3e38
+"""The largest gradient that counts, such as that of a mask."""
+
+_MOVES: Final = 4
+"""How often an input is moved where outputs have few rows."""
+
+_ROWS: Final = 16
+"""Rows from which on one move is enough."""
+
 _SCATTER: Final = 12.9898
 """A factor for positions, with which the signs of their sines look random."""
 
 
 class WrittenPiece:
-    """The backward pass of a piece, being written."""
+    """The backward pass of a piece, being written. ``partial`` values hold sentinels, or what is no number."""
 
     def __init__(
         self,
@@ -46,8 +57,10 @@ class WrittenPiece:
         turns: Mapping[str, str],
         integers: Container[str],
         shared: Container[str],
+        partial: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
+        self.partial = partial
         nodes = [graph.nodes[index] for index in graph.order]
         path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
         names = graph.scopes[0].names
@@ -135,7 +148,12 @@ class WrittenPiece:
         return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
-        cost = (gradient * error).op("ReduceSumSquare", keepdims=0)
+        if key[0] in self.flow.maker:  # infinite times an error of 0 is no number
+            gradient = gradient.op("Clip", gradient.like(-_MOST), gradient.like(_MOST))
+        change = gradient * error
+        if key[0] in self.partial:  # some elements are undefined, or meet no gradient
+            change = change.op("IsNaN").where(0.0, change)
+        cost = change.op("ReduceSumSquare", keepdims=0)
         known = self.noted.get(key)
         self.noted[key] = cost if known is None else known + cost
 
@@ -156,31 +174,54 @@ class WrittenPiece:
 
 
 def _moved(call: Call, position: int, x: Tensor) -> Tensor:
-    """Return a gradient of an input with the energy of the effect that a small change of that input has on
-    the outputs.
+    """Return a gradient of an input with the energy of the effect that a small change of that input has on the
+    outputs.
+
+    Effects on different rows of an output add up as squares, because rows depend on different elements or meet
+    independent gradients; with few rows, several moves are averaged. Sentinels, such as those of masks, do not move,
+    and undefined elements of an output do not count.
     """
     writer = call.writer
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
-    places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT)
-    signs = (places * _SCATTER + 0.5).op("Sin").op("Sign").reshape_like(x)
-    node = copied(call.node.proto)
-    node.input[position] = (x + x * signs * _STEP).name
-    outputs = [
+    places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT) * _SCATTER
+    step = (x.op("Abs") < SENTINEL).where(x * _STEP, 0.0)
+    signs, energy = x, x.like(0.0)
+    seen = [
+        (port, y, dy)
+        for port, (y, dy) in enumerate(zip(call.outputs, call.dys, strict=True))
+        if y is not None and dy is not None
+    ]
+    moves = 1 if max(_rows(y) for _, y, _ in seen) >= _ROWS else _MOVES
+    for number in range(moves):
+        signs = (places + (number + 0.5)).op("Sin").op("Sign").reshape_like(x)
+        names = _run_again(call, position, x + step * signs)
+        for port, y, dy in seen:
+            change = finite((Tensor(writer, names[port], y.elem) - y) * dy)
+            row = [writer.ints([-1])] if y.dims else []
+            change = change.op("ReduceSum", *row, keepdims=0)
+            energy += change.op("ReduceSumSquare", keepdims=0)
+    size = step.op("ReduceL2", keepdims=0).op("Max", x.like(1e-30))
+    return signs * ((energy * (1 / moves)).op("Sqrt") / size)
+
+
+def _rows(y: Tensor) -> int:
+    """Return how many rows an output has; 1 where that is not known."""
+    dims = y.dims or ()
+    return prod(dim if isinstance(dim, int) else 1 for dim in dims[:-1])
+
+
+def _run_again(call: Call, position: int, x: Tensor) -> list[str]:
+    """Write a node with another input; returns the names of its outputs."""
+    writer, node = call.writer, copied(call.node.proto)
+    node.input[position] = x.name
+    names = [
         writer.editor.names.fresh(f"{writer.prefix}/moved") if name else ""
         for name in node.output
     ]
-    node.output[:] = outputs
+    node.output[:] = names
     node.name = writer.editor.names.fresh(f"{call.node.label}/moved")
     writer.nodes.append(node)
-    change: Tensor | None = None
-    for name, y, dy in zip(outputs, call.outputs, call.dys, strict=True):
-        if y is not None and dy is not None:
-            more = (Tensor(writer, name, y.elem) - y) * dy
-            total = more.op("ReduceSum", keepdims=0)
-            change = total if change is None else change + total
-    assert change is not None
-    size = x.op("ReduceL2", keepdims=0) * _STEP
-    return signs * (change / size.op("Max", size.like(1e-30)))
+    return names
 
 
 def moved_integers(

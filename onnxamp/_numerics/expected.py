@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,9 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
+from onnxamp._decide.ports import LOW, NONE
 from onnxamp._dtypes import Format
-from onnxamp._errors import OnnxAmpError
+from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Ports, View
@@ -124,6 +125,36 @@ def _results(view: View, node: Node) -> list[str]:
     return names
 
 
+class Settled(NamedTuple):
+    """The values that an analysis rounds whatever its nodes are, as the user asks for it.
+
+    Attributes:
+        stored: weights and inputs that the model holds in low precision.
+        returned: values that it returns in low precision.
+    """
+
+    stored: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> "Settled":
+        """Those of an analysis."""
+        graph, ports, is_low = analysis.graph, analysis.ports, analysis.decision.is_low
+        own = {*graph.constants.tensors, *graph.scopes[0].inputs}
+        return cls(
+            frozenset(
+                value
+                for value in own
+                if ports.produced[value] in {LOW, *ports.requested_low}
+            ),
+            frozenset(
+                value
+                for position, value in enumerate(graph.scopes[0].outputs)
+                if is_low(ports.returned.get((0, position), NONE))
+            ),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpectedErrors:
     """The costs of low precision, for any choice of the nodes that have it.
@@ -134,6 +165,7 @@ class ExpectedErrors:
         computing: the nodes that compute, in execution order.
         exact: those that only move numbers.
         samples: what each sample shows.
+        settled: what is rounded whatever the choice.
         weights: factor on the squared error that rounding a weight causes.
         is_joint: whether the mean over all outputs counts, and not the worst.
     """
@@ -143,6 +175,7 @@ class ExpectedErrors:
     computing: Sequence[LowNode]
     exact: Sequence[LowNode]
     samples: Sequence[Sensitivities]
+    settled: Settled
     weights: float = 1.0
     is_joint: bool = False
 
@@ -224,6 +257,7 @@ class ExpectedErrors:
             found[unit.key] = tuple(
                 (self._maker(value), row)
                 for value in values
+                if value not in self.settled.stored
                 for row in self._at(value, unit.key)
             )
         return found
@@ -231,6 +265,7 @@ class ExpectedErrors:
     def predicted(self, low: AbstractSet[str]) -> float:
         """Return the relative error of the worst output on the worst sample if these nodes are in low precision."""
         rows = {row for key in low for row in self.rounded(key, low)}
+        rows.update(self._given(low))
         nodes = sum(key in self.made for key in low)
         return sqrt(self._sum(rows) + nodes * self._prior)
 
@@ -241,21 +276,46 @@ class ExpectedErrors:
         cast = [row for made, row in self.read[key] if made not in low]
         return [*self.made.get(key, ()), *cast]
 
+    @cached_property
+    def _settled(self) -> list[tuple[int, str, set[str]]]:
+        """The rows of what is rounded whatever the choice: the value, and the nodes that may have rounded it before."""
+        found = list[tuple[int, str, set[str]]]()
+        values, units = self.graph.values, (*self.computing, *self.exact)
+        for value in sorted(self.settled.stored):
+            name = values[value].name
+            found += [(row, name, set()) for row in self._at(value)]
+        for value in sorted(self.settled.returned):
+            name, node = values[value].name, values[value].producer
+            makers = {u.key for u in units if node == u.node or name in u.names}
+            found += [(row, name, makers) for row in self._at(value, _REST)]
+        return found
+
+    def _given(self, low: AbstractSet[str]) -> dict[int, str]:
+        """Return the rows of what is rounded beside what these nodes round, each with the name of its value."""
+        return {row: name for row, name, makers in self._settled if not makers & low}
+
+    def squares(self, low: AbstractSet[str]) -> list[Numbers]:
+        """Return the squared error to expect of each group of outputs, by sample."""
+        rows = [
+            *{row for key in low for row in self.rounded(key, low)}
+            | self._given(low).keys()
+        ]
+        return [own[rows].sum(axis=0) for own in self._columns]
+
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
         """Return the expected error if these nodes are in low precision."""
         nodes = [unit for unit in (*self.computing, *self.exact) if unit.key in low]
-        owners = dict[int, LowNode]()
-        for node in nodes:
-            for row in self.rounded(node.key, low):
-                owners.setdefault(row, node)
+        owners = {row: (name, "Cast") for row, name in self._given(low).items()}
+        for one in nodes:
+            node = self.graph.nodes[one.node]
+            for row in self.rounded(one.key, low):
+                owners.setdefault(row, (node.label, node.key))
         rows = list(owners)
-        by_sample = [
-            float(own[rows].sum(axis=0).max(initial=0.0)) for own in self._columns
-        ]
+        by_sample = [float(own.max(initial=0.0)) for own in self.squares(low)]
         worst = self.costs[:, self.costs[rows].sum(axis=0).argmax()]
-        shares = dict[int, float]()
-        for row, node in owners.items():
-            shares[node.node] = shares.get(node.node, 0.0) + float(worst[row])
+        shares = dict[tuple[str, str], float]()
+        for row, owner in owners.items():
+            shares[owner] = shares.get(owner, 0.0) + float(worst[row])
         largest = sorted(shares, key=shares.__getitem__, reverse=True)[:_SHOWN]
         total = max(by_sample, default=0.0)
         decides = bool(rows) and self.decisive[rows].any()
@@ -266,13 +326,9 @@ class ExpectedErrors:
             least=sqrt(min(by_sample, default=0.0)),
             samples=len(self.samples),
             nodes=tuple(
-                ErrorShare(
-                    self.graph.nodes[index].label,
-                    self.graph.nodes[index].key,
-                    shares[index] / total,
-                )
-                for index in largest
-                if shares[index]
+                ErrorShare(*owner, shares[owner] / total)
+                for owner in largest
+                if shares[owner]
             ),
             jumps=tuple(node.label for node in jumps),
             spread=tuple(
@@ -390,12 +446,13 @@ class ExpectedErrors:
 
     def _sources(self, unit: LowNode) -> list[int]:
         """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
-        found, waiting, seen = list[int](), [unit], set[int]()
+        found, waiting = list[int](), [unit]
+        seen = {ABSENT, *self.settled.stored}
         while waiting:
             one = waiting.pop()
             node = self.graph.nodes[one.node]
             for value in (node.inputs[port] for port in one.ports.inputs):
-                if value == ABSENT or value in seen:
+                if value in seen:
                     continue
                 seen.add(value)
                 producer = self.graph.values[value].producer
@@ -462,6 +519,41 @@ Known: TypeAlias = dict[tuple[str, str, str], list[Sensitivities]]
 """The sensitivities of models by fingerprint, low-precision type and target."""
 
 
+def expected_errors(
+    model: Model,
+    plan: Plan,
+    run: Run,
+    known: Known | None = None,
+) -> tuple[ExpectedErrors, AbstractSet[str]]:
+    """Return the costs of low precision in a model, and the nodes that a plan lowers; see :func:`with_expected_error`.
+
+    Raises:
+        OnnxAmpError: the model does not run, or its results are random.
+    """
+    analysis = analyse_safely(model, plan.options, plan)[1]
+    graph, low = analysis.graph, plan.options.low
+    if graph.nodes_of(op_facts().random):
+        raise RuntimeFailure(
+            "The model draws random numbers, so that two runs of it differ."
+        )
+    found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
+    nodes = [node for node in found if node is not None]
+    engine = judging_engine(run.provider, plan.target)
+    known = {} if known is None else known
+    key = model_print(Model(graph.model, graph.folder)), low.name, plan.target
+    if key not in known:
+        known[key] = measured_sensitivities(graph, low, run, engine)
+    errors = ExpectedErrors(
+        graph=graph,
+        low=low,
+        computing=[node for node in nodes if computes(graph.nodes[node.node])],
+        exact=[node for node in nodes if not computes(graph.nodes[node.node])],
+        samples=known[key],
+        settled=Settled.of(analysis),
+    )
+    return errors, {node.key for node in nodes}
+
+
 def with_expected_error(
     model: Model,
     plan: Plan,
@@ -477,29 +569,7 @@ def with_expected_error(
         known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
     """
     try:
-        analysis = analyse_safely(model, plan.options, plan)[1]
-        graph, low = analysis.graph, plan.options.low
-        if graph.nodes_of(op_facts().random):
-            why = "The model draws random numbers, so that two runs of it differ."
-            return replace(plan, expected=ExpectedError(why=why))
-        found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
-        nodes = [node for node in found if node is not None]
-        engine = judging_engine(run.provider, plan.target)
-        if known is None:
-            samples = measured_sensitivities(graph, low, run, engine)
-        else:
-            model = Model(graph.model, graph.folder)
-            key = model_print(model), low.name, plan.target
-            if key not in known:
-                known[key] = measured_sensitivities(graph, low, run, engine)
-            samples = known[key]
-        expected = ExpectedErrors(
-            graph=graph,
-            low=low,
-            computing=[node for node in nodes if computes(graph.nodes[node.node])],
-            exact=[node for node in nodes if not computes(graph.nodes[node.node])],
-            samples=samples,
-        ).foreseen({node.key for node in nodes})
+        errors, low = expected_errors(model, plan, run, known)
     except OnnxAmpError as error:
-        expected = ExpectedError(why=str(error))
-    return replace(plan, expected=expected)
+        return replace(plan, expected=ExpectedError(why=str(error)))
+    return replace(plan, expected=errors.foreseen(low))

@@ -14,12 +14,14 @@ its outputs becomes a gradient of the same energy, spread over the input.
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from onnx import TensorProto
+from onnx.helper import make_tensor_value_info
 
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.collecting import no_collections
@@ -193,7 +195,9 @@ class GradientWalk:
         """Measure samples that take the same branches."""
         flow = runner.flow
         self._integers = moved_integers(flow.nodes, flow.types)
-        reads = Counter(name for names in flow.reads for name in set(names))
+        reads = Counter(
+            name for names in (*flow.reads, flow.outputs) for name in set(names)
+        )
         self._shared = {name for name, count in reads.items() if count > 1}
         readers = {} if self.arithmetic is not None else matrix_readers(flow)
         whole = list(parts_of(flow, range(len(flow.nodes)), self.model.budget // 4))
@@ -243,9 +247,19 @@ class GradientWalk:
             flow.nodes[node] for node in part if flow.nodes[node].op_type == "Loop"
         )
         turns = [_number(values, node.input[0]) for node in loops]
-        key = (*part, *shapes.items(), *dims.items(), *turns)
+        partial = frozenset(
+            name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
+        )
+        seen = {name: one.shapes[name] for name in made if name in one.shapes}
+        key = (
+            *part,
+            *map(tuple, (shapes.items(), dims.items(), seen.items(), turns)),
+            partial,
+        )
         if key not in self._sessions:
-            self._sessions[key] = self._load(flow, part, values, dims, runner)
+            self._sessions[key] = self._load(
+                flow, part, values, dims, runner, partial, seen
+            )
         backward = self._sessions[key]
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
         for seed, rest in zip(one.seeds, waiting, strict=True):
@@ -314,6 +328,8 @@ class GradientWalk:
         values: "Mapping[str, ort.OrtValue]",
         seeded: Mapping[str, Sequence[int]],
         runner: Runner,
+        partial: Container[str],
+        seen: Mapping[str, Sequence[int]],
     ) -> _Backward:
         """Write the backward pass of a piece whose inputs have these shapes, and load it."""
         kinds = {name: str(value.data_type()) for name, value in values.items()}
@@ -321,7 +337,11 @@ class GradientWalk:
         for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, values[entry.name].shape())
-        model, turns = without_loops(model, partial(_number, values))
+        model.graph.value_info.extend(
+            make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in seen.items()
+        )
+        model, turns = without_loops(model, lambda name: _number(values, name))
         graph = Graph.of(expanded(model))
         written = WrittenPiece(
             graph=graph,
@@ -331,12 +351,14 @@ class GradientWalk:
             turns=turns,
             integers=self._integers,
             shared=self._shared,
+            partial=partial,
         )
         fed = written.finish(seeded)
         # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
         for entry in written.model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, [None] * len(entry.type.tensor_type.shape.dim))
+        del written.model.graph.value_info[:]
         return _Backward(
             session=make_session(
                 written.model, runner.provider, optimize=False, lean=flow.large
@@ -349,23 +371,6 @@ class GradientWalk:
         )
 
 
-def _largest(side: Side, names: Iterable[str]) -> dict[str, float]:
-    """Return the largest magnitudes of float values that have just been computed.
-
-    Those of values that hold sentinels, which do not count, are negative.
-    """
-    found = dict[str, float]()
-    for name in names:
-        if side.flow.types.get(name) == FLOAT and name in side.values:
-            sizes = np.abs(side.values[name].numpy())
-            most = float(sizes.max(initial=0.0))
-            if not most < SENTINEL:
-                most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
-            found[name] = most
-            side.used([name])
-    return found
-
-
 @dataclass
 class _Passes:
     """The passes of one sample.
@@ -373,12 +378,15 @@ class _Passes:
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
         groups: outputs whose errors are told apart, and last what decides about selections and branches.
-        largest: the largest magnitudes so far.
+        largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
+            or what is no number, are negative.
+        shapes: the shapes of these values.
     """
 
     side: Side
     groups: list[list[str]]
-    largest: dict[str, float]
+    largest: dict[str, float] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     seeds: "list[_Seed]" = field(default_factory=list)
     waiting: list[dict[str, Floats]] = field(default_factory=list)
 
@@ -391,13 +399,27 @@ class _Passes:
         seen = [name for name in names if flow.types.get(name) == FLOAT]
         side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
         groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        return cls(side, [*groups, decisive], _largest(side, seen))
+        passes = cls(side, [*groups, decisive])
+        passes._see(seen)
+        return passes
 
     def forward(self, part: Sequence[int]) -> None:
         """Run a piece."""
         self.side.run(part)
-        made = (name for node in part for name in self.side.flow.nodes[node].output)
-        self.largest |= _largest(self.side, made)
+        nodes = self.side.flow.nodes
+        self._see(name for node in part for name in nodes[node].output)
+
+    def _see(self, names: Iterable[str]) -> None:
+        """Note what is known of values that have just been computed."""
+        side = self.side
+        for name in names:
+            if side.flow.types.get(name) == FLOAT and name in side.values:
+                sizes = np.abs(side.values[name].numpy())
+                most = float(sizes.max(initial=0.0))
+                if not most < SENTINEL:
+                    most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
+                self.largest[name], self.shapes[name] = most, sizes.shape
+                side.used([name])
 
     def turn(self, random: np.random.Generator) -> None:
         """Draw the signs from which the backward pass begins."""

@@ -10,6 +10,7 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
+from onnxamp._ops.facts import attribute
 
 _MOST: Final = 2048
 """Nodes at most that a loop is written as."""
@@ -29,21 +30,23 @@ def without_loops(
     """
     graph, names = Graph.of(model), dict[str, str]()
     editor = GraphEditor(graph)
-    for node in graph.nodes_of({"Loop"}):
-        turns = _turns(graph, node, number)
-        if turns:
+    for node in graph.nodes_of({"Loop", "Scan"}):
+        count = _scanned if node.key == "Scan" else _counted
+        body = graph.scopes[node.bodies[0][1]]
+        is_flat = not any(graph.nodes[index].bodies for index in body.nodes)
+        turns = count(graph, node, number) if is_flat and not node.scope else None
+        if turns and turns * len(body.nodes) <= _MOST:
             editor.replace(node.index, _Written(graph, node, editor, names).all(turns))
     return (editor.finish() if names else model), names
 
 
-def _turns(graph: Graph, node: Node, number: Callable[[str], int | None]) -> int | None:
-    """How many turns a loop takes; None if that is not known, or it is not to be written out."""
+def _counted(
+    graph: Graph, node: Node, number: Callable[[str], int | None]
+) -> int | None:
+    """How many turns a Loop takes; None if that is not known, or it may end early."""
     count, going = node.input(0), node.input(1)
     body = graph.scopes[node.bodies[0][1]]
-    nodes = [graph.nodes[index] for index in body.nodes]
-    if node.scope or count == ABSENT or going != ABSENT:
-        return None
-    if any(one.bodies for one in nodes):
+    if count == ABSENT or going != ABSENT:
         return None
     passed = body.outputs[0]
     maker = graph.producer(passed)
@@ -53,8 +56,23 @@ def _turns(graph: Graph, node: Node, number: Callable[[str], int | None]) -> int
     if passed != body.inputs[1]:
         return None
     known = graph.constants.integers(count)
-    turns = known[0] if known else number(graph.values[count].name)
-    return turns if turns is not None and turns * len(nodes) <= _MOST else None
+    return known[0] if known else number(graph.values[count].name)
+
+
+def _scanned(
+    graph: Graph, node: Node, number: Callable[[str], int | None]
+) -> int | None:
+    """How many turns a Scan takes; None if that is not known."""
+    del number
+    axes = _numbers(node, "scan_input_axes", 1)
+    shape = graph.shapes[node.inputs[-attribute(node.proto, "num_scan_inputs")]]
+    turns = shape[axes[0]] if shape else None
+    return turns if isinstance(turns, int) else None
+
+
+def _numbers(node: Node, name: str, count: int) -> list[int]:
+    """Return an attribute of a Scan, a number for each of its inputs or outputs; zeros by default."""
+    return attribute(node.proto, name) or [0] * count
 
 
 class _Written:
@@ -65,13 +83,18 @@ class _Written:
     ) -> None:
         self.graph, self.node, self.editor, self.names = graph, node, editor, names
         self.body = graph.scopes[node.bodies[0][1]]
-        self.states = len(node.inputs) - 2
+        self.scanned = attribute(node.proto, "num_scan_inputs") or 0
+        self.given = [
+            graph.values[value].name
+            for value in (node.inputs if self.scanned else node.inputs[2:])
+        ]
+        self.states = len(self.given) - self.scanned
 
     def all(self, turns: int) -> list[NodeProto]:
         """The nodes that make what the loop makes."""
         graph, node, body = self.graph, self.node, self.body
-        state = [graph.values[value].name for value in node.inputs[2:]]
-        rows: list[list[str]] = [[] for _ in body.outputs[1 + self.states :]]
+        state, outputs = self.given[: self.states], self._outputs()
+        rows: list[list[str]] = [[] for _ in outputs[self.states :]]
         found = list[NodeProto]()
         for value in graph.constants.tensors:  # those of the body, for all turns
             held = graph.values[value]
@@ -80,25 +103,53 @@ class _Written:
                 self.editor.drop_weight(value)
                 self.editor.add_weight(0, tensor)
         for turn in range(turns):
-            outputs = self._turn(turn, state, found)
-            state = outputs[: self.states]
-            for row, name in zip(rows, outputs[self.states :], strict=True):
+            made = self._turn(
+                turn, [*state, *self._elements(turn, turns, found)], found
+            )
+            state = made[: self.states]
+            for row, name in zip(rows, made[self.states :], strict=True):
                 row.append(name)
         for name, target in zip(state, node.proto.output[: self.states], strict=False):
             if target:
                 found.append(self.editor.make("Identity", [name], [target]))
-        axis = self.editor.ints([0], "axis")
-        for row, target in zip(rows, node.proto.output[self.states :], strict=False):
+        axes = _numbers(node, "scan_output_axes", len(rows))
+        backwards = _numbers(node, "scan_output_directions", len(rows))
+        for place, (row, target) in enumerate(
+            zip(rows, node.proto.output[self.states :], strict=False)
+        ):
             if target:
+                axis = self.editor.ints([axes[place]], "axis")
                 lifted = [self.editor.names.fresh(f"{name}/row") for name in row]
                 found += [
                     self.editor.make("Unsqueeze", [name, axis], [one])
                     for name, one in zip(row, lifted, strict=True)
                 ]
-                found.append(self.editor.make("Concat", lifted, [target], axis=0))
+                parts = lifted[::-1] if backwards[place] else lifted
+                found.append(
+                    self.editor.make("Concat", parts, [target], axis=axes[place])
+                )
         return found
 
-    def _turn(self, turn: int, state: list[str], found: list[NodeProto]) -> list[str]:
+    def _outputs(self) -> list[str]:
+        """Return the names of what a turn makes, without its condition."""
+        outputs = self.body.outputs if self.scanned else self.body.outputs[1:]
+        return [self.graph.values[value].name for value in outputs]
+
+    def _elements(self, turn: int, turns: int, found: list[NodeProto]) -> list[str]:
+        """Write what a turn of a Scan reads of its sequences; returns the names."""
+        names = list[str]()
+        axes = _numbers(self.node, "scan_input_axes", self.scanned)
+        backwards = _numbers(self.node, "scan_input_directions", self.scanned)
+        for place, name in enumerate(self.given[self.states :]):
+            index = turns - 1 - turn if backwards[place] else turn
+            names.append(self.editor.names.fresh(f"{name}/element"))
+            inputs = [name, self.editor.ints(index, "element")]
+            found.append(
+                self.editor.make("Gather", inputs, [names[-1]], axis=axes[place])
+            )
+        return names
+
+    def _turn(self, turn: int, given: list[str], found: list[NodeProto]) -> list[str]:
         """Write one turn; returns the names of what it makes, without its condition."""
         graph, body, editor = self.graph, self.body, self.editor
         renamed = dict[str, str]()
@@ -108,10 +159,12 @@ class _Written:
             self.names[renamed[name]] = name
             return renamed[name]
 
-        counter, going, *entries = (graph.values[value].name for value in body.inputs)
-        renamed[counter] = editor.ints(turn, "turn")
-        renamed[going] = editor.constant(np.array(1, bool), "going")
-        for entry, name in zip(entries, state, strict=True):
+        entries = [graph.values[value].name for value in body.inputs]
+        if not self.scanned:
+            counter, going, *entries = entries
+            renamed[counter] = editor.ints(turn, "turn")
+            renamed[going] = editor.constant(np.array(1, bool), "going")
+        for entry, name in zip(entries, given, strict=True):
             found.append(editor.make("Identity", [name], [named(entry)]))
         for index in body.nodes:
             copy = copied(graph.nodes[index].proto)
@@ -119,5 +172,4 @@ class _Written:
             copy.output[:] = [named(name) if name else "" for name in copy.output]
             copy.name = editor.names.fresh(f"{copy.name}/turn{turn}")
             found.append(copy)
-        names = (graph.values[value].name for value in body.outputs[1:])
-        return [renamed.get(name, name) for name in names]
+        return [renamed.get(name, name) for name in self._outputs()]

@@ -7,7 +7,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._rewrite import casts, freeze, inline, rescale, split_k
+from onnxamp._rewrite import casts, freeze, inline, requantize, rescale, split_k
 from onnxamp._rewrite.fold import fold
 from onnxamp._rewrite.passes import Draft, Pass
 from onnxamp._rewrite.upgrade import upgrade
@@ -17,6 +17,7 @@ PASSES: Final = (
     Pass(upgrade.applies, upgrade.apply),
     Pass(freeze.applies, freeze.apply),
     Pass(fold.applies, fold.apply),
+    Pass(requantize.applies, requantize.apply),
     Pass(rescale.applies, rescale.apply),
     Pass(split_k.applies, split_k.apply),
     Pass(casts.applies, casts.apply),

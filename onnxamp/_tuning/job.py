@@ -17,7 +17,11 @@ from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
-from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
+from onnxamp._numerics.expected import (
+    ExpectedErrors,
+    Settled,
+    measured_sensitivities,
+)
 from onnxamp._numerics.ranges import ROUNDS
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
 from onnxamp._numerics.sensitivity import Sensitivities
@@ -270,6 +274,7 @@ class Job:
             computing=space.tunable,
             exact=space.followers,
             samples=(),
+            settled=Settled.of(space.all_low),
             is_joint=self.metric.is_joint,
         )
         return CandidateSolver(space, space.all_low, errors, space.pins)

@@ -118,6 +118,7 @@ class Tuned(Shown):
             errors of the candidates; None where time was not what was saved, or was measured on whole models.
         compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
             fastest candidate was chosen, so that nothing was to be gained.
+        coarse: what of ``tolerance`` the default allows for where the model rounds values to integers; else 0.
 
     Example:
         >>> import onnxamp

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from engine import analysis_of
 from every import every
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from judge import checker_error
 from prices import price
@@ -111,6 +111,7 @@ def decided(model: onnx.ModelProto, way: Way) -> Analysis | None:
 
 @examples(60)
 @given(seeds(), sizes(), st.sampled_from(WAYS))
+@example(2000, 8, WAYS[0])  # which raises a constant
 def test_the_cut_costs_what_its_casts_cost(seed: int, size: int, way: Way) -> None:
     """And where few questions are open, no other answer costs less."""
     analysis = decided(random_model(Random(seed), size=size).model, way)

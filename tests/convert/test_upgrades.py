@@ -9,7 +9,8 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
-from onnxamp._convert.convert import convert
+from onnxamp._convert.causes import opset_hint
+from onnxamp._convert.convert import analyse_safely, convert
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -98,6 +99,28 @@ def test_what_stops_an_upgrade_is_told() -> None:
     assert opset_of(onnxamp.convert_model(model)) == 9
     with pytest.raises(onnxamp.OpsetError, match=r"bfloat16 needs opset 13.*\(Dropout\) cannot follow to opset 10"):
         onnxamp.convert_model(model, dtype="bfloat16")
+
+
+NORMALISED = """(float[2,8] x) => (float[2,8] y) {
+    a = MatMul (x, w) n = ReduceL2 <axes = [1], keepdims = 1> (a) c = Clip <min = 0.000001, max = 1000.0> (n)
+    b = Div (a, c) y = MatMul (b, v) }"""
+"""An L2 normalization in ordinary ops; Clip has a float16 kernel since opset 12."""
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [
+        ({}, True),
+        ({"white_list": ["L2Normalize"]}, True),
+        ({"black_list": ["Clip"]}, False),
+        ({"black_list": ["L2Normalize"]}, False),
+        ({"keep_nodes": ["c"]}, False),
+    ],
+)
+def test_no_opset_helps_what_the_user_keeps(options: dict[str, list[str]], is_told: bool) -> None:
+    model = add_weights(parse(NORMALISED, opset=9, ir=6), {"w": (8, 8), "v": (8, 8)})
+    _, analysis = analyse_safely(Model.of(model), Options.of("O2", options | {"opset": "keep"}))
+    assert ("brings low-precision kernels for Clip" in (opset_hint(analysis) or "")) is is_told
 
 
 def test_a_plan_repeats_the_upgrade_that_was_chosen() -> None:

@@ -16,6 +16,8 @@ from onnxamp._dtypes import element_name
 from onnxamp._model.model import Model
 from onnxamp._ops.signature import lookup
 from onnxamp._ops.targets import target_names
+from onnxamp._options.options import Options
+from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.building import build_engine
 from onnxamp._runtime.emulate import emulate
 
@@ -152,20 +154,46 @@ def test_attributes_that_name_types_follow_the_scales(opset: int) -> None:
     load(result)
 
 
+CONCAT = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y)
+    <float s = {0.1}, float r = {0.07}, float t = {0.3}, int8 z = {0}, int8 o = {3}> {
+        a = MatMul (x, w) b = QuantizeLinear (a, s, z) c = DequantizeLinear (b, s, z)
+        d = QuantizeLinear (x, r, o) e = DequantizeLinear (d, r, o)
+        f = Concat <axis = 1> (c, e, c) g = QuantizeLinear (f, t, o) h = DequantizeLinear (g, t, o)
+        y = MatMul (h, u) }"""
+"""Dequantized numbers that are joined, and quantized again."""
+
+
+def concatenated() -> ModelProto:
+    model, random = onnx.parser.parse_model(CONCAT), np.random.default_rng(0)
+    for name, shape in {"w": (8, 8), "u": (24, 8)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name))
+    return model
+
+
+def concat_types(model: ModelProto) -> set[str]:
+    return {one.outputs[0] for one in typed_nodes(model) if one.node.op_type == "Concat"}
+
+
 def test_concatenated_integers_are_loaded() -> None:
-    """ONNX Runtime makes QLinearConcat of it, which reads float32 scales alone."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y)
-        <float s = {0.1}, int8 z = {0}> {
-            a = MatMul (x, w) b = QuantizeLinear (a, s, z) c = DequantizeLinear (b, s, z)
-            d = QuantizeLinear (x, s, z) e = DequantizeLinear (d, s, z)
-            f = Concat <axis = 1> (c, e) g = QuantizeLinear (f, s, z) h = DequantizeLinear (g, s, z)
-            y = MatMul (h, u) }""")
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((16, 8), np.float32), "u"))
+    """ONNX Runtime makes QLinearConcat of dequantized inputs, which reads float32 scales alone."""
+    model = concatenated()
     for level in ("O2", "O3"):
         result = onnxamp.convert_model(model, level, target="tensorrt")
-        assert "tensor(float16)" in scale_types(result)
+        assert scale_types(result) == {"tensor(float16)"}
+        assert concat_types(result) == {"tensor(int8)"}
         load(result)
+        np.testing.assert_allclose(outputs(emulate(result)), outputs(model), atol=0.5)
+        assert onnxamp.convert_model(result, level, target="tensorrt") == result
+    ready = prepare(Model.of(model), Options.of("O2", {"target": "tensorrt"}))
+    np.testing.assert_array_equal(outputs(ready.graph.model), outputs(model))
+    assert "Requantized before a Concat" in ready.notes[0]
+
+
+@pytest.mark.parametrize("options", [{"target": "webgpu"}, {"black_list": ["Concat"]}, {"keep_nodes": ["f"]}])
+def test_a_concat_stays_where_nothing_joins_integers_or_the_user_keeps_it(options: dict[str, Any]) -> None:
+    result = onnxamp.convert_model(concatenated(), **{"target": "tensorrt", **options})
+    assert concat_types(result) == {"tensor(float)"}
+    load(result)
 
 
 SHARED = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y, float[2,8] w)
@@ -184,7 +212,7 @@ def test_what_both_precisions_read_is_dequantized_twice() -> None:
     arrays = (numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items())
     model.graph.initializer.extend(arrays)
     for target in ("tensorrt", "cuda"):
-        result = onnxamp.convert_model(model, target=target)
+        result = onnxamp.convert_model(model, target=target, black_list=["Concat"])
         scales = [one.inputs[1] for one in typed_nodes(result) if one.node.op_type == "DequantizeLinear"]
         assert sorted(scales) == ["tensor(float)", "tensor(float16)", "tensor(float16)"]
         makers = {name: node.op_type for node in result.graph.node for name in node.output}
@@ -193,7 +221,7 @@ def test_what_both_precisions_read_is_dequantized_twice() -> None:
         onnx.checker.check_model(result, full_check=True)
         load(result)
         np.testing.assert_allclose(outputs(emulate(result)), outputs(model), atol=0.5)
-        assert onnxamp.convert_model(result, target=target) == result
+        assert onnxamp.convert_model(result, target=target, black_list=["Concat"]) == result
     held = onnxamp.convert_model(model, target="tensorrt", keep_nodes=["b"])
     assert sum(node.op_type == "DequantizeLinear" for node in held.graph.node) == 2
 

@@ -10,7 +10,7 @@ from commands import report_of, run
 from graphs.case import add_weights, parse
 from repository import ROOT
 
-from onnxamp import Plan, convert_model, diff_models, load_plan, plan_model, random_samples, tune_model
+from onnxamp import Plan, apply_plan, convert_model, diff_models, load_plan, plan_model, random_samples, tune_model
 from onnxamp._convert.plan import ExpectedError
 from onnxamp._job import pipeline
 from onnxamp._model.model import Model
@@ -51,6 +51,39 @@ def test_it_comes_from_the_nodes_that_round() -> None:
     assert (first.node, first.op) == ("far", "Add")
     assert 0.99 < sum(row.share for row in found.nodes) <= 1 + 1e-6
     assert first.share > 0.9
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "options",
+    [{"keep_io_types": False}, {"keep_io_types": ["x"]}, {"keep_io_types": ["y"]}, {"low_weights": ["w"]}],
+    ids=["inputs and outputs", "outputs", "inputs", "weights"],
+)
+def test_what_the_user_wants_low_is_rounded_where_all_nodes_are_float32(options: Any, dtype: Any) -> None:
+    text = "(float[64,64] x) => (float[64,64] y) { m = Mul (x, w) y = Softmax (m) }"
+    model = add_weights(parse(text, 18), {"w": RANDOM.standard_normal((64, 64)).astype(np.float32)})
+    sample = {"x": RANDOM.standard_normal((64, 64)).astype(np.float32)}
+    plan = plan_model(model, "O2", samples=sample, dtype=dtype, keep_high=[".*"], **options)
+    (row,) = diff_models(model, apply_plan(model, plan), sample, provider="cpu", layers=False).outputs
+    assert plan.expected is not None
+    assert plan.expected.error == pytest.approx(row.rel_l2, rel=0.15)
+    assert all(share.op == "Cast" for share in plan.expected.nodes)
+    assert sum(share.share for share in plan.expected.nodes) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("high", "ops"), [([], {"Sigmoid", "Softplus"}), (["b"], {"Sigmoid", "Cast"}), (["a", "b"], {"Cast"})]
+)
+def test_outputs_are_rounded_once(high: list[str], ops: set[str]) -> None:
+    """By the node that makes them, or by a Cast."""
+    text = "(float[64,64] x) => (float[64,64] y, float[64,64] z) { [a] y = Sigmoid (x) [b] z = Softplus (y) }"
+    sample = {"x": RANDOM.standard_normal((64, 64)).astype(np.float32)}
+    model, how = parse(text, 18), {"keep_high": high, "keep_io_types": ["x"]}
+    plan = plan_model(model, "O3", samples=sample, **how)
+    rows = diff_models(model, apply_plan(model, plan), sample, provider="cpu", layers=False).outputs
+    assert plan.expected is not None
+    assert plan.expected.error == pytest.approx(max(row.rel_l2 for row in rows), rel=0.05)
+    assert {share.op for share in plan.expected.nodes} == ops
 
 
 def test_nothing_low_has_no_error() -> None:

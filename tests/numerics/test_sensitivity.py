@@ -104,10 +104,35 @@ def test_a_node_without_a_rule_passes_its_energy_on() -> None:
     assert 0.02 < found.values["t"].costs[0] / exact.values["t"].costs[0] < 50
 
 
+@pytest.mark.parametrize(("bias", "odd"), [(-0.04, 0.1), (1.0, -np.inf)], ids=["results", "sentinels"])
+def test_what_is_undefined_does_not_count_where_nodes_are_moved(bias: float, odd: float) -> None:
+    """Nor do elements that no output depends on, such as those of masks: the others cost what they cost alone."""
+    nodes = f"n = LRN <size = 1, alpha = 1.0, beta = 0.5, bias = {bias}> (t) u = IsNaN (n) y = Where (u, zero, n)"
+    model = parse(f"(float[1,4,8,n] x) => (float[1,4,8,n] y) {{ t = Mul (x, one) {nodes} }}", 18)
+    model = add_weights(model, {"one": np.ones(1, np.float32), "zero": np.zeros(1, np.float32)})
+    x = RANDOM.uniform(0.5, 1, (1, 4, 8, 8)).astype(np.float32)
+    partly = np.concatenate([x, np.full((1, 4, 8, 2), odd, np.float32)], 3)
+    whole, found = measured(model, {"x": x}), measured(model, {"x": partly})
+    assert found.spread == whole.spread != ()
+    for name in ("x", "t"):
+        assert 0.3 < found.values[name].costs[0] / whole.values[name].costs[0] < 3
+
+
 def test_an_infinite_derivative_does_not_spread() -> None:
     model = parse("(float[4] x) => (float[4] y) { s = Sqrt (x) y = Mul (s, x) }", 18)
     x = np.array([0, 1.1, 2.2, 3.3], np.float32)
     assert all(np.isfinite(row.costs).all() for row in measured(model, {"x": x}).values.values())
+
+
+def test_a_mask_that_is_exact_costs_nothing_however_large_its_gradient_is() -> None:
+    text = (
+        "(float[8] x, float[8] m) => (float[8] y) { i = Sub (one, m) l = Mul (i, low) s = Mul (x, c) y = Add (s, l) }"
+    )
+    weights = {"one": 1.0, "low": np.finfo(np.float32).min, "c": 1e-3}
+    model = add_weights(parse(text, 18), {name: np.full(1, n, np.float32) for name, n in weights.items()})
+    x = RANDOM.standard_normal(8).astype(np.float32)
+    found = measured(model, {"x": x, "m": np.arange(8, dtype=np.float32).clip(0, 1)}).values
+    assert found["i"].costs[0] == 0 < found["s"].costs[0] < 1e-6
 
 
 def test_accumulators_of_the_target_count() -> None:
@@ -175,6 +200,35 @@ def test_loops_are_followed_turn_by_turn() -> None:
         total = np.sum([plain[f"{name}{turn}"].costs for turn in range(3)], axis=0)
         assert found.values[name].costs == pytest.approx(total, rel=1e-3), name
     assert found.values["w"].costs == pytest.approx(plain["w"].costs, rel=1e-3)
+
+
+def test_scans_are_followed_turn_by_turn() -> None:
+    """From the last element to the first, along any axis: as if the turns stood one after the other."""
+    scan = """(float[4,3,8] x, float[4,8] h) => (float[4,8] last, float[4,8,3] steps) {
+        last, steps = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],
+            scan_output_axes = [2], scan_output_directions = [1],
+            body = turn (float[4,8] s, float[4,8] e) => (float[4,8] t, float[4,8] r) {
+                m = MatMul (s, w) a = Add (m, e) t = Tanh (a) r = Exp (m)
+            }> (h, x)
+    }"""
+    lines = " ".join(
+        f"e{n} = Gather <axis = 1> (x, i{2 - n}) m{n} = MatMul ({f't{n - 1}' if n else 'h'}, w) a{n} = Add (m{n}, e{n})"
+        f" t{n} = Tanh (a{n}) r{n} = Exp (m{n}) u{n} = Unsqueeze (r{n}, two)"
+        for n in range(3)
+    )
+    plain = f"(float[4,3,8] x, float[4,8] h) => (float[4,8] t2, float[4,8,3] steps) {{ {lines}"
+    plain += " steps = Concat <axis = 2> (u2, u1, u0) }"
+    places = {f"i{n}": np.array(n) for n in range(3)} | {"two": np.array([2])}
+    weights = {"w": (0.5 * RANDOM.standard_normal((8, 8))).astype(np.float32)}
+    feeds = {"x": (4, 3, 8), "h": (4, 8)}
+    feeds = {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in feeds.items()}
+    turns = measured(add_weights(parse(plain, 18), weights | places), feeds).values
+    found = measured(add_weights(parse(scan, 18), weights), feeds)
+    assert found.spread == ()
+    for name in ("m", "a", "r"):
+        total = np.sum([turns[f"{name}{turn}"].costs for turn in range(3)], axis=0)
+        assert found.values[name].costs == pytest.approx(total, rel=1e-3), name
+    assert found.values["w"].costs == pytest.approx(turns["w"].costs, rel=1e-3)
 
 
 def test_loops_of_samples_that_are_measured_together_may_turn_more_or_less_often() -> None:

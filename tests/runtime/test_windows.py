@@ -76,9 +76,9 @@ def test_a_short_prompt_shows_no_fault(path: Path) -> None:
 
 def test_level_auto_measures_a_short_prompt(path: Path) -> None:
     _, tuned = tune_model(path, tolerance=0.01, samples=Prompts([text(SHORT)]), allow_slower=True)
-    chosen = tuned.candidates[tuned.chosen]
-    assert chosen.low
-    assert 0 < chosen.error < 0.01
+    errors = [candidate.error for candidate in tuned.candidates if candidate.low]
+    assert errors
+    assert 0 < max(errors) < 0.01
 
 
 def test_all_layers_may_slide(tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import decoders
 import numpy as np
 import onnx
 import pytest
+from engine import analysis_of
 from graphs.case import add_weights, parse
 from onnx import ModelProto, TensorProto
 from repository import ROOT
 
 from onnxamp import Samples, tune_model
-from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of
+from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of, time_on_target
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -176,3 +178,15 @@ def test_a_decision_costs_what_the_search_says_of_its_nodes(name: str) -> None:
     low = {unit.key for unit in (*space.tunable, *space.followers)}
     casts = estimate.casts(space.all_low.ports, space.all_low.decision)
     assert time_of(space.all_low, estimate) == pytest.approx(space.time(low, casts), rel=1e-3)
+
+
+def test_nodes_that_run_on_the_device_once_they_are_low_take_no_trip_to_the_cpu() -> None:
+    """CUDA's GroupQueryAttention takes float16 alone."""
+    model = decoders.grouped()
+    low, high = (analysis_of(model, level, target="cuda") for level in ("O2", "O0"))
+    attentions = {node.index for node in low.graph.nodes_of({"com.microsoft::GroupQueryAttention"})}
+    assert attentions <= {*low.pins.fallbacks}
+    estimates = [Estimate(one.graph, device_called("A100"), one.graph.shapes) for one in (low, high)]
+    trips = [time_on_target(one) - time_of(one, estimate) for one, estimate in zip((low, high), estimates, strict=True)]
+    assert attentions.isdisjoint(low.on_cpu)
+    assert trips[0] == 0 < trips[1]

@@ -1,8 +1,10 @@
 """Level auto and exponents on networks that other tools quantized."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import ModelProto
@@ -49,6 +51,18 @@ def test_a_tolerance_that_is_given_allows_for_no_more() -> None:
     found = tuned("qdq", tolerance=2e-3)
     assert (found.tolerance, found.coarse) == (2e-3, 0.0)
     assert found.error <= 2e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_are_held_to_the_usual_limit_where_that_is_wider(dtype: Any, tmp_path: Path) -> None:
+    onnx.save(quantized("qdq"), tmp_path / "model.onnx")
+    options: dict[str, Any] = {"level": "auto", "target": "cuda", "samples": SAMPLES, "provider": "cpu", "dtype": dtype}
+    report = onnxamp.convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", **options).validation
+    assert report is not None
+    tolerance = tuned("qdq", dtype=dtype).tolerance
+    usual = {"float16": 1e-2, "bfloat16": 5e-2}[dtype]
+    assert tolerance > 1e-2
+    assert [row.limit for row in report.judgements] == [max(tolerance, usual)]
 
 
 def test_the_float_rest_of_a_dynamically_quantized_network_is_tuned() -> None:

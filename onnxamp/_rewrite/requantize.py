@@ -1,0 +1,84 @@
+"""Requantizes what a Concat joins before it, so that integers are joined.
+
+ONNX Runtime's CPU provider fuses dequantized inputs, Concat and QuantizeLinear into a kernel that takes float32 scales
+alone. Rounding each input by the scale of the result gives the same integers, and nothing is fused.
+"""
+
+from collections.abc import Iterator
+
+from onnxamp._decide.hazards.quantized import fused_blindly
+from onnxamp._decide.listed import find_listed
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
+from onnxamp._model.protos import copied
+from onnxamp._ops.facts import op_facts
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._target.kernels import Typed, runs_on
+from onnxamp._target.targets import target_of
+
+
+def applies(draft: Draft, options: Options) -> bool:
+    """Return whether scales may be low for the target, and there are some."""
+    if target_of(options.target).fuses_quantized or options.level == Level.O0:
+        return False
+    return not op_facts().quantize.isdisjoint(draft.graph.by_key)
+
+
+def apply(draft: Draft, options: Options) -> Passed:
+    """Requantize before each Concat that may be low; return the same draft if there is none.
+
+    Complexity: linear in nodes.
+    """
+    graph = draft.graph
+    pairs = list(_pairs(graph, options))
+    if not pairs:
+        return Passed(draft)
+    editor = GraphEditor(graph)
+    for node, quantize in pairs:
+        made = dict[str, str]()
+        for name in dict.fromkeys(node.proto.input):
+            made[name] = editor.names.fresh(f"{name}_{node.label}")
+            one = copied(quantize.proto)
+            one.name = one.output[0] = made[name]
+            one.input[0] = name
+            editor.insert(quantize.scope, quantize.index, one)
+        joined = editor.node(node.index)
+        joined.input[:] = [made[name] for name in joined.input]
+        editor.undeclare(node.scope, joined.output)
+        joined.output[0] = quantize.proto.output[0]
+        editor.move(node.index, quantize.index)
+        editor.remove(quantize.index)
+    what = "a Concat" if len(pairs) == 1 else f"{len(pairs):,} Concats"
+    note = f"Requantized before {what}, as ONNX Runtime fuses dequantized inputs of one in float32 alone."
+    return Passed(Draft(editor.finish(), graph.folder), (note,))
+
+
+def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
+    """Yield float32 nodes that are fused blindly, each with the node that quantizes its result by a single scale."""
+    kept = {*find_overrides(graph, options).of_node, *find_listed(graph, options).black}
+    for hazard in fused_blindly(graph, options.low):
+        node = graph.nodes[hazard.node]
+        quantize, _ = next(graph.readers(node))
+        if (
+            node.index not in kept
+            and graph.is_float_output(node)
+            and graph.shapes[quantize.input(1)] in ((), (1,))
+            and _may_be_low(graph, node, quantize, options)
+        ):
+            yield node, quantize
+
+
+def _may_be_low(graph: Graph, node: Node, quantize: Node, options: Options) -> bool:
+    """Return whether a scale has a low form at this opset, and the target joins integers."""
+    signature, scales = node.signature, quantize.signature
+    assert signature is not None
+    assert scales is not None
+    integers = graph.types[quantize.outputs[0]]
+    assert integers is not None
+    joined = Typed(signature, dict.fromkeys(signature.params, integers), node.proto)
+    is_known = options.low.tensor in scales.params[scales.inputs[0].type]
+    return is_known and runs_on(options.target, joined)
